@@ -1,1 +1,1 @@
-"""Engines behind one OpenAI-compatible protocol."""
+"""Inference engines with an OpenAI-compatible protocol."""

@@ -1,9 +1,9 @@
-"""Who may talk to the server: checks of Host, Origin and key, before any route sees a request.
+"""Access control of the server: Host, Origin and API key are checked before routing.
 
-On a loopback address the Host header must name a loopback address and the server's port: a web page whose name is
-rebound to 127.0.0.1 still sends its own name. On any other address a key is required instead, and the operator may
-list the hosts. A request from a web page of another origin is refused on both, and no CORS headers are ever sent.
-`/health` needs no key, so that a readiness probe works without the secret.
+On a loopback address, the Host header must name a loopback address and the server's port, because a web page whose name
+is rebound to 127.0.0.1 (DNS rebinding) still sends its own name. On any other address, an API key is required, and the
+operator may list the allowed hosts. Requests from web pages of other origins are rejected on both, and CORS headers are
+never sent. `/health` needs no key, so that readiness probes work without the secret.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from components.inference.refusals import refusal
 from components.specs.served import SERVER_KEY_VARIABLE
 
 SHORTEST_KEY = 16
-"""Characters."""
+"""Minimum length of an API key in characters."""
 WITHOUT_KEY = ("/health",)
+"""Paths that need no API key."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name, means this machine only."""
+    """Return True for a loopback address or name."""
     if host.rstrip(".").lower() == "localhost":
         return True
     try:
@@ -37,11 +38,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_key(host: str, key: str | None) -> None:
-    """Raise ResourceError where a server on `host` needs a key and has none, or one that is unusable."""
+    """Raise ResourceError if a server on `host` requires an API key and has none, or an invalid one."""
     if key is None:
         if not is_loopback(host):
             raise ResourceError(
-                f"--host {host}: on an address that other machines reach the server needs a key. Set the environment "
+                f"--host {host}: an address that other machines can reach requires an API key. Set the environment "
                 f"variable {SERVER_KEY_VARIABLE} to a secret of at least {SHORTEST_KEY} characters, or use "
                 "--host 127.0.0.1"
             )
@@ -53,16 +54,16 @@ def check_key(host: str, key: str | None) -> None:
 
 
 def key_from_environment() -> str | None:
-    """Return the server's key; None where the variable is not set or empty."""
+    """Return the server's API key; None if the variable is not set or empty."""
     return os.environ.get(SERVER_KEY_VARIABLE) or None
 
 
 class Access:
-    """ASGI middleware that passes on allowed requests and answers the others.
+    """ASGI middleware that forwards allowed requests and rejects the others.
 
-    host, port: address that the server listens on. key: sent by clients as `Authorization: Bearer KEY`; None asks for
-    none. allowed_hosts: further values of Host, `NAME` (any port) or `NAME:PORT`; with a non-loopback address and none
-    of them, any Host is allowed.
+    host, port: address of the server. key: API key that clients send as `Authorization: Bearer KEY`; None requires no
+    key. allowed_hosts: additional values of Host, `NAME` (any port) or `NAME:PORT`; if empty, a non-loopback address
+    allows any Host.
     """
 
     def __init__(self, app: ASGIApp, *, host: str, port: int, key: str | None, allowed_hosts: Collection[str] = ()):
@@ -83,7 +84,7 @@ class Access:
             await response(scope, receive, send)
 
     def _error(self, scope: Scope) -> tuple[int, str, str] | None:
-        """Return status, message and code of a refusal, or None."""
+        """Return status, message and code of an error, or None for an allowed request."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value)
@@ -98,8 +99,8 @@ class Access:
         if any(not _same_origin(origin.decode("latin-1"), hosts[0]) for origin in headers.get(b"origin", [])):
             return 403, "requests from web pages of other origins are refused", "origin_not_allowed"
         if self._key is not None and scope["path"] not in WITHOUT_KEY:
-            given = headers.get(b"authorization", [])
-            scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+            authorization = headers.get(b"authorization", [])
+            scheme, _, key = authorization[0].partition(b" ") if len(authorization) == 1 else (b"", b"", b"")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 return 401, "the key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key"
         return None

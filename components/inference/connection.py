@@ -1,9 +1,9 @@
-"""Bounds of one HTTP connection: size and time of headers and body, and how many connections there are.
+"""Limits of HTTP connections: size and duration of headers and bodies, and number of connections.
 
-A client that sends slowly, or does not read its answers, holds its own connection and nothing else, and not for long.
-Bodies count while they arrive, so a missing or false Content-Length changes nothing. What is left of a body after its
-request was refused is read and dropped for HEAD_SECONDS, so that its sender reads the error instead of a broken
-connection. Headers are bounded by h11, which keeps at most 64 KiB of them.
+A client that sends slowly, or does not read its responses, occupies only its own connection, for a bounded time. Body
+size is measured during reception, so a missing or false Content-Length has no effect. After a rejected request, the
+rest of its body is read and discarded for HEAD_SECONDS, so that the client reads the error instead of a broken
+connection. h11 limits headers to 64 KiB.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from components.inference.strict_json import parse
 
 MAX_BODY_BYTES = 4 << 20
-"""Largest body of a request. As JSON with every character escaped, 700,000 characters fit."""
+"""Maximum size of a request body: 700,000 characters as JSON with every character escaped."""
 SMALL_BODY_BYTES = 64 << 10
-"""Bodies up to this size are always read."""
+"""Size in bytes up to which bodies do not count as pending."""
 MAX_PENDING_BYTES = 64 << 20
-"""Most bytes of larger bodies that have arrived in part."""
+"""Maximum number of bytes of partially received larger bodies."""
 HEAD_SECONDS = 20.0
-"""Time for the headers of a request, from the connection or the first byte on."""
+"""Time limit for the headers of a request, from the connection or the first byte."""
 BODY_SECONDS = 60.0
-"""Time for a body."""
+"""Time limit for a body."""
 UNREAD_SECONDS = 60.0
-"""Time for which a client may leave an answer unread that fills its buffers."""
+"""Time limit for a client that does not read a response that fills its buffers."""
 MAX_CONNECTIONS = 2048
-"""Most connections at once; fewer where the process may not open so many files."""
+"""Maximum number of connections; fewer if the process has a lower limit of open files."""
 SPARE_FILES = 128
-"""File descriptors left to the rest of the process."""
+"""File descriptors reserved for the rest of the process."""
 
 
 class PendingBytes:
-    """Bytes of bodies that have arrived in part, over all connections of a server."""
+    """Number of bytes of partially received bodies, over all connections of a server."""
 
     def __init__(self) -> None:
         self.total = 0
 
 
 async def read_json_object(request: Request, pending: PendingBytes) -> dict[str, Any]:
-    """Return the body. Raises HTTPException where it is too large, too slow, or not a JSON object."""
+    """Return the parsed body. Raises HTTPException if it is too large, too slow, or not a JSON object."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(400, "the body must be a JSON object, sent as application/json")
@@ -59,13 +59,13 @@ async def read_json_object(request: Request, pending: PendingBytes) -> dict[str,
 
 
 async def read_body(request: Request, pending: PendingBytes) -> bytes:
-    """Return the body's bytes. Raises HTTPException where they are too many, or take too long."""
+    """Return the body's bytes. Raises HTTPException if the body is too large or takes too long."""
     too_large = HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes, the most that this server reads")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise too_large
     chunks: list[bytes] = []
-    size = held = 0
+    size = counted = 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
@@ -74,28 +74,28 @@ async def read_body(request: Request, pending: PendingBytes) -> bytes:
                     raise too_large
                 chunks.append(chunk)
                 if size > SMALL_BODY_BYTES:
-                    pending.total += size - held
-                    held = size
+                    pending.total += size - counted
+                    counted = size
                     if pending.total > MAX_PENDING_BYTES:
-                        again = {"x-should-retry": "true", "retry-after": "1"}
-                        raise HTTPException(503, "too many large requests are being sent; try again", again)
+                        retry = {"x-should-retry": "true", "retry-after": "1"}
+                        raise HTTPException(503, "too many large requests are being sent; try again", retry)
     except TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
         raise HTTPException(499, "the client hung up") from None
     finally:
-        pending.total -= held
+        pending.total -= counted
     return b"".join(chunks)
 
 
 def most_connections() -> int:
-    """Return MAX_CONNECTIONS, or as many as the process may open files for."""
+    """Return the maximum number of connections, limited by the process's open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, files - SPARE_FILES), 1)
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, closed where the other side keeps it waiting."""
+    """uvicorn's connection with time limits for reading and writing."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class BoundedConnection(H11Protocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_head()
-        elif self._head_timer is None:  # part of the headers of a further request, or of a body that was refused
+        elif self._head_timer is None:  # headers of a further request, or the rest of a rejected body
             self._await_head()
 
     def pause_writing(self) -> None:

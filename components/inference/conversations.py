@@ -1,11 +1,11 @@
-"""The conversations of an engine, token by token.
+"""Exact prompt tokens of an engine's conversations.
 
-What was sampled is remembered with the conversation that it ended. A conversation that goes on from there goes on from
-those very tokens: its prompt is they, and the text that the chat template puts after them. Where the template rewrites
-what came before, the prompt is rendered whole.
+The tokens of each response are cached together with its conversation. A conversation that continues from there has
+these tokens as its prompt, plus the text that the chat template puts after them. If the template rewrites earlier
+messages, the whole prompt is rendered.
 
-A text that cannot fit the model's context is refused by its length: a token stands for so many characters at most.
-Texts that a tokenizer shortens before it reads them (runs of spaces, say) are measured as they came.
+A text that cannot fit the model's context is rejected by its length, because a token has a maximum number of
+characters. The length is measured before any normalization by the tokenizer.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from components.inference.protocol import ChatRequest
 from components.trajectories.chat import ChatFormat
 
 REMEMBERED_ANSWERS = 8192
-"""Answers whose exact tokens are kept for conversations that continue them."""
+"""Maximum number of responses whose tokens are cached for continuation."""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """An answer that was given, with the tokens of the conversation up to its end."""
+    """A response, with the tokens of the conversation up to its end."""
 
     message: dict[str, Any]
     conversation: str
-    """Its key, this answer included."""
+    """Key of the conversation, including this response."""
     tokens: list[int]
     closed: bool
-    """The tokens end with the end-of-turn token."""
+    """True if the tokens end with the end-of-turn token."""
 
 
 class Conversations:
-    """Prompts of requests, and answers that were given. Its methods may be called from several threads.
+    """Cache of responses, and prompts of requests. Thread-safe.
 
-    most_tokens: longest prompt. A rendered text of more than so many times the characters of the longest token is
-    refused before it is tokenised.
+    most_tokens: maximum prompt length in tokens. A text with more characters than that many of the longest token is
+    rejected before tokenization.
     """
 
     def __init__(self, chat: ChatFormat, most_tokens: int):
@@ -49,20 +49,20 @@ class Conversations:
         self.most_characters = most_tokens * max(map(len, chat.tokenizer.get_vocab()))
         self._lock = threading.Lock()
         self._answers: OrderedDict[Any, _Answer] = OrderedDict()
-        """By identity of the message each one, and the latest by conversation: of each agent in each episode, and of
-        all."""
+        """Each response by identity of its message; the latest response by conversation, for each agent in each episode
+        and overall."""
 
     def prompt(self, request: ChatRequest) -> list[int]:
-        """Tokens of the conversation: those of the last answer that was given in it, continued.
+        """Return the tokens of the conversation, which continue those of its last cached response.
 
-        Of answers that read the same, the one whose message is handed back, that very object, is continued; else the
-        latest that the same agent was given in the same episode; else the latest. Raises ContextOverflow where the text
-        is too long for the model whatever its tokens are, PromptRefused where it cannot be rendered.
+        Among responses with equal text, the one with the identical message object is continued, else the latest of the
+        same agent in the same episode, else the latest. Raises ContextOverflow if the text is too long for the model
+        with any tokenization, PromptRefused if it cannot be rendered.
         """
         messages = request.messages
         with self._lock:
             for message in messages:
-                if id(message) in self._answers:  # what goes on from one of them later shall find it
+                if id(message) in self._answers:  # recently used: a later request may continue it
                     self._answers.move_to_end(id(message))
         for turn in range(len(messages) - 1, -1, -1):
             if messages[turn]["role"] == "assistant":
@@ -87,8 +87,8 @@ class Conversations:
             )
         return self._chat.encode(text)
 
-    def answered(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
-        """Remembers an answer. tokens: of the conversation, the sampled ones at its end."""
+    def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
+        """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""
         key = key_of([*request.messages, message], request.tools)
         answer = _Answer(message, key, tokens, tokens[-1] == self._chat.end_id)
         with self._lock:
@@ -100,6 +100,8 @@ class Conversations:
 
 
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    """The same for a message whether its sender fills optional fields with nothing or leaves them out."""
-    said = [{name: value for name, value in message.items() if value not in (None, "", [])} for message in messages]
-    return json.dumps([said, tools], sort_keys=True)
+    """Return the key of a conversation. Empty optional fields of messages do not affect it."""
+    normalized = [
+        {name: value for name, value in message.items() if value not in (None, "", [])} for message in messages
+    ]
+    return json.dumps([normalized, tools], sort_keys=True)

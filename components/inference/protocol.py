@@ -1,8 +1,8 @@
-"""What every engine speaks: OpenAI chat completions that also return token ids and log-probabilities.
+"""The engine protocol: OpenAI chat completions that also return token ids and log-probabilities.
 
-Messages and tools are OpenAI's JSON. An engine says with each answer which tokens it saw and which it sampled, so a
-recorder can keep the exact stream. The model under training is addressed by version: a request for a version that
-the engine does not hold fails with `StalePolicy`, never with an answer from another one.
+Messages and tools are OpenAI's JSON. Each response contains the prompt tokens and the sampled tokens, so a recorder can
+store the exact token stream. The trained model is addressed by version: a request for a version that the engine has not
+loaded raises `StalePolicy`; another version never responds to it.
 """
 
 from __future__ import annotations
@@ -13,87 +13,94 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 BASE_POLICY = "base"
-"""Version of the policy before any training: the model as it was loaded."""
+"""Policy version before any training: the model as loaded."""
 MAIN = "main"
-"""The agent that gives itself no name."""
+"""Name of the default agent."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Sampling parameters."""
 
     temperature: float = 1.0
-    """0 means greedy."""
+    """Divisor of the logits; 0 means greedy decoding."""
     top_p: float = 1.0
+    """Probability mass of the smallest token set to sample from; 1 means all tokens."""
     top_k: int = 0
-    """0 means no limit."""
+    """Number of most likely tokens to sample from; 0 means no limit."""
     max_tokens: int = 128
-    """Most tokens of one answer."""
+    """Maximum number of tokens per response."""
     min_p: float = 0.0
-    """Smallest probability, as a share of the likeliest token's."""
+    """Minimum probability of a sampled token, as a share of the most likely token's probability."""
 
     @property
     def cuts(self) -> dict[str, float]:
-        """Those of top_p, top_k and min_p that cut anything, as requests name them."""
+        """Truncation parameters in effect (of top_p, top_k and min_p), by request parameter name."""
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
         return {name: getattr(self, name) for name, cut in cuts.items() if cut}
 
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
+    """A chat completion request to an engine."""
+
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
     policy: str = BASE_POLICY
     sampling: Sampling = Sampling()
     seed: int = 0
-    """The same request with the same seed gives the same answer."""
+    """Sampling seed: equal requests with equal seeds get equal responses."""
     agent: str = MAIN
-    """Who asks, where several agents play one episode. The answer does not depend on it."""
+    """Name of the requesting agent, if several agents play one episode. It does not affect the response."""
     episode: str = ""
-    """In which, where messages come from somewhere else and are not the very objects that were said: of answers that
-    read the same, its own are continued."""
+    """Episode id for requests whose messages are copies of earlier responses (a client behind HTTP). Among earlier
+    responses with equal text, the engine continues the one of the same episode."""
 
 
 @dataclass(slots=True, frozen=True)
 class ChatCompletion:
+    """A response of an engine, with its token ids and log-probabilities."""
+
     message: dict[str, Any]
     """OpenAI assistant message: role, content, tool_calls."""
     finish_reason: str
-    """`stop`, `tool_calls` or `length`."""
+    """Finish reason: `stop`, `tool_calls` or `length`."""
     prompt_token_ids: list[int]
     token_ids: list[int]
-    """Sampled tokens, end-of-turn token included."""
+    """Sampled tokens, including the end-of-turn token."""
     logprobs: list[float]
-    """One for each sampled token, under the distribution it was drawn from; 0.0 for greedy choices is not used:
-    greedy answers carry the log-probability at temperature 1."""
+    """Log-probability of each sampled token under the distribution that it was drawn from. Greedy responses have the
+    log-probability at temperature 1, not 0."""
     policy: str
-    """Version that answered."""
+    """Version of the policy that generated the response."""
 
 
 class Engine(Protocol):
-    """Generates text with one policy at a time."""
+    """An engine that generates with one policy at a time."""
 
     @property
     def policy(self) -> str:
-        """Version held now."""
+        """Loaded policy version."""
         ...
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Answers one request; concurrent calls are batched. Raises EngineError and its kin."""
+        """Return the response to a request. Concurrent calls are batched. Raises EngineError and its subclasses."""
         ...
 
     def load_policy(self, version: str, folder: str | None) -> None:
-        """Holds `version` from now on: what was learned in `folder` (`components.models.trained_weights`), or the base
-        model where it is None."""
+        """Load `version`: the trained weights in `folder` (`components.models.trained_weights`), or the base model if
+        `folder` is None."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the engine's resources."""
+        ...
 
 
-async def all_answers(
+async def gather_completions(
     chat: Callable[[ChatRequest], Awaitable[ChatCompletion]], requests: Sequence[ChatRequest]
 ) -> list[ChatCompletion]:
-    """The answers to several requests at once; where one fails, the others are given up."""
+    """Return the responses to concurrent requests. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(chat(request)) for request in requests]
     try:
         return await asyncio.gather(*tasks)

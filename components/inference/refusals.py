@@ -1,4 +1,4 @@
-"""Refusals in the form of OpenAI's error object."""
+"""Error responses with OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from starlette.responses import JSONResponse
 
 MAX_MESSAGE = 2000
-"""Most characters of an error message: it may repeat what a client sent."""
+"""Maximum length of an error message, which may contain parts of the request."""
 MAX_PARAM = 200
+"""Maximum length of a parameter's name."""
 
 
 def refusal(
@@ -20,9 +21,9 @@ def refusal(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Return the response with the error, its texts cut to a bounded length and made valid Unicode."""
+    """Return the error response. Its texts are truncated and valid Unicode."""
     error = {"message": _cut(message, MAX_MESSAGE), "type": kind, "param": param and _cut(param, MAX_PARAM)}
-    # Nothing changes by asking again at once; without the header OpenAI's client would, on 409 and 5xx.
+    # An immediate retry does not help; without the header, OpenAI's client retries 409 and 5xx.
     retry = {"x-should-retry": "false"}
     return JSONResponse({"error": {**error, "code": code}}, status_code=status, headers={**retry, **(headers or {})})
 

@@ -1,6 +1,6 @@
-"""An engine behind a URL: any server of OpenAI's chat completions that can say which tokens it sampled.
+"""The remote engine: any server with OpenAI's chat completions API, optionally with token ids.
 
-How a server is asked that fails for a while, `components.json_client` knows.
+`components.json_client` implements retries of failed requests.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from components.json_client import Client, Failed, Patience, Reply
 logger = logging.getLogger(__name__)
 
 MOST_IDS = 2**20
-"""Token ids that are shared: more than any vocabulary has."""
+"""Maximum number of interned token ids: larger than any vocabulary."""
 
 
 class RemoteEngine:
-    """One policy at a time on a server; concurrent requests are the server's to batch.
+    """An engine with one policy at a time on a server, which batches concurrent requests.
 
-    Raises ResourceError where the variable of the key is not set.
+    Raises ResourceError if the environment variable of the API key is not set.
     """
 
     def __init__(self, spec: RemoteSpec):
@@ -47,8 +47,8 @@ class RemoteEngine:
         return self._policy
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Answers one conversation. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for what every
-        request would fail of."""
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for
+        errors that affect every request."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         body = _body(request, self._model, self.spec.tokens)
@@ -59,8 +59,8 @@ class RemoteEngine:
         return await self._client.post("/chat/completions", body, read, self._refused)
 
     def load_policy(self, version: str, folder: str | None) -> None:
-        """Asks the server to load an adapter, and to let go of the one before. Raises ResourceError where it does not
-        do that, EngineError where it fails at it."""
+        """Load an adapter on the server and unload the previous one. Raises ResourceError if the server rejects it,
+        EngineError if the server fails."""
         if version == self._policy:
             return
         before, self._model = self._model, self.spec.model
@@ -79,14 +79,14 @@ class RemoteEngine:
         self._policy = version
 
     def models(self) -> list[str]:
-        """Names of what the server has. Raises ResourceError where it is away, for as long as requests are sent
-        again."""
+        """Return the names of the server's models. Raises ResourceError if the server is unreachable for the retry
+        period."""
 
         def names(reply: Reply) -> list[str]:
             try:
-                return [str(one["id"]) for one in reply.json()["data"]]
+                return [str(model["id"]) for model in reply.json()["data"]]
             except (KeyError, TypeError):
-                raise EngineError("its list of models is none") from None
+                raise EngineError("its list of models is invalid") from None
 
         try:
             return self._client.now("GET", "/models", None, names)
@@ -94,26 +94,26 @@ class RemoteEngine:
             raise ResourceError(f"inference.url: {self.spec.url} is no server that can be used: {error}") from None
 
     def check(self) -> None:
-        """Raises ResourceError where the server is away, for as long as requests are sent again, or lacks the model."""
-        found = self.models()
-        if self.spec.model not in found:
+        """Raise ResourceError if the server is unreachable for the retry period, or does not have the model."""
+        names = self.models()
+        if self.spec.model not in names:
             raise ResourceError(
-                f"inference.model: {self.spec.url} does not have {self.spec.model!r}; it has {', '.join(found[:10])}"
+                f"inference.model: {self.spec.url} does not have {self.spec.model!r}; it has {', '.join(names[:10])}"
             )
 
     def release(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: this process has no resources to release."""
 
     def close(self) -> None:
         self._client.close()
 
     def _refused(self, reply: Reply, text: str) -> Exception | None:
-        code, said = reply.error()
+        code, message = reply.error()
         if reply.status == 404:
             return ResourceError(f"{self.spec.url} has no /chat/completions or no model {self._model} ({text})")
         if code == "stale_policy":
             return StalePolicy(text)
-        if code == "context_length_exceeded" or (reply.status == 400 and "maximum context length" in said):
+        if code == "context_length_exceeded" or (reply.status == 400 and "maximum context length" in message):
             return ContextOverflow(text)
         return None
 
@@ -121,13 +121,13 @@ class RemoteEngine:
         if reply.status not in (400, 403, 404, 405, 501):
             return None
         return ResourceError(
-            f"{self.spec.url} does not load the adapter ({text}); our server does with --adapters DIR, DIR being a "
-            "folder above the run's"
+            f"{self.spec.url} does not load the adapter ({text}); Espalier's server does with --adapters DIR, where "
+            "DIR is a folder above the run's"
         )
 
 
 def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
-    """A request as JSON. What changes nothing is left out: not every server knows every parameter."""
+    """Return the request as JSON, without parameters at their neutral values, which some servers do not support."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -145,8 +145,8 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
 
 
 def _sendable(message: dict[str, Any]) -> dict[str, Any]:
-    """A server refuses a conversation in which a call has arguments that are no JSON object, though a model wrote them:
-    they are sent as text in one."""
+    """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
+    object, even if a model wrote them, so their text is wrapped in an object."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -158,22 +158,22 @@ def _sendable(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
-    """A `chat.completion` object, read. Raises Failed for one that is none or says nothing, StalePolicy for one by
-    another policy, ResourceError for one without the tokens that were asked for."""
+    """Return the parsed `chat.completion` object. Raises Failed for an invalid or empty response, StalePolicy for a
+    response of another policy, ResourceError for a response without the requested token ids."""
     try:
         answered = str(body.get("model", ""))
         choice = body["choices"][0]
-        given = choice["message"]
-        content, calls = given.get("content") or "", given.get("tool_calls") or []
+        raw = choice["message"]
+        content, calls = raw.get("content") or "", raw.get("tool_calls") or []
         message: dict[str, Any] = {"role": "assistant", "content": str(content)}
         if calls:
-            message["tool_calls"] = [_call(one) for one in calls]
+            message["tool_calls"] = [_call(call) for call in calls]
         if not content and not calls and not choice.get("token_ids"):
             raise Failed("an empty answer", empty=True)
         prompt, sampled, logprobs = _tokens(body, choice, spec) if spec.tokens else ([], [], [])
         reason = str(choice.get("finish_reason") or "stop")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
+        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
     name, at, version = answered.partition("@")
     if at and name == spec.model and version != policy:
         raise StalePolicy(f"asked for policy {policy}, and {answered} answered")
@@ -181,28 +181,29 @@ def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatComp
 
 
 def _tokens(body: dict[str, Any], choice: dict[str, Any], spec: RemoteSpec) -> tuple[list[int], list[int], list[float]]:
+    """Return prompt tokens, sampled tokens and log-probabilities."""
     prompt, sampled = body.get("prompt_token_ids"), choice.get("token_ids")
     if prompt is None or sampled is None or not choice.get("logprobs"):
         raise ResourceError(
-            f"{spec.url} answers without token ids and log-probabilities, and training needs them: take a server that "
-            "knows `return_token_ids`, or only evaluate, with inference.tokens=false"
+            f"{spec.url} answers without token ids and log-probabilities, and training needs them: use a server that "
+            "supports `return_token_ids`, or only evaluate, with inference.tokens=false"
         )
-    logprobs = [float(one["logprob"]) for one in choice["logprobs"]["content"]]
+    logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
     if len(logprobs) != len(sampled) or not math.isfinite(sum(logprobs)):
         raise ValueError(f"{len(sampled)} tokens and {len(logprobs)} log-probabilities, not all of them finite")
     return list(map(_ids.__getitem__, prompt)), list(map(_ids.__getitem__, sampled)), logprobs
 
 
 class _Ids(dict[int, int]):
-    """Token ids by their value: one object for each, however many episodes hold it. A thousand tokens of an episode
-    take 8 kB so, and 36 kB otherwise."""
+    """Interned token ids: one object per id, shared by all episodes. A thousand tokens of an episode take 8 kB instead
+    of 36 kB."""
 
-    def __missing__(self, one: Any) -> int:
-        if not isinstance(one, int) or one < 0:
-            raise ValueError(f"the token id {one!r:.50}")
+    def __missing__(self, token_id: Any) -> int:
+        if not isinstance(token_id, int) or token_id < 0:
+            raise ValueError(f"the token id {token_id!r:.50}")
         if len(self) < MOST_IDS:
-            self[one] = int(one)
-        return int(one)
+            self[token_id] = int(token_id)
+        return int(token_id)
 
 
 _ids = _Ids()
@@ -218,4 +219,4 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nothing(reply: Reply) -> None:
-    """The status says it all."""
+    """Ignore the body; the status suffices."""

@@ -1,13 +1,12 @@
-"""OpenAI's Responses as JSON, to and from the engine protocol; `wire` is the same for Chat Completions.
+"""Conversion between OpenAI's Responses JSON and the engine protocol; `wire` does the same for Chat Completions.
 
-A conversation is a list of items here: messages, calls of functions, and what these returned. An answer's text and its
-calls are items of their own, and become one assistant message again when they come back, so that the conversation goes
-on from the tokens that were sampled. Items of reasoning are dropped: no model here writes any.
+A conversation is a list of items: messages, function calls, and function call outputs. A response's text and its calls
+are separate items. When a client sends them back, they are merged into one assistant message, so that the conversation
+continues from the sampled tokens. Reasoning items are discarded, because the models here write none.
 
-As in `wire`, a parameter is carried out, or passes at the value that changes nothing, or is refused with its name and
-reason. What this server does not have at all is refused too: built-in tools, images and files, conversations that
-OpenAI keeps, background answers. `previous_response_id` needs a server that remembers answers (`earlier`). Extensions:
-`seed`, `top_k`, `min_p`.
+As in `wire`, a parameter is supported, accepted at its neutral value, or rejected with its name and reason. Unsupported
+features are rejected too: built-in tools, images and files, conversations stored by OpenAI, background responses.
+`previous_response_id` requires a server that stores responses (`earlier`). Extensions: `seed`, `top_k`, `min_p`.
 """
 
 from __future__ import annotations
@@ -58,13 +57,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
-"""Parameters that the engine cannot carry out, with the values at which there is nothing to carry out."""
+"""Unsupported parameters, with their neutral values, which are accepted."""
 
 LOGPROBS = "message.output_text.logprobs"
+"""Value of `include` that requests log-probabilities."""
 
 
 class Text(Spec):
-    """A part of a message. Fields that a client copies from an answer are not looked at."""
+    """A text part of a message. Fields that clients copy from responses are ignored."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -74,11 +74,15 @@ class Text(Spec):
 
 
 class Item(Spec):
+    """Fields common to all items."""
+
     id: str | None = None
     status: str | None = None
 
 
 class MessageItem(Item):
+    """A message."""
+
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[Text], Field(max_length=MAX_MESSAGES)]
@@ -86,17 +90,21 @@ class MessageItem(Item):
 
 
 class CallItem(Item):
+    """A function call."""
+
     type: Literal["function_call"]
     call_id: str
     name: Name
     arguments: str
-    """JSON text."""
+    """Arguments as JSON text."""
     parsed_arguments: Any = None
     caller: None = None
     namespace: None = None
 
 
 class OutputItem(Item):
+    """The output of a function call."""
+
     type: Literal["function_call_output"]
     call_id: str
     output: str | Annotated[list[Text], Field(max_length=MAX_MESSAGES)]
@@ -106,7 +114,7 @@ class OutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """Dropped."""
+    """A reasoning item, which is discarded."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
@@ -123,6 +131,8 @@ _ITEMS: dict[str, type[Item]] = {
 
 
 class FunctionTool(Spec):
+    """A function tool."""
+
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -134,19 +144,20 @@ class FunctionTool(Spec):
 
 
 class ResponseBody(Spec):
-    """The parameters that are carried out."""
+    """The supported parameters."""
 
     model: Name
-    """`name`, or `name@version` to be answered by that policy or not at all."""
+    """Model name: `name`, or `name@version` to require that policy version."""
     input: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     )
     instructions: str | None = None
-    """The system message. It is not kept for `previous_response_id`."""
+    """System message. It is not part of the conversation stored for `previous_response_id`."""
     previous_response_id: str | None = None
     store: bool | None = None
-    """Whether a later request may name this one in `previous_response_id`; None and true where the server remembers."""
+    """Storage of the response, so that a later request can refer to it in `previous_response_id`; None means true if
+    the server stores responses."""
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -154,27 +165,27 @@ class ResponseBody(Spec):
     min_p: MinP | None = None
     max_output_tokens: Tokens | None = None
     seed: Seed | None = None
-    """None draws a new one for each request."""
+    """Sampling seed; None uses a random seed per request."""
     stream: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """Log-probs are those of all tokens that were sampled, with the text; of reasoning there is none."""
+    """Additional output. Log-probabilities cover all sampled tokens and belong to the text; there is no reasoning."""
     metadata: dict[str, Any] | None = None
-    """The caller's own labels, like the next ones; without effect by definition."""
+    """The caller's labels; they have no effect, like the following fields."""
     user: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, understood."""
+class ParsedRequest:
+    """A parsed and validated request."""
 
     request: ChatRequest
-    said: Messages
-    """The conversation without the instructions: what an answer that is stored goes on from."""
+    conversation: Messages
+    """The conversation without the instructions, which is stored with the response."""
     body: ResponseBody
     tools: list[dict[str, Any]]
-    """As they were sent."""
+    """Tools as in the request."""
 
     @property
     def stream(self) -> bool:
@@ -193,58 +204,60 @@ def read_request(
     *,
     strict_tools: bool = False,
     spoken: Collection[str] = (),
-) -> Asked:
-    """Understands a request body; `policy` gives the version that a model name asks for.
+) -> ParsedRequest:
+    """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
-    earlier: the conversation up to and with an answer, by its id, or SpecError; None where the server remembers none.
-    strict_tools: tools may say `strict`. spoken: arguments of calls as the model wrote them, which are taken back
-    though they may be no JSON. Raises SpecError with every parameter that is wrong or cannot be carried out.
+    policy: returns the version of a model name. earlier: returns the conversation including a response, by the
+    response's id, or raises SpecError; None if the server stores no responses. strict_tools: allow `strict` in tools.
+    spoken: call arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
     problems = unsupported(body, _NEUTRAL)
-    rest = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
     try:
-        asked = validate(ResponseBody, rest, configuration=False)
+        parsed = validate(ResponseBody, supported, configuration=False)
     except SpecError as error:
         raise SpecError([*problems, *error.problems]) from None
-    said: Messages = []
-    if earlier is None and (asked.store or asked.previous_response_id is not None):
-        name = "store" if asked.store else "previous_response_id"
+    conversation: Messages = []
+    if earlier is None and (parsed.store or parsed.previous_response_id is not None):
+        name = "store" if parsed.store else "previous_response_id"
         problems.append(
-            Problem(name, "this server remembers no answers; leave it out and send the whole conversation as input")
+            Problem(name, "this server stores no responses; leave it out and send the whole conversation as input")
         )
-    elif earlier is not None and asked.previous_response_id is not None:
+    elif earlier is not None and parsed.previous_response_id is not None:
         try:
-            said += earlier(asked.previous_response_id)
+            conversation += earlier(parsed.previous_response_id)
         except SpecError as error:
             problems += error.problems
-    given = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
-    for index, item in enumerate(given):
-        _add(item, said, f"input.{index}", spoken, problems)
-    tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(asked.tools or [])]
+    items = [{"role": "user", "content": parsed.input}] if isinstance(parsed.input, str) else parsed.input
+    for index, item in enumerate(items):
+        _add(item, conversation, f"input.{index}", spoken, problems)
+    tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(parsed.tools or [])]
     if problems:
         raise SpecError(problems)
-    first = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    first = [{"role": "system", "content": parsed.instructions}] if parsed.instructions else []
     sampling = Sampling(
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=max(asked.top_k or 0, 0),
-        min_p=asked.min_p or 0.0,
-        max_tokens=asked.max_output_tokens or default_max_tokens,
+        temperature=1.0 if parsed.temperature is None else parsed.temperature,
+        top_p=1.0 if parsed.top_p is None else parsed.top_p,
+        top_k=max(parsed.top_k or 0, 0),
+        min_p=parsed.min_p or 0.0,
+        max_tokens=parsed.max_output_tokens or default_max_tokens,
     )
-    seed = secrets.randbits(31) if asked.seed is None else asked.seed
-    request = ChatRequest([*first, *said], tools, policy(asked.model), sampling, seed)
-    return Asked(request, said, asked, asked.tools or [])
+    seed = secrets.randbits(31) if parsed.seed is None else parsed.seed
+    request = ChatRequest([*first, *conversation], tools, policy(parsed.model), sampling, seed)
+    return ParsedRequest(request, conversation, parsed, parsed.tools or [])
 
 
-def response_body(answer: ChatCompletion, asked: Asked, head: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
-    """The `response` object. `head`: id, created_at, model."""
+def response_body(
+    answer: ChatCompletion, parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
+) -> dict[str, Any]:
+    """Return the `response` object. head: id, created_at, model."""
     cut = answer.finish_reason == "length"
     prompt, sampled = len(answer.prompt_token_ids), len(answer.token_ids)
     return {
-        **_unfinished(asked, head),
+        **_unfinished(parsed, head),
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": _output(answer, asked, head["id"], decode),
+        "output": _output(answer, parsed, head["id"], decode),
         "usage": {
             "input_tokens": prompt,
             "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
@@ -256,18 +269,18 @@ def response_body(answer: ChatCompletion, asked: Asked, head: dict[str, Any], de
 
 
 def response_events(
-    answer: ChatCompletion, asked: Asked, head: dict[str, Any], decode: Decode | None
+    answer: ChatCompletion, parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
-    """The same answer as the events of a stream: the response, each item with its parts, the end."""
-    whole = response_body(answer, asked, head, decode)
-    for number, (kind, event) in enumerate(_events(whole, _unfinished(asked, head))):
+    """Yield the response as stream events: the response, each item with its parts, the end."""
+    response = response_body(answer, parsed, head, decode)
+    for number, (kind, event) in enumerate(_events(response, _unfinished(parsed, head))):
         yield {"type": kind, "sequence_number": number, **event}
 
 
-def _events(whole: dict[str, Any], begun: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
-    for index, item in enumerate(whole["output"]):
+def _events(response: dict[str, Any], initial: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "response.created", {"response": initial}
+    yield "response.in_progress", {"response": initial}
+    for index, item in enumerate(response["output"]):
         place = {"output_index": index, "item_id": item["id"]}
         empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
         yield "response.output_item.added", {"output_index": index, "item": {**item, "status": "in_progress", **empty}}
@@ -283,11 +296,11 @@ def _events(whole: dict[str, Any], begun: dict[str, Any]) -> Iterator[tuple[str,
             named = {"name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", {**place, **named}
         yield "response.output_item.done", {"output_index": index, "item": item}
-    yield f"response.{whole['status']}", {"response": whole}
+    yield f"response.{response['status']}", {"response": response}
 
 
-def _unfinished(asked: Asked, head: dict[str, Any]) -> dict[str, Any]:
-    body = asked.body
+def _unfinished(parsed: ParsedRequest, head: dict[str, Any]) -> dict[str, Any]:
+    body = parsed.body
     return {
         **head,
         "object": "response",
@@ -301,7 +314,7 @@ def _unfinished(asked: Asked, head: dict[str, Any]) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": asked.tools,
+        "tools": parsed.tools,
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "text": {"format": {"type": "text"}},
@@ -312,16 +325,16 @@ def _unfinished(asked: Asked, head: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _output(answer: ChatCompletion, asked: Asked, name: str, decode: Decode | None) -> list[dict[str, Any]]:
-    """The items of an answer: its text, and each of its calls."""
+def _output(answer: ChatCompletion, parsed: ParsedRequest, name: str, decode: Decode | None) -> list[dict[str, Any]]:
+    """Return the items of a response: its text, and each of its calls."""
     name = name.removeprefix("resp_")
     text, calls = answer.message.get("content") or "", answer.message.get("tool_calls") or []
     status = "incomplete" if answer.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
     if text or not calls:
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-        if asked.logprobs:
-            part["logprobs"] = [{**one, "bytes": one["bytes"] or []} for one in logprobs_of(answer, decode)]
+        if parsed.logprobs:
+            part["logprobs"] = [{**entry, "bytes": entry["bytes"] or []} for entry in logprobs_of(answer, decode)]
         items.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status, "content": [part]})
     for index, call in enumerate(calls):
         named = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
@@ -330,24 +343,22 @@ def _output(answer: ChatCompletion, asked: Asked, name: str, decode: Decode | No
     return items
 
 
-def _add(
-    given: dict[str, Any], messages: Messages, path: str, spoken: Collection[str], problems: list[Problem]
-) -> None:
-    """Adds an item to the conversation, or what is wrong with it to the problems."""
-    kind = given.get("type", "message")
+def _add(data: dict[str, Any], messages: Messages, path: str, spoken: Collection[str], problems: list[Problem]) -> None:
+    """Add an item to the conversation, or its problems to `problems`."""
+    kind = data.get("type", "message")
     if not isinstance(kind, str) or kind not in _ITEMS:
         problems.append(
             Problem(f"{path}.type", f"{shortened(kind)} is not supported; expected one of {', '.join(_ITEMS)}")
         )
         return
     for name in ("content", "output"):
-        for place, part in enumerate(given[name] if kind != "reasoning" and isinstance(given.get(name), list) else []):
+        for place, part in enumerate(data[name] if kind != "reasoning" and isinstance(data.get(name), list) else []):
             if isinstance(part, dict) and part.get("type") not in ("input_text", "output_text", "text"):
                 text = f"{shortened(part.get('type'))} is not supported: this server reads text only"
                 problems.append(Problem(f"{path}.{name}.{place}.type", text))
                 return
     try:
-        item = validate(_ITEMS[kind], given, path=path, configuration=False)
+        item = validate(_ITEMS[kind], data, path=path, configuration=False)
     except SpecError as error:
         problems += error.problems
         return
@@ -359,7 +370,7 @@ def _add(
             check_arguments(item.arguments, f"{path}.arguments", spoken, problems)
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
-            if messages and messages[-1]["role"] == "assistant":  # text and calls of one answer are one message
+            if messages and messages[-1]["role"] == "assistant":  # text and calls of one response are one message
                 last = messages.pop()
                 messages.append({**last, "tool_calls": [*last.get("tool_calls", []), call]})
             else:
@@ -372,14 +383,14 @@ def _text(content: str | list[Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _tool(given: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
-    """A tool as Chat Completions have it."""
-    if given.get("type") != "function":
-        expected = "this server runs no tools of its own; expected type 'function'"
-        problems.append(Problem(f"{path}.type", f"{shortened(given.get('type'))}: {expected}"))
+def _tool(data: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
+    """Return a tool in the Chat Completions format; add its problems."""
+    if data.get("type") != "function":
+        expected = "this server has no built-in tools; expected type 'function'"
+        problems.append(Problem(f"{path}.type", f"{shortened(data.get('type'))}: {expected}"))
         return {}
     try:
-        tool = validate(FunctionTool, given, path=path, configuration=False)
+        tool = validate(FunctionTool, data, path=path, configuration=False)
     except SpecError as error:
         problems += error.problems
         return {}

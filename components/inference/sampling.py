@@ -1,7 +1,7 @@
-"""Drawing tokens from logits, row by row repeatable.
+"""Sampling of tokens from logits, reproducible per row.
 
-A token is the inverse of the cumulative distribution at one uniform number, so a row's draw depends on its own
-number only, never on what else is in the batch.
+A token is the inverse of the cumulative distribution at one uniform number, so a row's sample depends on its own number
+only and not on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from components.models.distribution import Cut, kept
 def draw(
     logits_BV: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """Returns one token and its log-probability for each row.
+    """Return one token and its log-probability for each row.
 
-    The log-probability is under the distribution that was drawn from: after temperature, top-k and top-p. Greedy
-    rows (temperature 0) carry it at temperature 1. A row without a distribution, because its logits are not finite, has
-    a log-probability of NaN and a token that means nothing; the other rows are what they would be without it.
+    The log-probability is under the sampling distribution: after temperature, top-k, top-p and min-p. For greedy rows
+    (temperature 0) it is at temperature 1. A row whose logits are not finite has a log-probability of NaN and an
+    arbitrary token, and does not affect the other rows.
     """
     greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
     temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
@@ -36,7 +36,7 @@ def draw(
         cumulative_BV = logps_BV.exp().cumsum(-1)
         points_B1 = torch.tensor(uniforms, dtype=torch.float64)[:, None].to(cumulative_BV) * cumulative_BV[:, -1:]
         tokens_B = torch.searchsorted(cumulative_BV, points_B1, right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
-        # Rounding can put a point on the total: step back to a token that can be drawn.
+        # Rounding can place a point at the total: use a token with positive probability instead.
         impossible = logps_BV.gather(-1, tokens_B[:, None])[:, 0] == -torch.inf
         tokens_B = torch.where(impossible | greedy.to(tokens_B.device), logits_BV.argmax(-1), tokens_B)
     logps_B = logps_BV.gather(-1, tokens_B[:, None])[:, 0]
@@ -44,5 +44,5 @@ def draw(
 
 
 def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Log-probabilities renormalised over the tokens that can be drawn (`components.models.distribution`)."""
+    """Return log-probabilities renormalized over the tokens that can be sampled (`components.models.distribution`)."""
     return logps_V.masked_fill(~kept(logps_V[None], cut)[0], -torch.inf).log_softmax(-1)

@@ -1,17 +1,17 @@
-"""An OpenAI-compatible HTTP server in front of any engine.
+"""An OpenAI-compatible HTTP server for any engine.
 
     python -m components.inference.server MODEL_DIR [--port 8000] [--host 127.0.0.1] [--adapters DIR]
 
-Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/models`, `/health`. A model is asked for as `name`, or as
-`name@version` to be answered by that policy or not at all (HTTP 409). With a folder of adapters,
-`/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as vLLM has them; the adapter `name@version`
-becomes the policy `version`, and one outside that folder is refused. What the engine cannot do is refused with HTTP 400
-and OpenAI's error object (`components.inference.wire`, `components.inference.responses`). Answers are computed whole;
-with `stream: true` they are sent as server-sent events once they are there, so that an error still has its status code.
+Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/models`, `/health`. The model name in a request is `name`, or
+`name@version` to require that policy version (else HTTP 409). With a folder of adapters, `/v1/load_lora_adapter` and
+`/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes the policy `version`.
+Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error object
+(`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they are sent,
+with `stream: true` as server-sent events, so that errors have their status code.
 
-The server listens on this machine only, unless told otherwise, and then it asks for the key in the environment variable
-ESPALIER_SERVER_KEY (`components.inference.access`). What a request may hold, and how long a client may take for it, is
-bounded (`connection`, `strict_json`, `wire`).
+By default the server listens on loopback only. On other addresses it requires the API key in the environment variable
+ESPALIER_SERVER_KEY (`components.inference.access`). Size and duration of requests are limited (`connection`,
+`strict_json`, `wire`).
 """
 
 from __future__ import annotations
@@ -57,24 +57,28 @@ from components.errors import (
 from components.inference import responses, wire
 from components.inference.access import Access, check_key, key_from_environment
 from components.inference.connection import BoundedConnection, PendingBytes, read_json_object
-from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, all_answers
+from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
 from components.inference.refusals import refusal
 from components.specs import Spec, validate
 
 logger = logging.getLogger(__name__)
 
 SHOWN_PROBLEMS = 8
-"""Most problems of a request that are reported."""
+"""Maximum number of problems of a request in the error message."""
 
 
 class AdapterName(Spec):
+    """Body of a request to unload an adapter."""
+
     lora_name: str = Field(max_length=wire.LONGEST_NAME)
 
 
 class Adapter(AdapterName):
+    """Body of a request to load an adapter."""
+
     lora_path: str = Field(min_length=1, max_length=4096)
     load_inplace: bool = True
-    """Without effect: one adapter is held at a time."""
+    """No effect: one adapter is loaded at a time."""
 
 
 def create_app(
@@ -87,22 +91,22 @@ def create_app(
     adapters: Path | None = None,
     engines: Mapping[str, Engine] | None = None,
 ) -> FastAPI:
-    """The application that serves `engine` under the model name `name`.
+    """Return the application that serves `engine` under the model name `name`.
 
-    decode: token ids to text, for log-probs; without it their tokens read `token_id:17`.
-    default_max_tokens: most tokens of an answer where the request does not say. timeout: seconds for one request.
-    adapters: folder below which adapters may be loaded; None loads none. engines: by key of a request
-    (`Authorization: Bearer KEY`), who answers it; a request with another key, or none, is refused. None lets `engine`
-    answer everybody. With them, answers are remembered (`previous_response_id`) for each engine while it lives, and the
-    model may be asked for as `name:agent` by several agents of one episode.
+    decode: conversion of token ids to text, for log-probabilities; without it their tokens are `token_id:17`.
+    default_max_tokens: maximum number of tokens of a response if the request does not specify it. timeout: time limit
+    of a request in seconds. adapters: folder of adapters that may be loaded; None allows none. engines: engine of each
+    API key (`Authorization: Bearer KEY`); requests with another key, or none, are rejected. None: `engine` serves all
+    requests. With `engines`, responses are stored (`previous_response_id`) for the lifetime of each engine, and the
+    model name may be `name:agent`, to distinguish several agents of one episode.
     """
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
     remembered: WeakKeyDictionary[Engine, dict[str, responses.Messages]] = WeakKeyDictionary()
-    """Conversations up to and with an answer, by its id."""
+    """Conversations including a response, by the response's id."""
     pending = PendingBytes()
 
-    def agent_asked(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The request with the model's own name, and who asks for it (`name:agent`), where there are episodes."""
+    def split_agent(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the request with the plain model name, and the agent of `name:agent` if `engines` is set."""
         model, mark, agent = str(body.get("model")).partition(":")
         if engines is None or not mark:
             return body, MAIN
@@ -112,18 +116,18 @@ def create_app(
             )
         return {**body, "model": model}, agent
 
-    def version_asked(model: str) -> str:
+    def requested_version(model: str) -> str:
         if model == name:
             return engine.policy
         if model.startswith(f"{name}@"):
             return model.removeprefix(f"{name}@")
         raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}'")
 
-    def called(version: str) -> str:
-        """The name of a policy. A model without an adapter is what it is, an export as well as a base model."""
+    def served_name(version: str) -> str:
+        """Return the model name of a policy version. The base model, or an export, has the plain name."""
         return name if version == BASE_POLICY else f"{name}@{version}"
 
-    def version_named(adapter: str) -> str:
+    def adapter_version(adapter: str) -> str:
         if not adapter.startswith(f"{name}@") or adapter == f"{name}@":
             raise SpecError([Problem("lora_name", f"{adapter!r} is no adapter of '{name}'; expected '{name}@VERSION'")])
         return adapter.removeprefix(f"{name}@")
@@ -131,102 +135,110 @@ def create_app(
     def listing(model: str) -> dict[str, Any]:
         return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
 
-    def answering(request: Request) -> Engine:
+    def engine_of(request: Request) -> Engine:
         if engines is None:
             return engine
-        found = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-        if found is None:
-            raise HTTPException(401, "this key belongs to no episode that is under way")
-        return found
+        keyed = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if keyed is None:
+            raise HTTPException(401, "this key belongs to no running episode")
+        return keyed
 
-    def spoken_by(by: Engine) -> Collection[str]:
-        """Arguments of the calls that it wrote, where it remembers them."""
-        return getattr(by, "spoken", ())
+    def spoken_by(engine: Engine) -> Collection[str]:
+        """Return the call arguments that an engine's model wrote, if the engine records them."""
+        return getattr(engine, "spoken", ())
 
-    async def answers(request: Request, asked: Sequence[ChatRequest], by: Engine) -> list[ChatCompletion]:
+    async def answers(request: Request, requests: Sequence[ChatRequest], engine: Engine) -> list[ChatCompletion]:
+        """Return the engine's responses. Raises WaitTimeout after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                return await _while_there(request, _answer_all(by, asked))
+                return await _unless_disconnected(request, _answer_all(engine, requests))
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {timeout:g} s") from None
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        by = answering(request)
-        body, agent = agent_asked(await read_json_object(request, pending))
-        asked = wire.read_request(
-            body, version_asked, default_max_tokens, strict_tools=engines is not None, spoken=spoken_by(by)
+        request_engine = engine_of(request)
+        body, agent = split_agent(await read_json_object(request, pending))
+        parsed = wire.read_request(
+            body,
+            requested_version,
+            default_max_tokens,
+            strict_tools=engines is not None,
+            spoken=spoken_by(request_engine),
         )
-        found = await answers(request, [replace(one, agent=agent) for one in asked.requests], by)
+        completions = await answers(request, [replace(chat, agent=agent) for chat in parsed.requests], request_engine)
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": called(found[0].policy),
+            "model": served_name(completions[0].policy),
         }
-        if not asked.stream:
-            return JSONResponse(wire.completion_body(found, asked, head, decode))
-        chunks = wire.completion_chunks(found, asked, head, decode)
+        if not parsed.stream:
+            return JSONResponse(wire.completion_body(completions, parsed, head, decode))
+        chunks = wire.completion_chunks(completions, parsed, head, decode)
         return StreamingResponse(_events(chunks), media_type="text/event-stream")
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
-        by = answering(request)
-        body, agent = agent_asked(await read_json_object(request, pending))
-        kept = {} if engines is None else remembered.setdefault(by, {})
+        request_engine = engine_of(request)
+        body, agent = split_agent(await read_json_object(request, pending))
+        stored = {} if engines is None else remembered.setdefault(request_engine, {})
 
-        def earlier(before: str) -> responses.Messages:
-            if before not in kept:
-                text = f"{before!r} is no answer of this episode that was stored"
+        def earlier(response_id: str) -> responses.Messages:
+            if response_id not in stored:
+                text = f"{response_id!r} is no stored response of this episode"
                 raise SpecError([Problem("previous_response_id", text)])
-            return kept[before]
+            return stored[response_id]
 
-        asked = responses.read_request(
+        parsed = responses.read_request(
             body,
-            version_asked,
+            requested_version,
             default_max_tokens,
             earlier if engines is not None else None,
             strict_tools=engines is not None,
-            spoken=spoken_by(by),
+            spoken=spoken_by(request_engine),
         )
-        (answer,) = await answers(request, [replace(asked.request, agent=agent)], by)
-        named = f"resp_{uuid.uuid4().hex}"
+        (answer,) = await answers(request, [replace(parsed.request, agent=agent)], request_engine)
+        response_id = f"resp_{uuid.uuid4().hex}"
         head = {
-            "id": named,
+            "id": response_id,
             "created_at": int(time.time()),
-            "model": called(answer.policy),
+            "model": served_name(answer.policy),
         }
-        if engines is not None and asked.body.store is not False:
-            kept[named] = [*asked.said, answer.message]
-        if not asked.stream:
-            return JSONResponse(responses.response_body(answer, asked, head, decode))
-        events = responses.response_events(answer, asked, head, decode)
+        if engines is not None and parsed.body.store is not False:
+            stored[response_id] = [*parsed.conversation, answer.message]
+        if not parsed.stream:
+            return JSONResponse(responses.response_body(answer, parsed, head, decode))
+        events = responses.response_events(answer, parsed, head, decode)
         return StreamingResponse(_named_events(events), media_type="text/event-stream")
 
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
         if adapters is None:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
-        asked = validate(Adapter, await read_json_object(request, pending), configuration=False)
-        folder = _folder_below(adapters, asked.lora_path)
-        await asyncio.to_thread(engine.load_policy, version_named(asked.lora_name), str(folder))
+        adapter = validate(Adapter, await read_json_object(request, pending), configuration=False)
+        folder = _folder_below(adapters, adapter.lora_path)
+        await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
         return Response()
 
     @app.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
-        asked = validate(AdapterName, await read_json_object(request, pending), configuration=False)
-        if adapters is None or version_named(asked.lora_name) != engine.policy:
-            raise HTTPException(404, f"no adapter '{asked.lora_name}' is loaded; this server has '{engine.policy}'")
+        adapter = validate(AdapterName, await read_json_object(request, pending), configuration=False)
+        if adapters is None or adapter_version(adapter.lora_name) != engine.policy:
+            raise HTTPException(404, f"no adapter '{adapter.lora_name}' is loaded; this server has '{engine.policy}'")
         await asyncio.to_thread(engine.load_policy, BASE_POLICY, None)
         return Response()
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [listing(one) for one in dict.fromkeys((name, called(engine.policy)))]}
+        return {
+            "object": "list",
+            "data": [listing(model) for model in dict.fromkeys((name, served_name(engine.policy)))],
+        }
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> dict[str, Any]:
-        if version_asked(model) != engine.policy:
-            raise HTTPException(404, f"the model '{model}' is not here; this server has '{called(engine.policy)}'")
+        if requested_version(model) != engine.policy:
+            raise HTTPException(404, f"the model '{model}' is not here; this server has '{served_name(engine.policy)}'")
         return listing(model)
 
     @app.get("/health")
@@ -239,38 +251,40 @@ def create_app(
 
 
 def _folder_below(adapters: Path, path: str) -> Path:
-    """Return the adapter's folder, links resolved. Raises HTTPException where it is not below `adapters`."""
+    """Return the adapter's folder with resolved links. Raises HTTPException if it is not below `adapters`."""
     try:
         folder = Path(path).resolve()
         if folder.is_relative_to(adapters.resolve()) and folder.is_dir():
             return folder
-    except (OSError, ValueError, RuntimeError):  # too long a name, a null byte, links in a circle
+    except (OSError, ValueError, RuntimeError):  # name too long, null byte, link cycle
         pass
     raise HTTPException(404, f"there is no adapter {path!r:.300} below {adapters}, the folder of --adapters")
 
 
-async def _answer_all(engine: Engine, asked: Sequence[ChatRequest]) -> list[ChatCompletion]:
-    """All answers, or none. An engine that has to know which belong together has `chat_all`."""
+async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
+    """Return all responses, or raise the first error. Uses the engine's `chat_all` if it has one."""
     if hasattr(engine, "chat_all"):
-        return await engine.chat_all(asked)
-    return await all_answers(engine.chat, asked)
+        return await engine.chat_all(requests)
+    return await gather_completions(engine.chat, requests)
 
 
-async def _while_there(request: Request, answers: Coroutine[Any, Any, list[ChatCompletion]]) -> list[ChatCompletion]:
-    """The answers; they are given up where the client hangs up, as nobody would hear them."""
+async def _unless_disconnected(
+    request: Request, answers: Coroutine[Any, Any, list[ChatCompletion]]
+) -> list[ChatCompletion]:
+    """Return the responses. If the client disconnects, cancel them and raise HTTPException."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    answering, leaving = asyncio.create_task(answers), asyncio.create_task(gone())
+    answering, disconnect = asyncio.create_task(answers), asyncio.create_task(disconnected())
     try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answering, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             raise HTTPException(499, "the client hung up")
         return answering.result()
     finally:
-        leaving.cancel()
+        disconnect.cancel()
         if answering.cancel():
             await asyncio.gather(answering, return_exceptions=True)
 
@@ -287,7 +301,7 @@ async def _named_events(events: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    """OpenAI's error object, with the status that its clients expect."""
+    """Return OpenAI's error object, with the status that its clients expect."""
     status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
     match error:
         case SpecError():
@@ -320,13 +334,12 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
 
 
 class Server:
-    """Serves `engine` from a thread of this process while the `with` block runs.
+    """Context manager that serves `engine` from a thread of this process.
 
-    port: 0 takes a free one. key: sent by clients as `Authorization: Bearer KEY`; needed on any address but loopback,
-    unless `engines` has a key for each episode. allowed_hosts: further values of Host (`components.inference.access`).
-    Further arguments are those of `create_app`.
-    Raises ResourceError where the key is missing or the port cannot be had, WaitTimeout where the server is not up
-    within `start_timeout` seconds.
+    port: 0 picks a free port. key: API key that clients send as `Authorization: Bearer KEY`; required on addresses
+    other than loopback, unless `engines` has a key for each episode. allowed_hosts: additional values of Host
+    (`components.inference.access`). Further arguments are those of `create_app`. Raises ResourceError if the key is
+    missing or the port is in use, WaitTimeout if the server is not ready within `start_timeout` seconds.
     """
 
     def __init__(
@@ -354,7 +367,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What OpenAI's clients take as `base_url`."""
+        """Address of the server, as `base_url` of OpenAI's clients."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/v1"
 
@@ -371,7 +384,7 @@ class Server:
             ) from None
         self.port = listener.getsockname()[1]
         access = Access(self._app, host=self.host, port=self.port, key=self._key, allowed_hosts=self._allowed_hosts)
-        # Logging is the application's; a client that hangs is not waited for.
+        # The application configures logging; hanging clients do not delay shutdown.
         config = uvicorn.Config(
             access,
             http=BoundedConnection,
@@ -383,7 +396,7 @@ class Server:
             timeout_graceful_shutdown=3,
         )
         self._uvicorn = uvicorn.Server(config)
-        # Not `Server.run`: it would replace the event loop policy of the whole process.
+        # Not `Server.run`, which replaces the event loop policy of the whole process.
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._uvicorn.serve([listener])), name=f"server-{self.port}", daemon=True
         )
@@ -401,13 +414,13 @@ class Server:
         self.close()
 
     def wait(self) -> None:
-        """Returns when the server has ended."""
+        """Wait until the server has ended."""
         assert self._thread is not None, "the server was not started"
         while self._thread.is_alive():
-            self._thread.join(1.0)  # a bare join would hold signals back
+            self._thread.join(1.0)  # a join without a timeout would delay signals
 
     def close(self) -> None:
-        """Stops the server: answers under way get three seconds. Raises WaitTimeout where it does not end."""
+        """Stop the server; requests in flight get three seconds. Raises WaitTimeout if it does not stop."""
         if self._thread is None:
             return
         self._uvicorn.should_exit = True
@@ -427,10 +440,10 @@ def serve_model(
     device: str = "auto",
     **server: Any,
 ) -> Iterator[Server]:
-    """A server on the model in a local folder, such as an export; `name` is by default the folder's.
+    """Serve the model in a local folder, such as an export, within the block; `name` defaults to the folder's name.
 
-    max_length: longest conversation in tokens. Further arguments are those of `Server`.
-    Raises ResourceError where the folder holds no model.
+    max_length: maximum conversation length in tokens. Further arguments are those of `Server`.
+    Raises ResourceError if the folder contains no model.
     """
     model_dir = Path(model_dir)
     if not (model_dir / "config.json").is_file():
@@ -446,7 +459,7 @@ def serve_model(
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:
-    """Return the reader of an option that is a whole number within bounds."""
+    """Return an argparse type for whole numbers within bounds."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,12}", text) or not least <= int(text) <= most:
@@ -457,7 +470,7 @@ def _number(least: int, most: int) -> Callable[[str], int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code: 2 for a mistake of the user's."""
+    """Run the command line and return the exit code: 2 for a user error."""
     parser = argparse.ArgumentParser(
         prog="python -m components.inference.server",
         description="Serves a model folder to OpenAI's clients. On any address but loopback they need the key in the "
@@ -484,9 +497,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = vars(parser.parse_args(arguments))
-    os.environ.setdefault("TQDM_DISABLE", "1")  # no bar of the loading among the lines of the log
+    os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bar of model loading in the log
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server ends in order on SIGTERM too
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # shut down cleanly on SIGTERM too
     try:
         key = key_from_environment()
         check_key(options["host"], key)  # before the model is loaded

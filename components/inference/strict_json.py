@@ -1,9 +1,9 @@
-"""JSON from clients, parsed within bounds.
+"""Strict parsing of clients' JSON, with bounded size.
 
-The number of values and the nesting are counted before anything is built, in one pass over the bytes, so that a body
-costs memory in proportion to its own size. What Python's parser would accept and other parts of the server cannot
-carry is refused: NaN and infinities, numbers that overflow a float, integers of thousands of digits, a key twice in one
-object, and halves of surrogate pairs, which are no Unicode text.
+The number of values and the nesting depth are counted before any object is created, in one pass over the bytes, so that
+memory is proportional to the size of the body. Values that Python's parser accepts but other parts of the server do not
+support are rejected: NaN and infinities, numbers that overflow a float, integers of thousands of digits, duplicate
+keys, and lone surrogates, which are not valid Unicode.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from components.json_text import STRICT
 
 MAX_VALUES = 200_000
-"""Most values (numbers, texts, lists, objects) of one document."""
+"""Maximum number of values (numbers, strings, lists, objects) per document."""
 MAX_DEPTH = 64
-"""Most lists and objects inside of each other."""
+"""Maximum nesting depth."""
 MAX_DIGITS = 400
-"""Most characters of one integer: beyond the range of a float, so that no meaning is lost."""
+"""Maximum number of characters of an integer: more than the range of a float needs."""
 
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
-"""A string; an unterminated one goes on to the end, so that no part of it is scanned twice."""
+"""A string. An unterminated string matches up to the end, so that no part of it is scanned twice."""
 _BRACKET = re.compile(rb"[\[\]{}]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse(data: bytes) -> Any:
-    """Return the parsed document. Raises ValueError, whose message says what is wrong."""
+    """Return the parsed document. Raises ValueError with a description of the problem."""
     _check_structure(data)
     try:
         value = json.loads(data.decode(), parse_int=_int, **STRICT)
@@ -44,6 +44,7 @@ def parse(data: bytes) -> Any:
 
 
 def _check_structure(data: bytes) -> None:
+    """Raise ValueError if a document has too many values or levels."""
     structure = _TEXT.sub(b"", data)
     if structure.count(b",") + structure.count(b"[") + structure.count(b"{") >= MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES} values")
@@ -61,7 +62,7 @@ def _int(text: str) -> int:
 
 
 def _check_text(value: Any) -> None:
-    """Raise ValueError where a string, or a key, holds half of a surrogate pair."""
+    """Raise ValueError if a string or a key has a lone surrogate."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -1,22 +1,21 @@
-"""The embedded engine: transformers in this process, many conversations at once.
+"""The embedded engine: transformers in this process, with concurrent conversations.
 
-Requests are batched continuously: each pass of the loop admits what waits (prefill), then draws one token for every
-active sequence (decode). What was computed is computed once: a prompt starts from the longest prefix that any slot
-of the cache still holds, so the turns of an episode extend their own keys and values, the episodes of a group share
-their prompt, and all share the system message.
+Requests are batched continuously: each pass of the loop admits waiting requests (prefill), then samples one token for
+every active sequence (decode). Prefixes are cached: a prompt starts from the longest prefix in any cache slot, so the
+turns of an episode extend their own keys and values, the episodes of a group share their prompt, and all share the
+system message.
 
-Tokens are exact: a conversation that continues an answer of this engine is continued on the tokens of that answer,
-never on a new tokenisation of their text (`conversations`).
+Tokens are exact: a conversation that continues a response of this engine continues from the tokens of that response,
+which are never retokenized (`conversations`).
 
-A request that cannot be rendered, does not fit, or gets no finite logits fails alone: the others of its batch are
-answered as if it were not there. Prompts are tokenised by the worker thread too, so that a long one does not hold up
-the event loop.
+A request that cannot be rendered, does not fit, or has logits that are not finite fails alone and does not affect the
+others of its batch. The worker thread also tokenizes prompts, so that long ones do not block the event loop.
 
-The loop runs one pass at a time in a worker thread and hands control back in between, so that with environments
-that answer at once the order of requests, and with it every sample, is the same in every run.
+The loop runs one pass at a time in a worker thread and yields to the event loop in between. Therefore, with
+environments that respond immediately, the order of requests and all samples are the same in every run.
 
-The policy is the base model with what was learned put in (`components.models.trained_weights.changed_tensors`). Its
-version is checked on every request.
+The policy is the base model with the trained weights (`components.models.trained_weights.changed_tensors`). Its version
+is checked for every request.
 """
 
 from __future__ import annotations
@@ -45,35 +44,35 @@ from components.trajectories.chat import ChatFormat
 logger = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 4096
-"""Most tokens, padding included, of one prefill pass."""
+"""Maximum number of tokens per prefill pass, including padding."""
 PADDING_TOKENS = 2048
-"""Most padding of one prefill pass: about what is computed in the time that one more pass would take."""
+"""Maximum padding per prefill pass: about the tokens that are computed in the overhead of one more pass."""
 PADDING_TOKENS_CPU = 32
-"""The same on a CPU, where a pass costs little more than its tokens."""
+"""Maximum padding on a CPU, where the overhead of a pass is small."""
 
 
 class _Stopped(Exception):
-    """A pass was given up, because nobody waits for it any more."""
+    """Interruption of a pass after cancellation."""
 
 
 @dataclass(eq=False)
 class _Row:
-    """A request on its way through the engine."""
+    """State of a request in the engine."""
 
     request: ChatRequest
     future: asyncio.Future
     uniform: random.Random
     prompt: list[int] = field(default_factory=list)
-    """Empty until it is tokenised."""
+    """Prompt tokens; empty before tokenization."""
     limit: int = 0
-    """Most tokens to sample."""
+    """Maximum number of tokens to sample."""
     error: Exception | None = None
-    """What it failed with."""
+    """Cause of failure."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     slot: int = -1
     cached: int = 0
-    """Leading tokens whose keys and values are in the slot."""
+    """Number of leading tokens whose keys and values are in the slot."""
 
     @property
     def tokens(self) -> list[int]:
@@ -81,10 +80,10 @@ class _Row:
 
 
 class TransformersEngine:
-    """Serves one model; implements `components.inference.protocol.Engine`.
+    """An engine with one model in this process; implements `components.inference.protocol.Engine`.
 
-    base_dir: local model folder. max_length: longest sequence in tokens. slots: conversations held at once; fewer
-    where their cache would pass `cache_bytes`.
+    base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
+    conversations, reduced if their cache would exceed `cache_bytes`.
     Raises ResourceError for models that it cannot run exactly (sliding windows, recurrent layers, no chat template).
     """
 
@@ -112,19 +111,21 @@ class TransformersEngine:
         per_sequence = 2 * size * self.max_length
         self.slots = max(1, min(slots, cache_bytes // per_sequence))
         self.stop_ids = _stop_ids(self.model, self.format)
-        self._parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones under each name
+        self._parameters = dict(
+            self.model.named_parameters(remove_duplicate=False)
+        )  # tied weights under each of their names
         self._changed: list[str] = []
         self._policy = BASE_POLICY
         self._conversations = Conversations(self.format, self.max_length)
         self._vocabulary = int(self.model.get_input_embeddings().num_embeddings)
         self._arrived: list[_Row] = []
-        """Requests that the loop has not taken yet: the only list that callers write to while a pass runs."""
+        """Requests that the loop has not fetched yet: the only list that callers modify during a pass."""
         self._waiting: list[_Row] = []
         self._active: list[_Row] = []
         self._task: asyncio.Task | None = None
         self._stop = threading.Event()
         self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
-        """Work done so far: tokens asked for as prompts, of these computed anew, tokens sampled, forward passes."""
+        """Totals: prompt tokens, prompt tokens computed (not cached), sampled tokens, forward passes."""
         self.release()
 
     @property
@@ -132,10 +133,10 @@ class TransformersEngine:
         return self._policy
 
     def load_policy(self, version: str, folder: str | None) -> None:
-        """Holds `version` from now on. Raises EngineBusy while requests are under way, ArtifactError for an adapter
-        that does not fit; the engine then holds what it held."""
-        if under_way := len(self._active) + len(self._waiting) + len(self._arrived):
-            raise EngineBusy(f"policy {version} cannot be loaded: {under_way} answers are under way")
+        """Load `version`. Raises EngineBusy while requests are in flight, ArtifactError for an adapter that does not
+        fit the model; the engine then keeps its version."""
+        if in_flight := len(self._active) + len(self._waiting) + len(self._arrived):
+            raise EngineBusy(f"policy {version} cannot be loaded: {in_flight} requests are in flight")
         if version == self._policy:
             return
         changed = dict(trained_weights.changed_tensors(self.base_dir, Path(folder))) if folder else {}
@@ -152,19 +153,19 @@ class TransformersEngine:
         self.release()
 
     def release(self) -> None:
-        """Frees the cache; it grows again on use."""
+        """Free the cache; it is allocated again on use."""
         self.cache = KVSlots(self.config, self.slots, self.max_length, self.model.dtype, self.device)
         self._held: list[list[int]] = [[] for _ in range(self.slots)]
-        """Tokens whose keys and values each slot holds."""
+        """Tokens whose keys and values are in each slot."""
         self._used = [0] * self.slots
-        """When each slot was last active, for choosing which to give up."""
+        """Time of last use of each slot, for eviction."""
         self._clock = 0
 
     def close(self) -> None:
         self.release()
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Answers one conversation. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError."""
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         loop = asyncio.get_running_loop()
@@ -185,7 +186,7 @@ class TransformersEngine:
         stopped = row.sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
         message = self.format.parse(row.sampled[:-1] if stopped else row.sampled, turn)
-        self._conversations.answered(request, message, row.tokens)
+        self._conversations.record_response(request, message, row.tokens)
         reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
         return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, request.policy)
 
@@ -204,7 +205,7 @@ class TransformersEngine:
                         row.future.set_exception(row.error)
                     else:
                         row.future.set_result(None)
-                for _ in range(4):  # let those who waited ask for their next turn before the next pass
+                for _ in range(4):  # let finished requests submit their next turn before the next pass
                     await asyncio.sleep(0)
         except Exception as error:
             logger.exception("generation failed")
@@ -219,8 +220,8 @@ class TransformersEngine:
             raise
 
     async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[_Row]:
-        """One pass in a worker thread. Where this task is cancelled, the pass is told to end and waited for: until
-        then the state of the engine is its own."""
+        """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's
+        state until it ends."""
         running = loop.run_in_executor(None, self._pass)
         try:
             return await asyncio.shield(running)
@@ -230,7 +231,7 @@ class TransformersEngine:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             self._stop.clear()
-            if running.exception() is None:  # else `_Stopped`, or what it failed with: nobody is there to tell
+            if running.exception() is None:  # else `_Stopped` or an error, which has no recipient
                 for row in running.result():
                     row.future.cancel()
             raise
@@ -241,10 +242,10 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _pass(self) -> list[_Row]:
-        """Admits what waits, then samples one token for every active row. Returns the rows that ended or failed."""
+        """Admit waiting rows, then sample one token for every active row. Return the rows that finished or failed."""
         for row in [row for row in self._active if row.future.done()]:  # cancelled by its caller
             self._park(row)
-        failed = self._tokenise()
+        failed = self._tokenize()
         while batch := self._admit():
             try:
                 self._prefill(batch)
@@ -257,8 +258,8 @@ class TransformersEngine:
                 failed += batch
         return failed + (self._sample(self._decode_logits()) if self._active else [])
 
-    def _tokenise(self) -> list[_Row]:
-        """Tokenises the prompts that have arrived. Returns the rows that failed, which wait no more."""
+    def _tokenize(self) -> list[_Row]:
+        """Tokenize the waiting prompts. Return the rows that failed, which are removed from the queue."""
         failed = []
         for row in self._waiting:
             if row.prompt or row.future.done():
@@ -268,7 +269,7 @@ class TransformersEngine:
             except EngineError as error:
                 row.error = error
             except Exception as error:
-                logger.exception("a prompt cannot be tokenised")
+                logger.exception("a prompt cannot be tokenized")
                 row.error = EngineError(f"{type(error).__name__}: {error}")
             if row.error is not None:
                 failed.append(row)
@@ -277,7 +278,7 @@ class TransformersEngine:
         return failed
 
     def _prompt(self, request: ChatRequest) -> tuple[list[int], int]:
-        """Tokens of the conversation, and how many may be sampled after them."""
+        """Return the tokens of the conversation, and the maximum number of tokens to sample."""
         prompt = self._conversations.prompt(request)
         room = self.max_length - len(prompt)
         if room < 1:
@@ -291,13 +292,13 @@ class TransformersEngine:
         if max(prompt) >= self._vocabulary:
             raise PromptRefused(
                 f"the tokenizer gives token {max(prompt)}, and the model has {self._vocabulary}: the conversation "
-                "holds a token that was added to the tokenizer only"
+                "contains a token that was added to the tokenizer only"
             )
         return prompt, min(request.sampling.max_tokens, room)
 
     def _admit(self) -> list[_Row]:
-        """Gives slots to waiting rows. A row whose prefix another row of the same batch is about to compute waits
-        for the next batch, and finds it computed."""
+        """Assign slots to waiting rows. A row that shares a prefix with another row of the batch waits for the next
+        batch, in which that prefix is cached."""
         self._waiting = [row for row in self._waiting if not row.future.done()]
         batch: list[_Row] = []
         for row in list(self._waiting):
@@ -305,7 +306,7 @@ class TransformersEngine:
                 break
             if sum(_missing(other) for other in batch) >= PREFILL_TOKENS:
                 break
-            shared = [_shared(held, row.prompt) for held in self._held]
+            shared = [_shared(cached, row.prompt) for cached in self._held]
             donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
             prefix = min(shared[donor], len(row.prompt) - 1)  # the last token is computed for its logits
             if any(_shared(other.prompt, row.prompt) > prefix + 16 for other in batch):
@@ -325,7 +326,7 @@ class TransformersEngine:
         return batch
 
     def _slot_for(self, donor: int, prefix: int) -> int:
-        """The donor itself where it is parked and would be extended; else the slot that was unused longest."""
+        """Return the donor slot if it is parked and would be extended; else the least recently used slot."""
         parked = range(len(self._active), self.slots)
         if donor in parked and prefix >= len(self._held[donor]) - 1:
             return donor
@@ -338,7 +339,7 @@ class TransformersEngine:
         self._used[a], self._used[b] = self._used[b], self._used[a]
 
     def _park(self, row: _Row) -> None:
-        """Takes a row out of the active ones; its slot keeps what it holds."""
+        """Remove a row from the active ones; its slot keeps its keys and values."""
         self._clock += 1
         self._held[row.slot] = row.tokens[: row.cached]
         self._used[row.slot] = self._clock
@@ -350,24 +351,24 @@ class TransformersEngine:
         self._active.pop()
 
     def _fail(self, row: _Row, error: Exception) -> None:
-        """Takes a row out of the active ones, with all that it computed."""
+        """Remove a failed row from the active ones and clear its slot."""
         row.error = error
         row.cached = 0
         self.cache.clear(row.slot)
         self._park(row)
 
     def _prefill(self, batch: list[_Row]) -> None:
-        """Computes all prompt tokens but the last, in parts of like length: one more part where padding costs more."""
-        rest = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: _missing(row))
-        while rest:
-            part = [rest.pop()]
+        """Compute all prompt tokens but the last, in passes of similar length to limit padding."""
+        pending = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: _missing(row))
+        while pending:
+            part = [pending.pop()]
             width = _missing(part[0])
             padding = 0
-            while rest and width * (len(part) + 1) <= PREFILL_TOKENS:
-                padding += width - _missing(rest[-1])
+            while pending and width * (len(part) + 1) <= PREFILL_TOKENS:
+                padding += width - _missing(pending[-1])
                 if padding > (PADDING_TOKENS_CPU if self.device == "cpu" else PADDING_TOKENS):
                     break
-                part.append(rest.pop())
+                part.append(pending.pop())
             tokens = torch.zeros(len(part), width, dtype=torch.long)
             positions = torch.zeros(len(part), width, dtype=torch.long)
             for index, row in enumerate(part):
@@ -381,7 +382,7 @@ class TransformersEngine:
             self._held[row.slot] = row.tokens[: row.cached]
 
     def _decode_logits(self) -> torch.Tensor:
-        """(B, V) logits after the last token of every active row."""
+        """Return the (B, V) logits after the last token of every active row."""
         rows = self._active
         last = [row.sampled[-1] if row.sampled else row.prompt[-1] for row in rows]
         tokens = torch.tensor(last)[:, None]
@@ -408,6 +409,7 @@ class TransformersEngine:
         ).logits
 
     def _sample(self, logits: torch.Tensor) -> list[_Row]:
+        """Sample a token for every active row. Return the rows that finished or failed."""
         rows = list(self._active)
         tokens, logprobs = draw(
             logits.float(), [row.request.sampling for row in rows], [row.uniform.random() for row in rows]
@@ -428,13 +430,14 @@ class TransformersEngine:
 
 
 def _missing(row: _Row) -> int:
+    """Return the number of prompt tokens, without the last, that are not cached."""
     return len(row.prompt) - 1 - row.cached
 
 
 def _shared(a: list[int], b: list[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # list comparison runs in C: halving beats a loop over tokens
+    while low < high:  # bisection, because list comparison in C is faster than a loop over tokens
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

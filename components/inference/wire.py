@@ -1,10 +1,9 @@
-"""OpenAI's chat completions as JSON, to and from the engine protocol.
+"""Conversion between OpenAI's chat completions JSON and the engine protocol.
 
-Every parameter of a request is either carried out by the engine, or refused with its name and reason; none is
-ignored. Parameters that the engine cannot carry out pass at the value that changes nothing (`stop: null`), because
-clients send such values unasked. How much a request may hold is bounded, and so are the numbers that a sampler takes.
-Extensions, as vLLM has them: `top_k`, `min_p`, and `return_token_ids` with its answers `prompt_token_ids` and
-`token_ids`.
+Every parameter of a request is either supported or rejected with its name and reason; none is ignored. Unsupported
+parameters are accepted at their neutral value (`stop: null`), because clients send such values by default. The size of
+a request is limited, and so are the sampler's parameters. Extensions, as in vLLM: `top_k`, `min_p`, and
+`return_token_ids`, which adds `prompt_token_ids` and `token_ids` to the response.
 """
 
 from __future__ import annotations
@@ -27,16 +26,17 @@ Decode = Callable[[list[int]], str]
 """Token ids to text."""
 
 MAX_MESSAGES = 4096
-"""Most messages of a conversation; most parts of a message and calls of one answer, too."""
+"""Maximum number of messages per conversation, parts per message, and calls per message."""
 MAX_TOOLS = 512
+"""Maximum number of tools per request."""
 LONGEST_NAME = 256
-"""Characters of the name of a tool, an author or a model."""
+"""Maximum length of the name of a tool, an author or a model."""
 MAX_NUMBER = 2**31 - 1
-"""Greatest count of tokens."""
+"""Maximum value of a token count."""
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-3, 100.0
-"""Bounds of a temperature that is not 0. Far below, logits divided by it overflow."""
+"""Range of temperatures above 0. Logits divided by much smaller values overflow."""
 LOWEST_TOP_P = 1e-9
-"""Far below, it is 0 in the type that probabilities are computed in, and no token is left."""
+"""Minimum of top_p. Much smaller values underflow to 0, which excludes all tokens."""
 
 
 def _usable(temperature: float) -> float:
@@ -67,28 +67,34 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "auto"),
     "top_logprobs": (None, 0),
 }
-"""Parameters that the engine cannot carry out, with the values at which there is nothing to carry out."""
+"""Unsupported parameters, with their neutral values, which are accepted."""
 
 
 class TextPart(Spec):
+    """A text part of a message."""
+
     type: Literal["text"]
     text: str
 
 
 class Function(Spec):
+    """Name and arguments of a tool call."""
+
     name: Name
     arguments: str
-    """JSON text."""
+    """Arguments as JSON text."""
 
 
 class Call(Spec):
+    """A tool call of an assistant message."""
+
     id: str
     type: Literal["function"] = "function"
     function: Function
 
 
 class ChatMessage(Spec):
-    """A message of the conversation. Fields that a client copies from an answer unused are None or empty."""
+    """A message of the conversation. Unused fields that clients copy from responses must be None or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
@@ -100,19 +106,21 @@ class ChatMessage(Spec):
     function_call: None = None
     refusal: None = None
     provider_specific_fields: dict[str, Any] | None = None
-    """LiteLLM's, which hands its answers back with it; not looked at."""
+    """Field that LiteLLM adds to responses and sends back; ignored."""
 
 
 class StreamOptions(Spec):
+    """Options of a streamed response."""
+
     include_usage: bool = False
-    """A last chunk holds the token counts."""
+    """Last chunk with the token counts."""
 
 
 class ChatBody(Spec):
-    """The parameters that are carried out."""
+    """The supported parameters."""
 
     model: Name
-    """`name`, or `name@version` to be answered by that policy or not at all."""
+    """Model name: `name`, or `name@version` to require that policy version."""
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     temperature: Temperature | None = None
@@ -121,26 +129,26 @@ class ChatBody(Spec):
     min_p: MinP | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    """OpenAI's newer name of max_tokens."""
+    """Newer name of max_tokens in OpenAI's API."""
     n: int | None = Field(None, ge=1, le=128)
-    """Answers to the same conversation; answer i is drawn with seed + i."""
+    """Number of responses to the conversation; response i uses seed + i."""
     seed: Seed | None = None
-    """None draws a new one for each request."""
+    """Sampling seed; None uses a random seed per request."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     return_token_ids: bool | None = None
     user: str | None = None
-    """The caller's own label; without effect by definition, like `metadata`."""
+    """The caller's label; it has no effect, like `metadata`."""
     metadata: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, understood."""
+class ParsedRequest:
+    """A parsed and validated request."""
 
     requests: list[ChatRequest]
-    """One for each of `n` answers."""
+    """Engine requests, one for each of `n` responses."""
     stream: bool
     include_usage: bool
     logprobs: bool
@@ -154,98 +162,98 @@ def read_request(
     *,
     strict_tools: bool = False,
     spoken: Collection[str] = (),
-) -> Asked:
-    """Understands a request body; `policy` gives the version that a model name asks for.
+) -> ParsedRequest:
+    """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
-    strict_tools: tools may say `strict`. spoken: arguments of calls as the model wrote them, which are taken back
-    though they may be no JSON. Raises SpecError with every parameter that is wrong or cannot be carried out.
+    policy: returns the version of a model name. strict_tools: allow `strict` in tools. spoken: call arguments that the
+    model wrote, which are accepted even if they are invalid JSON.
     """
     problems = unsupported(body, _NEUTRAL)
-    rest = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
     try:
-        asked = validate(ChatBody, rest, configuration=False)
+        chat = validate(ChatBody, supported, configuration=False)
     except SpecError as error:
         raise SpecError([*problems, *error.problems]) from None
-    messages = [_message(one, f"messages.{index}", spoken, problems) for index, one in enumerate(asked.messages)]
-    tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(asked.tools or [])]
-    if asked.max_tokens and asked.max_completion_tokens and asked.max_tokens != asked.max_completion_tokens:
+    messages = [_message(message, f"messages.{index}", spoken, problems) for index, message in enumerate(chat.messages)]
+    tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(chat.tools or [])]
+    if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
         problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
-    if asked.stream_options and not asked.stream:
+    if chat.stream_options and not chat.stream:
         problems.append(Problem("stream_options", "is allowed with stream: true only"))
     if problems:
         raise SpecError(problems)
     sampling = Sampling(
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=max(asked.top_k or 0, 0),
-        min_p=asked.min_p or 0.0,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens or default_max_tokens,
+        temperature=1.0 if chat.temperature is None else chat.temperature,
+        top_p=1.0 if chat.top_p is None else chat.top_p,
+        top_k=max(chat.top_k or 0, 0),
+        min_p=chat.min_p or 0.0,
+        max_tokens=chat.max_completion_tokens or chat.max_tokens or default_max_tokens,
     )
-    version = policy(asked.model)
-    seed = secrets.randbits(31) if asked.seed is None else asked.seed
-    return Asked(
-        requests=[ChatRequest(messages, tools, version, sampling, seed + index) for index in range(asked.n or 1)],
-        stream=bool(asked.stream),
-        include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
-        logprobs=bool(asked.logprobs),
-        return_token_ids=bool(asked.return_token_ids),
+    version = policy(chat.model)
+    seed = secrets.randbits(31) if chat.seed is None else chat.seed
+    return ParsedRequest(
+        requests=[ChatRequest(messages, tools, version, sampling, seed + index) for index in range(chat.n or 1)],
+        stream=bool(chat.stream),
+        include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
+        logprobs=bool(chat.logprobs),
+        return_token_ids=bool(chat.return_token_ids),
     )
 
 
 def completion_body(
-    answers: Sequence[ChatCompletion], asked: Asked, head: dict[str, Any], decode: Decode | None
+    answers: Sequence[ChatCompletion], parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
 ) -> dict[str, Any]:
-    """The `chat.completion` object. `head`: id, created, model."""
+    """Return the `chat.completion` object. head: id, created, model."""
     choices = []
     for index, answer in enumerate(answers):
         choice: dict[str, Any] = {
             "index": index,
             "message": _spoken(answer.message),
             "finish_reason": answer.finish_reason,
-            "logprobs": _logprobs(answer, decode) if asked.logprobs else None,
+            "logprobs": _logprobs(answer, decode) if parsed.logprobs else None,
         }
-        if asked.return_token_ids:
+        if parsed.return_token_ids:
             choice["token_ids"] = answer.token_ids
         choices.append(choice)
     body = {**head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
-    if asked.return_token_ids:
+    if parsed.return_token_ids:
         body["prompt_token_ids"] = answers[0].prompt_token_ids
     return body
 
 
 def completion_chunks(
-    answers: Sequence[ChatCompletion], asked: Asked, head: dict[str, Any], decode: Decode | None
+    answers: Sequence[ChatCompletion], parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
-    """The same answers as `chat.completion.chunk` objects: for each its role, its content, its end."""
+    """Yield the responses as `chat.completion.chunk` objects: for each response its role, content and end."""
     base: dict[str, Any] = {**head, "object": "chat.completion.chunk"}
-    if asked.include_usage:
+    if parsed.include_usage:
         base["usage"] = None
     for index, answer in enumerate(answers):
         message = _spoken(answer.message)
         first: dict[str, Any] = {"index": index, "delta": {"role": "assistant"}, "finish_reason": None}
         opening = {**base, "choices": [first]}
-        if asked.return_token_ids:
+        if parsed.return_token_ids:
             opening["prompt_token_ids"] = answer.prompt_token_ids
         yield opening
         delta: dict[str, Any] = {"content": message["content"]}
         if message.get("tool_calls"):
             delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
-        said: dict[str, Any] = {
+        content: dict[str, Any] = {
             "index": index,
             "delta": delta,
             "finish_reason": None,
-            "logprobs": _logprobs(answer, decode) if asked.logprobs else None,
+            "logprobs": _logprobs(answer, decode) if parsed.logprobs else None,
         }
-        if asked.return_token_ids:
-            said["token_ids"] = answer.token_ids
-        yield {**base, "choices": [said]}
+        if parsed.return_token_ids:
+            content["token_ids"] = answer.token_ids
+        yield {**base, "choices": [content]}
         yield {**base, "choices": [{"index": index, "delta": {}, "finish_reason": answer.finish_reason}]}
-    if asked.include_usage:
+    if parsed.include_usage:
         yield {**base, "choices": [], "usage": _usage(answers)}
 
 
 def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:
-    """What a request asks for that the engine cannot carry out."""
+    """Return a problem for each unsupported parameter of a request that is not at its neutral value."""
     return [
         Problem(name, f"{shortened(body[name])} is not supported by this server; leave it out or send {allowed[-1]!r}")
         for name, allowed in neutral.items()
@@ -254,12 +262,12 @@ def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> li
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equality as JSON knows it: `1` is not `true`, `0` is `0.0`."""
+    """Return True for equal JSON values: `1` is not `true`, `0` is `0.0`."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _message(message: ChatMessage, path: str, spoken: Collection[str], problems: list[Problem]) -> dict[str, Any]:
-    """The message as the engine takes it."""
+    """Return the message in the engine's format; add its problems."""
     parts = message.content
     content = "".join(part.text for part in parts) if isinstance(parts, list) else parts
     if content is None and not message.tool_calls:
@@ -270,21 +278,21 @@ def _message(message: ChatMessage, path: str, spoken: Collection[str], problems:
         check_arguments(call.function.arguments, f"{path}.tool_calls.{place}.function.arguments", spoken, problems)
     if (message.role == "tool") != (message.tool_call_id is not None):
         problems.append(Problem(f"{path}.tool_call_id", "belongs to every message of role 'tool', and to no other"))
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }
     if message.tool_calls:
-        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        result["tool_calls"] = [call.model_dump() for call in message.tool_calls]
     if message.tool_call_id is not None:
-        said["tool_call_id"] = message.tool_call_id
+        result["tool_call_id"] = message.tool_call_id
     if message.name is not None:
-        said["name"] = message.name
-    return said
+        result["name"] = message.name
+    return result
 
 
 def check_arguments(text: str, path: str, spoken: Collection[str], problems: list[Problem]) -> None:
-    """Adds to the problems where the arguments of a call are no JSON object and the model did not write them so."""
+    """Add a problem if the arguments of a call are no JSON object and were not written by the model."""
     try:
         readable = isinstance(parse(text.encode()), dict)
     except ValueError:
@@ -294,7 +302,7 @@ def check_arguments(text: str, path: str, spoken: Collection[str], problems: lis
 
 
 def is_object(text: str) -> bool:
-    """Whether it is the text of a JSON object."""
+    """Return True for the text of a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -302,7 +310,7 @@ def is_object(text: str) -> bool:
 
 
 def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
-    """The tool as the engine takes it."""
+    """Return the tool in the engine's format; add its problems."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
@@ -314,7 +322,7 @@ def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]
 
 
 def check_function(function: Mapping[str, Any], path: str, problems: list[Problem]) -> None:
-    """Add what is wrong with the name, description and JSON schema of a function: chat templates read these."""
+    """Add the problems of a function's name, description and JSON schema, which chat templates read."""
     if not 0 < len(function["name"]) <= LONGEST_NAME:
         problems.append(Problem(f"{path}.name", f"expected 1 to {LONGEST_NAME} characters"))
     if not isinstance(function.get("description"), str | None):
@@ -328,7 +336,7 @@ def check_function(function: Mapping[str, Any], path: str, problems: list[Proble
 
 
 def _spoken(message: dict[str, Any]) -> dict[str, Any]:
-    """An assistant message in OpenAI's form: one that only calls tools has null content."""
+    """Return an assistant message in OpenAI's format, with null content if it only calls tools."""
     content = message.get("content") or (None if message.get("tool_calls") else "")
     return {**message, "content": content, "refusal": None}
 
@@ -338,10 +346,10 @@ def _logprobs(answer: ChatCompletion, decode: Decode | None) -> dict[str, Any]:
 
 
 def logprobs_of(answer: ChatCompletion, decode: Decode | None) -> list[dict[str, Any]]:
-    """Of each sampled token its text, log-probability and bytes."""
+    """Return text, log-probability and bytes of each sampled token."""
     content: list[dict[str, Any]] = []
     for token_id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
-        text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's form where there is no text
+        text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's format without text
         whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
         raw = list(text.encode()) if whole else None
         content.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})

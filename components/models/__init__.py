@@ -1,1 +1,1 @@
-"""Weights: find, convert, load, LoRA, merge."""
+"""Model weights: lookup, conversion, loading, LoRA adapters and merging."""

@@ -1,11 +1,10 @@
-"""Digests of the files of a model: what a folder of weights holds, and whether it still does.
+"""Digests of model files, and integrity verification of model folders.
 
-A folder that Espalier makes has a record beside it, `.NAME.json`, with the sha256 of each file, written when the folder
-was filled. Each process verifies a folder against it once, before it reads the model, and again when a file's inode,
-size or dates change. What changes on the disk under a process that has verified it, without a change of these, is
-noticed by the next process only.
+A folder that Espalier creates has a record beside it, `.NAME.json`, with the SHA-256 of each file. Each process
+verifies the folder once, before it reads the model, and again if a file's inode, size or timestamps change. Other
+changes on the disk are detected by the next process only.
 
-A folder of the user's has no record. Its digest is part of the stage keys instead, so another content has other keys.
+A user's folder has no record. Its digest is part of the stage keys, so different content has different keys.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from components.errors import ResourceError
 from components.json_text import parse_json
 
 ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja")
-"""Of the files that a model is made of."""
+"""Suffixes of a model's files."""
 
 _Signature = tuple[int, ...]
 _lock = threading.Lock()
 _digests: dict[str, tuple[_Signature, str]] = {}
-"""sha256 of each file that this process has read, with what the file looked like then."""
+"""SHA-256 of each file that this process has read, with the file's status at that time."""
 
 
 def belongs(name: str) -> bool:
-    """Return whether a file of this name, at the top of a model's folder, is part of the model."""
+    """Return True if a file of this name at the top of a model's folder is part of the model."""
     return name.endswith(ENDINGS) and not name.startswith("consolidated")
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a sha256 over names and contents of the files that the model in a folder is made of."""
+    """Return the SHA-256 of the names and contents of a model's files."""
     return json_digest(_contents(folder))
 
 
 def write_record(record: Path, folder: Path, revision: str | None) -> str | None:
-    """Record what a complete folder holds, all at once.
+    """Write the record of a complete folder, atomically.
 
-    revision: commit of the hub from which it was made. Returns how the folder differs from what an earlier record of
-    the same model says, None where it does not.
+    revision: hub commit of the files. Returns the names of files that differ from an earlier record of the same model,
+    or None if there is no difference.
     """
     contents = _contents(folder)
     earlier = read_record(record)
@@ -58,7 +57,7 @@ def write_record(record: Path, folder: Path, revision: str | None) -> str | None
 
 
 def read_record(record: Path) -> dict[str, Any] | None:
-    """Return a record, `files` and `revision`; None where there is none that can be read."""
+    """Return a record with `files` and `revision`; None if it is missing or invalid."""
     try:
         data = parse_json(record.read_bytes())
     except (OSError, ValueError):
@@ -67,7 +66,7 @@ def read_record(record: Path) -> dict[str, Any] | None:
 
 
 def damage(record: Path, folder: Path) -> str | None:
-    """Return what is wrong with a folder that was made here, None where it is what was recorded."""
+    """Return the first difference between a folder and its record; None if they match."""
     data = read_record(record)
     if data is None:
         return f"there is no record of its digests ({record.name})"
@@ -88,20 +87,20 @@ def _contents(folder: Path) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    """Return the sha256 of a file. It is read once per process, as long as it looks the same."""
+    """Return the SHA-256 of a file, cached per process while the file's status is unchanged."""
     try:
         before = _signature(path)
         with _lock:
-            known = _digests.get(str(path.absolute()))
-        if known is not None and known[0] == before:
-            return known[1]
-        found = file_digest(path)
+            cached = _digests.get(str(path.absolute()))
+        if cached is not None and cached[0] == before:
+            return cached[1]
+        digest = file_digest(path)
         if _signature(path) == before:
             with _lock:
-                _digests[str(path.absolute())] = before, found
+                _digests[str(path.absolute())] = before, digest
     except OSError as error:
         raise ResourceError(f"the model file {path} cannot be read: {error.strerror or error}") from None
-    return found
+    return digest
 
 
 def _signature(path: Path) -> _Signature:

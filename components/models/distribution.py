@@ -1,6 +1,6 @@
-"""The distribution that tokens are drawn from: softmax of the logits over a temperature, cut to its likely tokens.
+"""The sampling distribution: softmax of the logits divided by the temperature, truncated to likely tokens.
 
-The engine draws from it and the trainer computes log-probabilities under it, so that both mean the same.
+The engine samples from it and the trainer computes log-probabilities under it.
 """
 
 from __future__ import annotations
@@ -17,42 +17,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """Which distribution."""
+    """Temperature and truncation of a sampling distribution."""
 
     temperature: float = 1.0
-    """Above 0: a greedy choice has no distribution."""
+    """Divisor of the logits, above 0: greedy decoding has no distribution."""
     top_p: float = 1.0
+    """Probability mass of the smallest token set to sample from; 1 means all tokens."""
     top_k: int = 0
-    """0 means no limit."""
+    """Number of most likely tokens to sample from; 0 means no limit."""
     min_p: float = 0.0
+    """Minimum probability of a sampled token, as a share of the most likely token's probability."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Cut:
-        """From which a trajectory was sampled. Raises ArtifactError where it was greedy."""
+        """Return the distribution that a trajectory was sampled from. Raises ArtifactError for greedy decoding."""
         sampling = trajectory.sampling
-        found = cls(
+        cut = cls(
             float(sampling.get("temperature", 1.0)),
             float(sampling.get("top_p", 1.0)),
             int(sampling.get("top_k", 0)),
             float(sampling.get("min_p", 0.0)),
         )
-        if found.temperature <= 0:
+        if cut.temperature <= 0:
             raise ArtifactError(
                 f"trajectory {trajectory.id} was sampled with {sampling}: greedy choices have no probability to learn "
                 "from. Collect with a temperature above 0"
             )
-        return found
+        return cut
 
     @property
     def whole(self) -> bool:
-        """Whether every token can be drawn."""
+        """True if the distribution is not truncated."""
         return self.top_p >= 1 and self.top_k <= 0 and self.min_p <= 0
 
 
 def kept(logps_RV: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """(R, V) True for the tokens that can be drawn, from log-probabilities at the temperature: of the top_k likeliest
-    those whose mass reaches top_p (nucleus sampling, arXiv:1904.09751), and of them those with at least min_p times
-    the probability of the likeliest (arXiv:2407.01082)."""
+    """Return an (R, V) mask, True for tokens that can be sampled, from log-probabilities after the temperature.
+
+    These are the top_k most likely tokens, of them the smallest set with mass top_p (nucleus sampling,
+    arXiv:1904.09751), and of them those with at least min_p times the highest probability (arXiv:2407.01082).
+    """
     import torch
 
     keep_RV = torch.ones_like(logps_RV, dtype=torch.bool)
@@ -65,7 +69,7 @@ def kept(logps_RV: torch.Tensor, cut: Cut) -> torch.Tensor:
             mass_RV = torch.where(first_RV, ordered_RV, -torch.inf).softmax(-1).cumsum(-1)
             before_RV = torch.cat([torch.zeros_like(mass_RV[:, :1]), mass_RV[:, :-1]], dim=-1)
             first_RV &= before_RV < cut.top_p
-            first_RV[:, 0] = True  # also where top_p is 0 in this type
+            first_RV[:, 0] = True  # also if top_p underflows to 0 in this dtype
         keep_RV = torch.empty_like(first_RV).scatter(-1, index_RV, first_RV)
     if cut.min_p > 0:
         inside_RV = torch.where(keep_RV, logps_RV, -torch.inf)

@@ -1,4 +1,4 @@
-"""The tensors of a folder of safetensors."""
+"""Access to the tensors of a folder of safetensors files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Weights:
-    """Random access to them, without loading the rest."""
+    """Context manager with lazy access to single tensors."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -29,14 +29,14 @@ class Weights:
                     f"{path} cannot be read ({error!s:.200}): it is damaged, or not safetensors"
                 ) from None
         self.where: dict[str, Any] = {name: file for file in files for name in file.offset_keys()}
-        """The file of each tensor, by name."""
+        """Open file of each tensor, by tensor name."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.where = {}
 
     def get(self, name: str) -> torch.Tensor:
-        """Raises ArtifactError where there is none of this name."""
+        """Return a tensor by name. Raises ArtifactError if it does not exist."""
         if name not in self.where:
             raise ArtifactError(f"{name} was changed, and the model in {self.folder} does not have it")
         return self.where[name].get_tensor(name)

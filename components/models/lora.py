@@ -1,8 +1,8 @@
-"""LoRA adapters as tensors: read them, merge them into base weights.
+"""LoRA adapters as tensors: reading, and merging into base weights.
 
 The merged weight is `W + (alpha / r) · B @ A` (arXiv:2106.09685, section 4.1). Adapters are PEFT folders:
-`adapter_config.json` and `adapter_model.safetensors`. Variants whose merge is another formula are refused by name, and
-so is any tensor that is no A or B of a linear layer: nothing of an adapter is ever left out silently.
+`adapter_config.json` and `adapter_model.safetensors`. Variants with another merge formula are rejected by name, and so
+are tensors other than A and B of a linear layer: no part of an adapter is ignored silently.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _OTHER_FORMULA = (
     "lora_bias", "modules_to_save", "monteclora_config", "rank_pattern", "target_parameters", "trainable_token_indices",
     "use_bdlora", "use_dora", "use_qalora", "use_rslora", "velora_config",
 )  # fmt: skip
-"""Options of PEFT's LoRA under which a merged weight is not `W + (alpha / r) · B @ A`."""
+"""PEFT options for which the merged weight is not `W + (alpha / r) · B @ A`."""
 _OTHER_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
-"""Ways to begin that change the base weights, so that the adapter belongs to other weights than those on disk."""
+"""Initializations that modify the base weights, so that the adapter does not fit the weights on disk."""
 
 
 def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, merged weight) for every base weight that the adapter changes; float32 sums, base dtype out.
+    """Yield (name, merged weight) for each base weight that the adapter changes: float32 sums in the base dtype.
 
-    Raises ArtifactError for an adapter that is no plain LoRA or does not fit the base model.
+    Raises ArtifactError for an adapter that is not plain LoRA or does not fit the base model.
     """
     import torch
 
@@ -60,7 +60,7 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
 
 
 def refuse_other_formulas(config: dict[str, Any], adapter_dir: Path) -> None:
-    """Raises ArtifactError for a PEFT config under which the update is not (alpha / r) · B @ A."""
+    """Raise ArtifactError for a PEFT config whose update is not (alpha / r) · B @ A."""
     for option in _OTHER_FORMULA:
         if config.get(option):
             raise ArtifactError(f"{adapter_dir}: adapters with {option} cannot be merged here; use plain LoRA")
@@ -74,7 +74,7 @@ def refuse_other_formulas(config: dict[str, Any], adapter_dir: Path) -> None:
 
 
 def _read_adapter(adapter_dir: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Config and tensors of a plain LoRA."""
+    """Return config and tensors of a plain LoRA adapter. Raises ArtifactError for any other folder."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""A model as a folder, written by whichever process has the lock for it."""
+"""Saving of a model to a folder, by the process that holds its lock."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def save(model: Any, out: Path) -> None:
-    """Writes config and safetensors of a transformers model, as its `save_pretrained` does: which, in processes that
-    train together, writes nothing and says nothing in any but the first."""
+    """Write config and safetensors of a transformers model from the calling process. In distributed training, plain
+    `save_pretrained` silently writes on rank 0 only."""
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
     model.save_pretrained(out)
     del model.should_save_on_this_rank

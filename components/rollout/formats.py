@@ -1,13 +1,13 @@
-"""How actions are written: what an agent is shown of an environment's tools, and how its answers are read.
+"""Action formats: presentation of an environment's tools to an agent, and parsing of its responses.
 
-    native    tools are the chat template's, calls are the message's own `tool_calls`
-    react     tools stand in the system message, the answer is Thought and Action, or Answer (arXiv:2210.03629)
-    chat      what is said is the action; for environments of text
-    code      tools are functions, the answer is a block of Python (`code`, arXiv:2402.01030)
+    native    the chat template presents tools; actions are the message's `tool_calls`
+    react     the system message lists tools; a response is Thought and Action, or Answer (arXiv:2210.03629)
+    chat      the message text is the action, for text environments
+    code      tools are functions; a response is a Python block (`code`, arXiv:2402.01030)
 
-An environment knows only actions with `tool_calls`; a format stands between. An answer that cannot be read is told to
-the agent as an observation and counted (`parse_errors`); it uses up a turn. A demonstration is written in the format,
-and carried out as what is written there.
+Environments only accept actions with `tool_calls` or text; a format translates. A response that cannot be parsed uses
+up a turn, is counted (`parse_errors`), and the agent reads the error as an observation. A demonstration is written in
+the format, parsed and executed like a response.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, Literal
 
 from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
-from components.rollout.action_format import Format, Take, Tools, Unreadable, told_first
+from components.rollout.action_format import Format, Take, Tools, Unreadable, append_system_text
 from components.sandbox import Limits
 
 Name = Literal["native", "react", "chat", "code"]
 
 
 class OneAction:
-    """A format in which a message is one action."""
+    """A format with one action per message."""
 
     mark = ""
     counts: dict[str, int] = {}
@@ -36,23 +36,27 @@ class OneAction:
         return replace(step, observation=self.show(step.observation))
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The action that an assistant message stands for. Raises Unreadable."""
+        """Return the action of an assistant message. Raises Unreadable."""
         return message
 
     def show(self, observation: Messages) -> Messages:
-        """An observation as the agent is shown it."""
+        """Return an observation as the agent reads it."""
         return observation
 
 
 class Native(OneAction):
+    """The chat template's own tool calls."""
+
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-        names = "|".join(re.escape(one["function"]["name"]) for one in tools)
-        self._begun = re.compile(rf"<tool_call>|^[^\S\n]*+\[\s*+(?:{names})\s*+\(" if tools else r"(?!)", re.MULTILINE)
+        names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+        self._call_start = re.compile(
+            rf"<tool_call>|^[^\S\n]*+\[\s*+(?:{names})\s*+\(" if tools else r"(?!)", re.MULTILINE
+        )
         return messages, tools
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A call that the engine could not read is still in the text."""
-        if not message.get("tool_calls") and self._begun.search(message.get("content") or ""):
+        """Return the message. Raises Unreadable if its text has a call that the engine could not parse."""
+        if not message.get("tool_calls") and self._call_start.search(message.get("content") or ""):
             raise Unreadable("this call of a tool cannot be read; write it again, as it was shown")
         return message
 
@@ -61,7 +65,7 @@ class Native(OneAction):
 
 
 class React(OneAction):
-    """One for each episode: it remembers the tools."""
+    """Thought and Action as text (ReAct); holds the tools of one episode."""
 
     mark = "Observation: "
 
@@ -69,46 +73,46 @@ class React(OneAction):
         self._text_tool = _text_tool(tools)
         self._calls = 0
         if self._text_tool is not None:
-            said = "Answer each time in this form:\nThought: what you think\nAction: your action"
+            instructions = "Answer each time in this form:\nThought: what you think\nAction: your action"
         elif tools:
-            listed = "\n".join(_described(one["function"]) for one in tools)
-            said = (
-                f"Tools:\n{listed}\n\nAnswer each time in one of these forms:\nThought: what you think\n"
+            signatures = "\n".join(_signature(tool["function"]) for tool in tools)
+            instructions = (
+                f"Tools:\n{signatures}\n\nAnswer each time in one of these forms:\nThought: what you think\n"
                 'Action: tool {"argument": "value"}\nor\nThought: what you think\nAnswer: what you say'
             )
         else:
-            said = "Answer each time in this form:\nThought: what you think\nAnswer: what you say"
-        return told_first(messages, said), []
+            instructions = "Answer each time in this form:\nThought: what you think\nAnswer: what you say"
+        return append_system_text(messages, instructions), []
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
         text = re.split(r"^[^\S\n]*+Observation:", message.get("content") or "", maxsplit=1, flags=re.MULTILINE)[0]
-        found = list(re.finditer(r"^[^\S\n]*+(Action|Answer):[ \t]*+", text, re.MULTILINE))
-        if not found:
+        markers = list(re.finditer(r"^[^\S\n]*+(Action|Answer):[ \t]*+", text, re.MULTILINE))
+        if not markers:
             raise Unreadable('no action: end with a line "Action: ..."' + self._or_answer())
-        last, rest = found[-1][1], text[found[-1].end() :].strip()
-        if last == "Answer" and self._text_tool is None:
-            return {"role": "assistant", "content": rest}
+        marker, content = markers[-1][1], text[markers[-1].end() :].strip()
+        if marker == "Answer" and self._text_tool is None:
+            return {"role": "assistant", "content": content}
         if self._text_tool is not None:
-            line = next(iter(rest.splitlines()), "").strip()
+            line = next(iter(content.splitlines()), "").strip()
             if not line:
                 raise Unreadable("the action is empty")
             tool, argument = self._text_tool
             return self._call(tool, json.dumps({argument: line}))
-        name = re.match(r"[\w.-]+", rest)
+        name = re.match(r"[\w.-]+", content)
         if name is None:
             raise Unreadable('no tool after "Action:"')
-        given = rest[name.end() :].strip()
+        json_text = content[name.end() :].strip()
         try:
-            arguments, _ = json.JSONDecoder().raw_decode(given) if given else ({}, 0)
+            arguments, _ = json.JSONDecoder().raw_decode(json_text) if json_text else ({}, 0)
             written = json.dumps(arguments)
         except (ValueError, RecursionError):
             raise Unreadable(f'after {name[0]} expected arguments as JSON, such as {{"argument": "value"}}') from None
         return self._call(name[0], written)
 
     def show(self, observation: Messages) -> Messages:
-        told = [one["content"] for one in observation if one["role"] == "tool"]
-        others = [one for one in observation if one["role"] != "tool"]
-        return [*([{"role": "user", "content": self.mark + "\n".join(told)}] if told else []), *others]
+        results = [message["content"] for message in observation if message["role"] == "tool"]
+        others = [message for message in observation if message["role"] != "tool"]
+        return [*([{"role": "user", "content": self.mark + "\n".join(results)}] if results else []), *others]
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         calls = action.get("tool_calls") or []
@@ -118,10 +122,10 @@ class React(OneAction):
         if len(calls) > 1:
             raise SpecError([Problem("agent.format", "react: a demonstration calls several tools at once; one a turn")])
         function = calls[0]["function"]
-        said = f"{function['name']} {function['arguments']}"
+        action_text = f"{function['name']} {function['arguments']}"
         if self._text_tool is not None:
-            said = json.loads(function["arguments"])[self._text_tool[1]]
-        return {"role": "assistant", "content": f"{thought}Action: {said}"}
+            action_text = json.loads(function["arguments"])[self._text_tool[1]]
+        return {"role": "assistant", "content": f"{thought}Action: {action_text}"}
 
     def _or_answer(self) -> str:
         return "" if self._text_tool is not None else ' or "Answer: ..."'
@@ -134,10 +138,12 @@ class React(OneAction):
 
 
 class Chat(OneAction):
+    """The message text as the action."""
+
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         self._text_tool = _text_tool(tools)
         if tools and self._text_tool is None:
-            names = ", ".join(one["function"]["name"] for one in tools)
+            names = ", ".join(tool["function"]["name"] for tool in tools)
             raise SpecError([Problem("agent.format", f"chat: the environment has tools ({names}); expected react")])
         return messages, []
 
@@ -151,12 +157,12 @@ class Chat(OneAction):
         if not action.get("tool_calls"):
             return action
         assert self._text_tool is not None
-        said = [json.loads(call["function"]["arguments"])[self._text_tool[1]] for call in action["tool_calls"]]
-        return {"role": "assistant", "content": said[0]}
+        texts = [json.loads(call["function"]["arguments"])[self._text_tool[1]] for call in action["tool_calls"]]
+        return {"role": "assistant", "content": texts[0]}
 
 
 def make(name: Name, limits: Limits | None = None) -> Format:
-    """A format for one episode. limits: of code."""
+    """Return a format for one episode. limits: resource limits of code (format `code`)."""
     if name == "code":
         from components.rollout.code import Code
 
@@ -166,7 +172,7 @@ def make(name: Name, limits: Limits | None = None) -> Format:
 
 
 def _text_tool(tools: Tools) -> tuple[str, str] | None:
-    """Tool and argument, where the only action is a line of text."""
+    """Return tool and argument if the only tool has a single string argument; else None."""
     if len(tools) != 1:
         return None
     function = tools[0]["function"]
@@ -177,7 +183,7 @@ def _text_tool(tools: Tools) -> tuple[str, str] | None:
     return (function["name"], argument) if schema.get("type") == "string" else None
 
 
-def _described(function: dict[str, Any]) -> str:
+def _signature(function: dict[str, Any]) -> str:
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or []
     arguments = [

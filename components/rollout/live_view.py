@@ -1,9 +1,8 @@
-"""What goes on while episodes are played, for people: counts as they change, and one episode as it happens.
+"""Live progress of running episodes: counts, and the messages of one episode at a time.
 
-A `Live` is told of each episode that begins and ends, and hears what is said to the engine in between. One episode at a
-time is watched, from its first message to its end; then the next one that begins. What it says is written to a file of
-JSON lines, which other processes may follow. Nothing that is played depends on it, and a disk that is full ends the
-file, not the episodes.
+A `Live` is notified of the start and end of each episode and of the engine's responses in between. It follows one
+episode from its first message to its end, then the next one that begins. Events are written to a JSON lines file that
+other processes may follow. Episodes do not depend on it: a write error, such as a full disk, ends the file only.
 """
 
 from __future__ import annotations
@@ -20,28 +19,29 @@ from components.inference.protocol import ChatCompletion, ChatRequest, Engine
 from components.trajectories.schema import Trajectory
 
 FILE = "live.jsonl"
-"""Its name in the folder of an unfinished stage."""
+"""File name in the folder of an unfinished stage."""
 LONGEST = 4000
-"""Characters of one text that are shown; the rest is counted."""
+"""Maximum number of characters per text; the number of omitted characters is stated."""
 MOST_CALLS = 16
-"""Tool calls of one message that are shown."""
+"""Maximum number of tool calls shown per message."""
 MOST_BYTES = 1_000_000
-"""Size from which the file begins anew with the next episode."""
+"""File size in bytes from which the next episode overwrites the file."""
 EVERY = 0.2
-"""Seconds between two words about counts while no episode ends."""
+"""Seconds between progress updates while no episode ends."""
 
 Event = Mapping[str, Any]
-"""`{"episode": name}` where one begins to be watched; `{"role", "content", "calls", "sampled"}` of a message, where
-`sampled` are its tokens, if the policy said it; `{"ended": name, "reward", "success", "failure"}`, and the same with
-`followed` for what was played after it and belongs to it: a second attempt, the other player's side, a teacher's."""
+"""An event: `{"episode": name}` at the start of the followed episode; `{"role", "content", "calls", "sampled"}` for a
+message, where `sampled` is the number of its tokens if the policy sampled it; `{"ended": name, "reward", "success",
+"failure"}` at the end, and the same with `followed` for derived episodes: a second attempt, the other player's side, or
+a teacher's."""
 Tell = Callable[[int, int, Mapping[str, float]], None]
-"""Told how many of how many episodes are done, with figures: `running`, `failed`, `tokens_per_s`, and the mean `reward`
-of those that ended well: what the environment gave, before any judge."""
+"""Progress callback: finished episodes, total episodes, and the values `running`, `failed`, `tokens_per_s` and the mean
+`reward` of episodes without failure, as given by the environment before any judge."""
 
 
 class Live:
-    """what: is played, for the file's first line. total: episodes of all. finished: those of earlier tries. listen:
-    hears the events, too."""
+    """Progress of a stage's episodes. what: description of the stage for the file's first line. total: number of
+    episodes. tell: progress callback. finished: episodes of earlier attempts of the stage. listen: event callback."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Live:
         self._file: Path | None = file
         self._listen = listen
         self._lock = threading.RLock()
-        self._start = self._told = time.monotonic()
+        self._start = self._last_update = time.monotonic()
         self._done: set[str] = set()
         self._failed = self._tokens = 0
         self._size = 0
@@ -66,15 +66,15 @@ class Live:
         self._running: set[str] = set()
         self._watched: str | None = None
         self._followed = False
-        """Whether the episode that ended last was the one that is watched."""
+        """True if the episode that ended last was the watched one."""
         self._shown: list[dict[str, Any]] = []
-        for one in finished:
-            self._count(one)
+        for trajectory in finished:
+            self._count(trajectory)
         self._begin_file()
-        self._say_counts()
+        self._update()
 
     def begins(self, name: str, engine: Engine) -> Engine:
-        """An episode begins, or begins again; the engine that it is to be played with."""
+        """Record the start or retry of an episode; return the engine to play it with."""
         with self._lock:
             self._running.add(name)
             if self._watched in (None, name):
@@ -82,42 +82,42 @@ class Live:
                 if self._file is not None and self._size > MOST_BYTES:
                     self._begin_file()
                 self._event({"episode": name})
-        return _Heard(engine, name, self)
+        return _ObservedEngine(engine, name, self)
 
-    def said(self, name: str, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
-        """The engine has answered these messages of an episode."""
+    def record_response(self, name: str, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
+        """Record the engine's response to the messages of an episode."""
         with self._lock:
             self._tokens += len(completion.token_ids)
             if name == self._watched:
                 self._show(messages)
                 self._event(_message(completion.message) | {"sampled": len(completion.token_ids)})
                 self._shown = [*messages, completion.message]
-            if time.monotonic() - self._told > EVERY:
-                self._say_counts()
+            if time.monotonic() - self._last_update > EVERY:
+                self._update()
 
     def ended(self, trajectory: Trajectory) -> None:
-        """An episode has ended, well or not."""
+        """Record the end of an episode, with or without failure."""
         with self._lock:
             self._running.discard(trajectory.id)
             self._count(trajectory)
             self._followed = trajectory.id == self._watched
             if self._followed:
-                said = trajectory.histories[-1].messages if trajectory.histories else []
-                end = [{"role": one.role, "content": one.content} for one in said]
-                if self._goes_on(end):  # else something else was said since, such as a second attempt
+                last = trajectory.histories[-1].messages if trajectory.histories else []
+                end = [{"role": message.role, "content": message.content} for message in last]
+                if self._extends_shown(end):  # otherwise another conversation began, such as a second attempt
                     self._show(end)
                 self._event({"ended": trajectory.id, **_outcome(trajectory)})
                 self._watched = None
-            self._say_counts()
+            self._update()
 
     def follows(self, trajectory: Trajectory) -> None:
-        """What belongs to the episode that ended last, and is none of those that are counted."""
+        """Record an episode derived from the one that ended last. Derived episodes are not counted."""
         with self._lock:
             if self._followed:
                 self._event({"followed": trajectory.id, **_outcome(trajectory)})
 
     def close(self) -> None:
-        """Removes the file: nobody plays any more."""
+        """Remove the file at the end of the stage."""
         with self._lock, contextlib.suppress(OSError):
             file, self._file = self._file, None
             if file is not None:
@@ -125,30 +125,32 @@ class Live:
 
     def _count(self, trajectory: Trajectory) -> None:
         if trajectory.id in self._done:
-            return  # of an earlier try, and played again for what follows from it
+            return  # finished in an earlier attempt, replayed for the episodes derived from it
         self._done.add(trajectory.id)
         if trajectory.failure is not None:
             self._failed += 1
         else:
-            self._rewards += given(trajectory)
+            self._rewards += environment_reward(trajectory)
 
-    def _say_counts(self) -> None:
-        self._told = time.monotonic()
+    def _update(self) -> None:
+        self._last_update = time.monotonic()
         values = {"running": float(len(self._running)), "failed": float(self._failed)}
-        if (well := len(self._done) - self._failed) > 0:
-            values["reward"] = self._rewards / well
+        if (completed := len(self._done) - self._failed) > 0:
+            values["reward"] = self._rewards / completed
         if self._tokens:
-            values["tokens_per_s"] = self._tokens / (self._told - self._start)
+            values["tokens_per_s"] = self._tokens / (self._last_update - self._start)
         self._tell(len(self._done), self._total, values)
 
     def _show(self, messages: list[dict[str, Any]]) -> None:
-        """Those that come after what was shown; all of them, where the conversation is another one."""
-        for one in messages[len(self._shown) if self._goes_on(messages) else 0 :]:
-            self._event(_message(one))
+        """Emit the messages after the shown ones, or all messages of a different conversation."""
+        for message in messages[len(self._shown) if self._extends_shown(messages) else 0 :]:
+            self._event(_message(message))
 
-    def _goes_on(self, messages: list[dict[str, Any]]) -> bool:
-        """Whether they begin with what was shown. An agent may write its calls, and what is empty, in another way."""
-        return [_core(one) for one in messages[: len(self._shown)]] == [_core(one) for one in self._shown]
+    def _extends_shown(self, messages: list[dict[str, Any]]) -> bool:
+        """Return True if the messages begin with the shown ones, by role and text. Agents may change the form of calls
+        and of empty text."""
+        start = messages[: len(self._shown)]
+        return [_core(message) for message in start] == [_core(message) for message in self._shown]
 
     def _event(self, event: Event) -> None:
         if self._listen is not None:
@@ -169,8 +171,8 @@ class Live:
             self.close()
 
 
-class _Heard:
-    """The engine of one episode."""
+class _ObservedEngine:
+    """The engine of one episode, which reports responses to a `Live`."""
 
     def __init__(self, engine: Engine, name: str, live: Live):
         self._engine = engine
@@ -183,7 +185,7 @@ class _Heard:
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         completion = await self._engine.chat(request)
-        self._live.said(self._name, request.messages, completion)
+        self._live.record_response(self._name, request.messages, completion)
         return completion
 
     def load_policy(self, version: str, folder: str | None) -> None:
@@ -193,8 +195,8 @@ class _Heard:
         self._engine.close()
 
 
-def given(trajectory: Trajectory) -> float:
-    """The reward that the environment or the agent gave: that of the outcome, else the sum of the steps'."""
+def environment_reward(trajectory: Trajectory) -> float:
+    """Return the reward of the environment or the agent: the outcome's reward, else the sum of step rewards."""
     stated = trajectory.outcome.get("reward")
     if isinstance(stated, int | float) and not isinstance(stated, bool):
         return float(stated)
@@ -204,7 +206,7 @@ def given(trajectory: Trajectory) -> float:
 def _outcome(trajectory: Trajectory) -> dict[str, Any]:
     failure = trajectory.failure
     return {
-        "reward": given(trajectory),
+        "reward": environment_reward(trajectory),
         "success": trajectory.success,
         "failure": _cut(f"{failure.kind}: {failure.message}") if failure else None,
     }
@@ -215,13 +217,13 @@ def _core(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is shown; an agent of one's own may have sent anything."""
+    """Return the event of a message. Messages of custom agents are not validated."""
     calls = message.get("tool_calls")
-    found: dict[str, Any] = {"role": str(message.get("role")), "content": _cut(str(message.get("content") or ""))}
+    event: dict[str, Any] = {"role": str(message.get("role")), "content": _cut(str(message.get("content") or ""))}
     if isinstance(calls, list) and calls:
-        found["calls"] = [_call(one) for one in calls[:MOST_CALLS]]
-        found["more_calls"] = max(len(calls) - MOST_CALLS, 0)
-    return found
+        event["calls"] = [_call(call) for call in calls[:MOST_CALLS]]
+        event["more_calls"] = max(len(calls) - MOST_CALLS, 0)
+    return event
 
 
 def _call(call: Any) -> str:

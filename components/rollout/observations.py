@@ -1,8 +1,8 @@
-"""What an environment says, as it may be shown to a model: text that can be encoded, without control codes, without
-the marks by which chat templates tell who speaks, and not longer than it may be.
+"""Sanitization of environment messages for a model: encodable text of bounded length, without control codes and
+without the special tokens by which chat templates mark roles.
 
-A tokenizer's own special tokens are taken care of where it is known (`components.trajectories.chat`); a server's is
-not, and episodes that go to another model read as they were played.
+`components.trajectories.chat` escapes the special tokens of a known tokenizer. This module covers tokenizers that are
+not known, such as a server's, and episodes that another model trains on.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ import re
 from components.environments.protocol import Messages
 
 _ANSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-"""Escape sequences of terminals: colours, movements of the cursor, titles (ECMA-48)."""
+"""Terminal escape sequences: colors, cursor movement, titles (ECMA-48)."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters (category Cc) but for tabs and ends of lines."""
+"""Control characters (category Cc) except tabs and line feeds."""
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""They, and halves of surrogate pairs."""
+"""Control characters and lone surrogates."""
 _MARKS = re.compile(
     r"<[|｜][\w▁]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS)\]|</?s>"
 )
-"""Special tokens in the form of the usual families of models."""
+"""Special tokens of common model families."""
 
 
 def clean(text: str, most: int) -> tuple[str, bool]:
-    """The text without escape sequences and control characters, what is no character replaced, `<|im_end|>` and its
-    kind as the plain text `< |im_end|>`; and whether it was cut to `most` characters, which it then says at the
-    place."""
+    """Return the sanitized text, and True if it was truncated to `most` characters (marked at its end). Escape
+    sequences and control characters are removed, lone surrogates are replaced, and special tokens such as `<|im_end|>`
+    become the plain text `< |im_end|>`."""
     cut = len(text) > most
     length = len(text)
     if cut:
         text = text[:most]
     if _UNFIT.search(text):
         text = _CONTROL.sub("", _ANSI.sub("", text.replace("\r\n", "\n")))
-        text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates: bytes that were no UTF-8
-    text = _MARKS.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates: bytes that were not valid UTF-8
+    text = _MARKS.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
     return (f"{text}\n[cut: {length:,} characters, {most:,} are shown]" if cut else text), cut
 
 
 def cleaned(messages: Messages, most: int) -> tuple[Messages, int]:
-    """The messages with clean contents, and how many were cut."""
-    found, count = [], 0
+    """Return the messages with sanitized contents, and the number of truncated messages."""
+    clean_messages, count = [], 0
     for message in messages:
         text, cut = clean(message["content"], most)
         count += cut
-        found.append(message if text == message["content"] else {**message, "content": text})
-    return found, count
+        clean_messages.append(message if text == message["content"] else {**message, "content": text})
+    return clean_messages, count

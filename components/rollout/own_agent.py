@@ -1,22 +1,23 @@
-"""Episodes of an agent of one's own: any function that talks to an OpenAI-compatible endpoint.
+"""Episodes of a custom agent: any function that uses an OpenAI-compatible endpoint.
 
     async def agent(scenario, client):                      # an openai.AsyncOpenAI; a plain function gets openai.OpenAI
         answer = await client.chat.completions.create(model="policy", messages=[...])
         return 1.0 if "..." in answer.choices[0].message.content else 0.0
 
-It is given what its parameters name: `scenario`, `client`, or `base_url`, `api_key` and `model` for another library,
-process or language, and `environment`, one of its own that it may reset and step. It returns
+The function's parameter names select its arguments: `scenario`, `client`, or `base_url`, `api_key` and `model` for
+another library, process or language, and `environment`, an exclusive instance that it may reset and step. It returns
 
-    a number       the episode's reward, outcome `{"reward": number}`
-    a mapping      the episode's outcome, `success` among it
-    a Trajectory   its outcome, step rewards and metrics; its histories where nothing was said through the endpoint
-    None           nothing: the reward of the experiment looks at what was said
+    a number       the episode's reward; the outcome is `{"reward": number}`
+    a mapping      the episode's outcome, including `success`
+    a Trajectory   its outcome, step rewards and metrics are used; its histories only if the endpoint was not called
+    None           no outcome: the experiment's reward function scores the conversation
 
-What it says through the endpoint is the trajectory (`capture`). Each episode has a key of its own, by which its calls
-are told apart; nothing is patched. Plain functions run in a thread each; one that runs out of time is left behind, and
-its calls are refused. A process that an async function starts through asyncio ends with the episode at the latest. An
-agent that raises has failed; one that raises because it has used up its calls is at its end. An answer counts that the
-agent was sent: where its client gave up waiting, nothing is recorded, and asking again gives the same.
+Calls of the endpoint are recorded as the trajectory (`capture`). Each episode has its own API key, which identifies its
+calls; no library is patched. Each synchronous function runs in a thread; after a timeout, the thread is abandoned and
+its calls are rejected. A process that an async function starts through asyncio is terminated at the end of the episode.
+An exception of the agent fails the episode, unless the cause is that no calls remain: then the episode ends normally. A
+response is recorded only if the agent received it: if its client cancels the request, nothing is recorded, and a retry
+returns the same response.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ from components.inference.protocol import Engine, Sampling
 from components.redaction import MASK
 from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
-from components.rollout.spec import GIVEN
+from components.rollout.spec import RUNTIME_ARGUMENTS
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
 REFUSED = 403
-"""Status of HTTP of a call that an episode has no more (`components.errors.CallsUsedUp`)."""
+"""HTTP status of a call after the episode's last one (`components.errors.CallsUsedUp`)."""
 _ERROR_LINE = re.compile(r"[\w.]{0,100}(Error|Exception)\b")
-"""A line of a process's standard error that names an error: of Python the last one, of Node before the stack."""
+"""A line of standard error that names an error: in Python the last line, in Node the one before the stack."""
 MODEL = "policy"
-"""Name under which the policy is asked for."""
+"""Served name of the policy."""
 
 
 class OwnAgent:
-    """Plays with `function`. url: of the endpoint, which asks `engines` for the engine that belongs to a key. Raises
-    SpecError where the function asks for what it cannot be given."""
+    """Player that runs `function`. url: address of the endpoint, which looks up the engine of an API key in `engines`.
+    Raises SpecError if the function has an unknown required parameter."""
 
     def __init__(
         self,
@@ -70,12 +71,15 @@ class OwnAgent:
         engines: MutableMapping[str, Engine],
     ):
         parameters = inspect.signature(function).parameters.values()
-        required = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-        if unknown := [name for name in required if name not in GIVEN]:
-            raise SpecError(
-                [Problem("agent.function", f"asks for {', '.join(unknown)}; expected some of {', '.join(GIVEN)}")]
-            )
-        self._names = [one.name for one in parameters if one.name in GIVEN]
+        required = [
+            parameter.name
+            for parameter in parameters
+            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        if unknown := [name for name in required if name not in RUNTIME_ARGUMENTS]:
+            text = f"asks for {', '.join(unknown)}; expected some of {', '.join(RUNTIME_ARGUMENTS)}"
+            raise SpecError([Problem("agent.function", text)])
+        self._names = [parameter.name for parameter in parameters if parameter.name in RUNTIME_ARGUMENTS]
         self.wants_environment = "environment" in self._names
         self._function = function
         self._url = url
@@ -92,58 +96,58 @@ class OwnAgent:
         max_turns: int,
         seed: int,
         timeout: float | None,
-        again: bool = False,
+        raise_unreachable: bool = False,
     ) -> Trajectory:
-        """One episode; what fails is in it. Cancellation, SpecError and ResourceError pass through, and with `again`
-        EnvironmentAway, for the episode to be played again."""
+        """Play one episode and return its trajectory, with any failure recorded. Cancellation, SpecError and
+        ResourceError propagate; so does EnvironmentAway with `raise_unreachable`, for the caller to retry."""
         capture = Capture(engine, sampling, seed, max_turns)
         returned, failure = None, None
         with self._key(capture) as key:
             try:
                 async with ending_processes(), asyncio.timeout(timeout):
-                    returned = _checked(await self._run(scenario, environment, key))
+                    returned = _validated(await self._run(scenario, environment, key))
             except _Raised as error:
                 cause = error.__cause__
                 if not (capture.exhausted and _was_refused(cause)):
-                    failure = Failure("agent", "AgentError", _words(cause).replace(key, MASK))
+                    failure = Failure("agent", "AgentError", _describe(cause).replace(key, MASK))
             except BoundaryError as error:
-                if again and isinstance(error, EnvironmentAway):
+                if raise_unreachable and isinstance(error, EnvironmentAway):
                     raise
                 failure = Failure(error.boundary, type(error).__name__, str(error))
             except TimeoutError:
                 failure = Failure("agent", "WaitTimeout", f"the episode took longer than {timeout:g} s")
         if isinstance(capture.failed, SpecError | ResourceError):
-            raise capture.failed  # would fail every episode alike, whatever the agent makes of it
+            raise capture.failed  # would fail every episode
         if isinstance(capture.failed, BoundaryError):
             failure = Failure(capture.failed.boundary, type(capture.failed).__name__, str(capture.failed))
-        told = returned if isinstance(returned, Trajectory) else None
-        outcome = told.outcome if told else dict(returned) if isinstance(returned, Mapping) else {}
+        reported = returned if isinstance(returned, Trajectory) else None
+        outcome = reported.outcome if reported else dict(returned) if isinstance(returned, Mapping) else {}
         if isinstance(returned, float):
             outcome = {"reward": returned}
-        histories = capture.histories or (told.histories if told else []) or [History([])]
+        histories = capture.histories or (reported.histories if reported else []) or [History([])]
         return Trajectory(
             id=f"{scenario.id}/{sample}",
             scenario=scenario,
             sample=sample,
             histories=histories,
-            tools=capture.tools or (told.tools if told else []),
-            step_rewards=told.step_rewards if told else [],
+            tools=capture.tools or (reported.tools if reported else []),
+            step_rewards=reported.step_rewards if reported else [],
             outcome=outcome,
             metrics={
-                **(told.metrics if told else {}),
+                **(reported.metrics if reported else {}),
                 "turns": float(capture.answers),
                 "sampled_tokens": float(capture.sampled),
                 "truncated": float(capture.truncated),
                 "histories": float(len(histories)),
             },
-            failure=failure or (told.failure if told else None),
+            failure=failure or (reported.failure if reported else None),
             policy=engine.policy,
             sampling={**asdict(sampling), "seed": seed},
         )
 
     @contextmanager
     def _key(self, capture: Capture) -> Iterator[str]:
-        """A key that is good for one episode."""
+        """Register an API key for the episode within the block."""
         key = secrets.token_urlsafe(24)
         self._engines[key] = capture
         try:
@@ -154,21 +158,21 @@ class OwnAgent:
 
     async def _run(self, scenario: Scenario, environment: Environment | None, key: str) -> Any:
         function = inspect.unwrap(_plain(self._function))
-        awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        given: dict[str, Any] = {"scenario": scenario, "base_url": self._url, "api_key": key, "model": MODEL}
-        given["environment"] = environment
-        client = _client(self._url, key, awaited) if "client" in self._names else None
-        arguments = {name: client if name == "client" else given[name] for name in self._names}
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        available: dict[str, Any] = {"scenario": scenario, "base_url": self._url, "api_key": key, "model": MODEL}
+        available["environment"] = environment
+        client = _client(self._url, key, is_async) if "client" in self._names else None
+        arguments = {name: client if name == "client" else available[name] for name in self._names}
         try:
-            found = self._function(**arguments) if awaited else await in_thread(lambda: self._function(**arguments))
-            return await found if inspect.isawaitable(found) else found
+            result = self._function(**arguments) if is_async else await in_thread(lambda: self._function(**arguments))
+            return await result if inspect.isawaitable(result) else result
         except (SpecError, ResourceError, EnvironmentFailed):
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise _Raised from error  # a task of its own that it cancelled
+            raise _Raised from error  # the agent cancelled a task of its own
         except (Exception, SystemExit) as error:
             raise _Raised from error
         finally:
@@ -179,21 +183,23 @@ class OwnAgent:
 
 
 class _Raised(Exception):
-    """The agent raised; what, is the cause."""
+    """Wrapper of an exception of the agent, which is its cause."""
 
 
 def _was_refused(error: BaseException | None) -> bool:
-    """Whether an agent raised because a further call was refused: with its status or its words. Of a process of its own
-    that ended nothing else is known."""
+    """Return True if the agent raised because a further call was rejected, by status or message. Any failed subprocess
+    counts, because its cause is unknown."""
     return any(
-        status_of(one) == REFUSED or "agent.max_turns" in str(one) or isinstance(one, subprocess.CalledProcessError)
-        for one in causes(error)
+        status_of(cause) == REFUSED
+        or "agent.max_turns" in str(cause)
+        or isinstance(cause, subprocess.CalledProcessError)
+        for cause in causes(error)
     )
 
 
-def _words(error: BaseException | None) -> str:
-    """Return what an agent raised. Of a process: how it ended and the error that it wrote to standard error. Not its
-    command line, which may hold the key of the episode and a whole program."""
+def _describe(error: BaseException | None) -> str:
+    """Return the description of an agent's exception. For a subprocess: its exit status and the error on standard
+    error, without the command line, which may contain the episode's API key and a whole program."""
     text = str(error)
     if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
         program = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
@@ -201,40 +207,43 @@ def _words(error: BaseException | None) -> str:
         ended = f"exit code {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else "timed out"
         written = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
         written_lines = [line.strip() for line in written.splitlines() if line.strip()]
-        named = [line for line in written_lines if _ERROR_LINE.match(line)]
-        last = (named or written_lines or [""])[-1]
+        error_lines = [line for line in written_lines if _ERROR_LINE.match(line)]
+        last = (error_lines or written_lines or [""])[-1]
         text = f"{program}: {ended}" + (f": {last}" if last else "")
     return f"{type(error).__name__}: {text}"
 
 
 def _plain(function: Any) -> Any:
-    """Without the arguments that a config has filled."""
+    """Return the function without a partial's configured arguments."""
     return getattr(function, "func", function)
 
 
-def _client(url: str, key: str, awaited: bool) -> Any:
+def _client(url: str, key: str, is_async: bool) -> Any:
+    """Return an OpenAI client. Raises ResourceError if the package is not installed."""
     try:
         import openai
     except ImportError:
         raise ResourceError(
-            "agent.function asks for a client of the package openai, which is not installed: pip install openai, or "
-            "let it take base_url and api_key"
+            "agent.function has the parameter client, which needs the package openai: pip install openai, or use the "
+            "parameters base_url and api_key"
         ) from None
     settings: dict[str, Any] = {"base_url": url, "api_key": key, "max_retries": 0}
-    if awaited:  # the endpoint is on this machine: no proxy is asked
+    if is_async:  # trust_env=False: the endpoint is local, so proxies are bypassed
         return openai.AsyncOpenAI(**settings, http_client=openai.DefaultAsyncHttpxClient(trust_env=False))
     return openai.OpenAI(**settings, http_client=openai.DefaultHttpxClient(trust_env=False))
 
 
-def _checked(returned: Any) -> Any:
-    """What the agent returned, if it is one of what it may return; else AgentError."""
+def _validated(returned: Any) -> Any:
+    """Return the agent's result. Raises AgentError if it has an invalid type or value."""
     if returned is None:
         return None
     if isinstance(returned, Trajectory):
-        _checked(returned.outcome)
+        _validated(returned.outcome)
         numbers = [*returned.step_rewards, *returned.metrics.values()]
-        if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers):
-            raise AgentError(f"the agent returned step rewards or metrics that are no finite numbers: {numbers!r:.200}")
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise AgentError(
+                f"the agent returned step rewards or metrics that are not finite numbers: {numbers!r:.200}"
+            )
         return returned
     if isinstance(returned, Mapping):
         try:

@@ -1,18 +1,17 @@
-"""Instances of an environment, each lent to one episode at a time.
+"""A pool of environment instances; each serves one episode at a time.
 
-An instance that has served an episode serves the next one, the one that was used last first. One in which an episode
-failed is closed and never lent again, and so is one that has served as many episodes as it is good for. There are
-never more than `most` at once, nor more than the environment says of itself; further episodes wait, the longest
-first.
+Instances are reused, the most recently used one first. An instance is closed after a failed episode or after its
+maximum number of episodes. The number of concurrent instances is limited by `most` and by the environment itself;
+further episodes wait in first-in, first-out order.
 
-An environment says with attributes, of its class or of an instance:
+Attributes of an environment class or instance:
 
-    instances: int       most at once in a process: what memory, a licence or a server bears
-    good_for: int        episodes after which an instance is closed, and another is made
-    lasting: bool        an instance holds nothing of the event loop that it is used on, and stays from one stage of a
-                         run to the next, as what takes long to start should
+    instances: int       maximum number of concurrent instances per process: a limit of memory, a license or a server
+    good_for: int        number of episodes after which an instance is closed and replaced
+    lasting: bool        the instance does not depend on the event loop and is reused across stages of a run, for
+                         environments that are slow to start
 
-Any other instance is closed at the end of its stage, and all of them at the end of their pool.
+Other instances are closed at the end of their stage, and all of them at the end of the pool.
 """
 
 from __future__ import annotations
@@ -31,77 +30,78 @@ from components.rollout.agent import ask
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 10.0
-"""Seconds that an environment may take to close."""
+"""Time limit in seconds to close an environment."""
 
 
-class Lent:
-    """An instance, and what became of it."""
+class Lease:
+    """An instance that serves one episode, and its state afterwards."""
 
-    __slots__ = ("environment", "left", "served", "whole")
+    __slots__ = ("abandoned", "environment", "reusable", "served")
 
     def __init__(self, environment: Environment):
         self.environment = environment
         self.served = 0
-        self.whole = True
-        """Whether it may be lent again; if not, it is closed."""
-        self.left = False
-        """Whether somebody may still be in it: then it is left to them, neither lent nor closed."""
+        self.reusable = True
+        """True if another episode may use the instance; otherwise it is closed."""
+        self.abandoned = False
+        """True if a thread may still use the instance: it is neither reused nor closed."""
 
 
 class Pool:
-    """Instances that `make` builds. Used on one loop at a time. most: None means as many as are asked for."""
+    """Instances built by `make`, used on one event loop at a time. most: maximum number of instances; None:
+    unlimited."""
 
     def __init__(self, make: Callable[[], Environment], most: int | None = None):
         self.most = most
         self._make = make
-        self._free: list[Lent] = []
+        self._free: list[Lease] = []
         self._out = 0
         self._own_limit: int | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[Lent]:
-        """An instance for one episode; waits for one where all are in use. One whose episode raised or was cancelled
-        is closed. Raises EnvironmentFailed where it cannot be built, EnvironmentAway where that may pass."""
+    async def lease(self) -> AsyncIterator[Lease]:
+        """Yield an instance for one episode; wait if all are in use. The instance is closed if the episode raises or is
+        cancelled. Raises EnvironmentFailed if it cannot be built, EnvironmentAway if the cause is transient."""
         await self._enter()
         try:
-            one = self._free.pop() if self._free else await self._made()
-            one.whole = False  # until the episode says so
+            lease = self._free.pop() if self._free else await self._build()
+            lease.reusable = False  # until the episode sets it
             try:
-                yield one
+                yield lease
             finally:
-                one.served += 1
-                good_for = getattr(one.environment, "good_for", None)
-                if one.whole and (good_for is None or one.served < good_for):
-                    self._free.append(one)
-                elif not one.left:
-                    await close(one.environment)
+                lease.served += 1
+                good_for = getattr(lease.environment, "good_for", None)
+                if lease.reusable and (good_for is None or lease.served < good_for):
+                    self._free.append(lease)
+                elif not lease.abandoned:
+                    await close(lease.environment)
         finally:
             self._leave()
 
-    async def rest(self) -> None:
-        """Closes what may not outlast the running loop: the end of a stage."""
+    async def end_stage(self) -> None:
+        """Close the instances that depend on the running event loop, at the end of a stage."""
         free, self._free = self._free, []
-        self._free = [one for one in free if getattr(one.environment, "lasting", False)]
-        await _close_all([one.environment for one in free if not getattr(one.environment, "lasting", False)])
+        self._free = [lease for lease in free if getattr(lease.environment, "lasting", False)]
+        await _close_all([lease.environment for lease in free if not getattr(lease.environment, "lasting", False)])
 
     def close(self) -> None:
-        """Closes all that is left: the end of a run."""
+        """Close all remaining instances, at the end of a run."""
         free, self._free = self._free, []
         if free:
-            run(_close_all([one.environment for one in free]))
+            run(_close_all([lease.environment for lease in free]))
 
-    async def _made(self) -> Lent:
+    async def _build(self) -> Lease:
         def build() -> Environment:
             return self._make()
 
         environment = await ask(build)
         self._own_limit = getattr(environment, "instances", None)
-        return Lent(environment)
+        return Lease(environment)
 
     async def _enter(self) -> None:
-        """Waits until there may be one more."""
-        limits = [one for one in (self.most, self._own_limit) if one is not None]
+        """Wait until the limits allow one more instance."""
+        limits = [limit for limit in (self.most, self._own_limit) if limit is not None]
         if not self._waiting and (not limits or self._out < min(limits)):
             self._out += 1
             return
@@ -111,8 +111,8 @@ class Pool:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave()  # it had its turn already: the next one takes it
-            elif turn in self._waiting:  # one that leaves may have passed over it already
+                self._leave()  # cancelled after its turn came: pass the turn on
+            elif turn in self._waiting:  # `_leave` may have skipped it already
                 self._waiting.remove(turn)
             raise
 
@@ -126,7 +126,7 @@ class Pool:
 
 
 async def close(environment: Environment) -> None:
-    """Closes an environment; one that fails at it costs a warning, not the episodes."""
+    """Close an environment; log a warning if that fails."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await ask(environment.close)

@@ -1,8 +1,8 @@
-"""Records what an agent and an engine say to each other as exact histories.
+"""Recording of the conversation between an agent and an engine as exact token histories.
 
-Each completion brings the tokens of its prompt. Where they extend the tokens recorded so far, the history goes on;
-where they do not (a template that rewrites the past, a compacted context), a new one begins with the whole prompt.
-Either way the sampled tokens are recorded as sampled, and nothing else is.
+Each completion includes the tokens of its prompt. If they extend the recorded tokens, the history continues; otherwise
+(a template that rewrites earlier messages, a compacted context) a new history begins with the whole prompt. Only the
+engine's sampled tokens are recorded as sampled.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from components.trajectories.convert import to_message
 from components.trajectories.schema import History, Message
 
 NOT_SAMPLED = float("nan")
+"""Log-probability of a token that was not sampled."""
 
 
 class Recorder:
-    """The histories of one episode. Several conversations may go on at once: each answer belongs to the history of the
-    same agent of which its prompt repeats most."""
+    """The histories of one episode. Conversations may be interleaved: each response continues the history of the same
+    agent that shares the longest prefix with its prompt."""
 
     def __init__(self, agent: str = "main"):
         self.agent = agent
-        """Who speaks, where nobody says otherwise."""
+        """Default agent name."""
         self.histories: list[History] = []
 
     def record(self, messages: list[dict[str, Any]], completion: ChatCompletion, agent: str | None = None) -> History:
-        """Adds one answer to the conversation `messages` that it answers; returns the history in which it is."""
+        """Append a response to the conversation `messages` and return its history."""
         prompt, agent = completion.prompt_token_ids, agent or self.agent
-        own = [one for one in self.histories if one.agent == agent]
+        own = [history for history in self.histories if history.agent == agent]
         if prompt:
-            going_on = [one for one in own if prompt[: len(one.token_ids)] == one.token_ids]
-        else:  # a server that does not say its tokens: what was said must be repeated
-            said = [to_message(message) for message in messages]
-            going_on = [one for one in own if _same(one.messages, said)]
-        history = max(going_on, key=lambda one: (len(one.token_ids), len(one.messages)), default=None)
+            candidates = [history for history in own if prompt[: len(history.token_ids)] == history.token_ids]
+        else:  # a server without token ids: the messages must match
+            conversation = [to_message(message) for message in messages]
+            candidates = [history for history in own if _is_prefix(history.messages, conversation)]
+        history = max(candidates, key=lambda history: (len(history.token_ids), len(history.messages)), default=None)
         if history is None:
             history = History([], agent=agent)
             self.histories.append(history)
@@ -51,14 +52,14 @@ class Recorder:
         return history
 
     def close(self, messages: list[dict[str, Any]]) -> None:
-        """Adds what was said after the last answer, so that the episode reads to its end."""
+        """Append the messages after the last response, so that the history is complete."""
         if not self.histories:
             self.histories.append(History([], agent=self.agent))
         history = self.histories[-1]
         history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
 
 
-def _same(before: list[Message], said: list[Message]) -> bool:
-    """Whether a conversation begins with what was said before."""
-    shown = [(one.role, one.content, one.tool_calls) for one in said[: len(before)]]
-    return [(one.role, one.content, one.tool_calls) for one in before] == shown
+def _is_prefix(prefix: list[Message], messages: list[Message]) -> bool:
+    """Return True if the messages begin with `prefix`, by role, content and tool calls."""
+    start = [(message.role, message.content, message.tool_calls) for message in messages[: len(prefix)]]
+    return [(message.role, message.content, message.tool_calls) for message in prefix] == start

@@ -1,4 +1,4 @@
-"""How episodes are collected."""
+"""Configuration of rollouts: the agent loop and the collection of episodes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from components.rollout.formats import Name
 from components.sandbox import Limits
 from components.specs import Spec, Target
 
-GIVEN = ("scenario", "client", "base_url", "api_key", "model", "environment")
-"""What an agent of one's own may ask for (`own_agent`)."""
+RUNTIME_ARGUMENTS = ("scenario", "client", "base_url", "api_key", "model", "environment")
+"""Parameters that a custom agent function may declare; the collector passes them at run time (`own_agent`)."""
 
 
 PATIENCE = {"concurrency", "environments", "timeout", "step_timeout", "retries"}
-"""Keys of collect and evaluate that say how much at once and how patiently, and are in no stage's key."""
+"""Concurrency and timeout keys of collect and evaluate. Stage keys exclude them."""
 
 
 class OwnAgentTarget(Target):
-    called_with = GIVEN
+    """Import path of a custom agent function, with its configured arguments."""
+
+    called_with = RUNTIME_ARGUMENTS
 
 
 class RolesSpec(Spec):
-    """A planner says sub-goals and the answer, a worker acts: two roles of the policy, both trained."""
+    """Two roles of the policy, both trained: a planner that states sub-goals and the final answer, and a worker that
+    acts."""
 
     planner: str = Field(
         "You plan, and a worker acts for you. Say the next thing for the worker to do, in a sentence: it knows nothing "
@@ -33,30 +36,32 @@ class RolesSpec(Spec):
         "to be told.",
         min_length=1,
     )
-    """What the planner is told first; the worker's tools and the environment's own instructions follow."""
+    """System prompt of the planner. The worker's tools and the environment's instructions follow it."""
     worker: str = Field(
         "Do what you are told with your tools. When it is done, or cannot be done, say what came of it, without "
         "calling a tool.",
         min_length=1,
     )
-    """What each worker is told first; the environment's own instructions follow."""
+    """System prompt of each worker. The environment's instructions follow it."""
     worker_turns: int = Field(4, ge=1)
-    """Most messages of a worker on one sub-goal."""
+    """Maximum number of worker messages per sub-goal."""
 
 
 class CodeSpec(Spec):
-    """What a block of code may use that the agent writes."""
+    """Resource limits of a code block that the agent writes."""
 
     seconds: float = Field(10.0, ge=0.1, le=600)
-    """Of time, with the earlier blocks, which are carried out again; waiting for tools does not count."""
+    """Time limit in seconds, including the earlier blocks, which are re-executed. Time spent waiting for tools does not
+    count."""
     memory_mb: int = Field(256, ge=32)
-    """Of memory."""
+    """Memory limit in MB."""
     calls: int = Field(32, ge=1)
-    """Calls of tools that one block may make; with one more it is ended."""
+    """Maximum number of tool calls per block. One call more terminates the block."""
     output: int = Field(4000, ge=100)
-    """Bytes that are shown of what it prints, and of its errors; of more, the middle is cut."""
+    """Maximum number of bytes shown of a block's output and errors. The middle of longer output is cut."""
 
     def limits(self) -> Limits:
+        """Return these limits in the sandbox's form."""
         return Limits(
             seconds=self.seconds,
             cpu_seconds=int(self.seconds) + 1,
@@ -69,45 +74,46 @@ class CodeSpec(Spec):
 
 
 class AgentSpec(Spec):
-    """The agent loop: one assistant message a turn."""
+    """The agent loop: one assistant message per turn."""
 
     format: Name = "native"
-    """How actions are written. `native`: the message's own tool calls. `react`: Thought and Action as text
-    (arXiv:2210.03629), tools in the system message. `chat`: what is said is the action, for environments of text.
-    `code`: a block of Python in which the tools are functions (arXiv:2402.01030), run in the sandbox."""
+    """Action format. `native`: the message's tool calls. `react`: Thought and Action as text (arXiv:2210.03629), with
+    the tools in the system message. `chat`: the message text is the action, for text environments. `code`: a Python
+    block in which the tools are functions (arXiv:2402.01030), executed in the sandbox."""
     max_turns: int = Field(8, ge=1)
-    """Most assistant messages of one episode; then it ends as it stands."""
+    """Maximum number of assistant messages per episode. The episode is truncated there."""
     max_tokens: int = Field(128, ge=1)
-    """Most sampled tokens of one message."""
+    """Maximum number of sampled tokens per message."""
     function: OwnAgentTarget | None = None
-    """An agent of your own in place of the loop: a function, as `my_package.agents.mine` or with arguments; `max_turns`
-    is then how many calls it may make. Its package must be in `allow`."""
+    """Custom agent function that replaces the loop, as `my_package.agents.mine` or with arguments. `max_turns` then
+    limits its number of calls. Its package must be in `allow`."""
     roles: RolesSpec | None = None
-    """`{worker_turns: 4, ...}`: the episode is played by a planner and workers; `max_turns` is of all their messages
-    together. null: by one agent."""
+    """`{worker_turns: 4, ...}`: a planner and workers play the episode; `max_turns` limits the total number of their
+    messages. null: a single agent plays it."""
     max_observation: int = Field(100_000, ge=100)
-    """Most characters of one message of the environment; what is cut is marked and counted (`cut_observations`)."""
+    """Maximum number of characters per environment message. Truncation is marked in the text and counted
+    (`cut_observations`)."""
     code: CodeSpec | None = None
-    """`{seconds: 10, memory_mb: 256, calls: 32, output: 4000}`: what a block of `format=code` may use: seconds of time
-    (with the earlier blocks, which are carried out again), memory, calls of tools, and bytes of output that are shown.
-    null for other formats; for `code` it means these."""
+    """Resource limits of a block of `format=code`: `{seconds: 10, memory_mb: 256, calls: 32, output: 4000}`. They are
+    time in seconds (including the earlier blocks, which are re-executed), memory in MB, tool calls, and bytes of output
+    shown. null for other formats; with `code`, null means these defaults."""
 
     @field_validator("function", mode="before")
     @classmethod
-    def _written_short(cls, value: Any) -> Any:
+    def _expand_path(cls, value: Any) -> Any:
         return {"_target_": value} if isinstance(value, str) else value
 
     def limits(self) -> Limits | None:
-        """Of code; None where none is written."""
+        """Return the sandbox limits of `format=code`; None for other formats."""
         return (self.code or CodeSpec()).limits() if self.format == "code" else None
 
     def shown_part(self) -> dict[str, Any]:
-        """What determines how an episode is shown, for stage keys."""
+        """Return the settings that determine how an episode is presented to the agent, for stage keys."""
         part: dict[str, Any] = {"format": self.format, "max_observation": self.max_observation}
         return part | ({"code": (self.code or CodeSpec()).model_dump()} if self.format == "code" else {})
 
     def key_part(self) -> dict[str, Any]:
-        """What determines results, for stage keys."""
+        """Return the settings that determine results, for stage keys."""
         data: dict[str, Any] = {"max_turns": self.max_turns, "max_tokens": self.max_tokens}
         if self.function is not None:
             return data | {"function": self.function.resolved()}
@@ -115,104 +121,109 @@ class AgentSpec(Spec):
 
 
 class ReflectionSpec(Spec):
-    """A failed episode is thought about and tried once more, with the reflection in the prompt."""
+    """Reflection on an unsuccessful episode, followed by a second attempt with the reflection in the prompt."""
 
     max_tokens: int = Field(128, ge=1)
-    """Most sampled tokens of a reflection."""
+    """Maximum number of sampled tokens per reflection."""
     prompt: str = Field(
         "You tried the task below and did not succeed. Say in a few sentences what went wrong, and what to do "
         "differently the next time.",
         min_length=1,
     )
-    """What the policy is asked; the transcript of the episode follows."""
+    """Prompt of the reflection. The transcript of the episode follows it."""
     max_transcript: int = Field(8_000, ge=100)
-    """Most characters of the transcript; the middle of a longer one, or of one that does not fit the model's context,
-    is cut, with a mark, and counted (`cut_transcript`)."""
+    """Maximum number of characters of the transcript. The middle of a longer transcript, or of one that exceeds the
+    model's context, is cut, marked and counted (`cut_transcript`)."""
     demonstrate: bool = False
-    """A second attempt that succeeded is also written as a demonstration without the reflection, in the group of the
-    first attempts: for sft, distill and preference algorithms."""
+    """Demonstrations from successful second attempts: stored in addition, without the reflection, in the group of the
+    first attempts, for sft, distill and preference algorithms."""
 
 
 class CollectTeacherSpec(Spec):
-    """A stronger model plays what the policy did not succeed in: its episodes stand in the group of the policy's, for
-    sft, distill and preference algorithms. On this machine, or on a server."""
+    """A stronger model that plays scenarios that the policy failed. Its episodes join the policy's group, for sft,
+    distill and preference algorithms. The model runs locally or on a server."""
 
     model: TeacherSpec | None = None
-    """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
+    """Teacher model for `inference.name: embedded`; null for a server, whose model `inference.model` names."""
     inference: InferenceSpec = EmbeddedSpec()
-    """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
+    """Engine of the teacher, as `inference`. A server needs no `tokens`: its text is tokenized with the tokenizer of
+    model."""
     samples: int = Field(1, ge=1, le=10_000)
-    """Of each scenario, this many of the policy's episodes are followed by the teacher's."""
+    """Number of policy episodes per scenario that a teacher episode follows."""
     only_failed: bool = True
-    """Those without success only."""
+    """The teacher follows unsuccessful episodes only."""
     temperature: float = Field(0.7, ge=0)
-    """As collect.temperature, for the teacher."""
+    """Sampling temperature of the teacher, as collect.temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """As collect.top_p, for the teacher."""
+    """Nucleus sampling of the teacher, as collect.top_p."""
 
     def key_part(self) -> dict[str, Any]:
-        """What determines results, for stage keys."""
+        """Return the settings that determine results, for stage keys."""
         data = self.model_dump(mode="json", exclude={"model", "inference"})
         return data | {"model": self.model.key_part() if self.model else None, **self.inference.key_part()}
 
 
 class CollectSpec(Spec):
+    """Collection of episodes: number, sampling, players and limits."""
+
     scenarios: int = Field(8, ge=1)
-    """Scenarios of one round, drawn without repetition from the train split until it is used up, then again."""
+    """Scenarios per round, drawn from the train split without replacement until it is exhausted, then drawn anew."""
     group_size: int = Field(6, ge=1, le=10_000)
-    """Episodes of each scenario."""
+    """Episodes per scenario."""
     refills: int = Field(0, ge=0)
-    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): where the filter left fewer scenarios than the round has, as
-    many others are played, judged and filtered, at most so many times a round."""
+    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): maximum number of refills per round. A refill plays, judges
+    and filters as many other scenarios as the filter removed from the round."""
     overlap: int = Field(0, ge=0, le=1)
-    """1: while a round is trained, the next one is collected, judged and filtered, by the policy before that training,
-    which is one version behind; 0: after it, by the newest policy. The first two rounds are then played by the same
-    one."""
+    """1: the next round is collected, judged and filtered while the current one trains, with the policy from before
+    that training (one version behind), so the same policy plays the first two rounds. 0: rounds run after training,
+    with the newest policy."""
     temperature: float = Field(1.0, ge=0)
-    """Logits are divided by it; 0 is greedy."""
+    """Divisor of the logits; 0 means greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Tokens are drawn from the smallest set that has this mass; 1 means all."""
+    """Nucleus sampling: probability mass of the smallest token set to sample from; 1 means all tokens."""
     top_k: int = Field(0, ge=0)
-    """0 means no limit."""
+    """Number of most likely tokens to sample from; 0 means no limit."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Tokens with less than this share of the likeliest one's probability are not drawn."""
+    """Minimum probability of a sampled token, as a share of the most likely token's probability."""
     temperature_step: float = Field(0.0, ge=0)
-    """Sample k of a scenario, from 0, is drawn at temperature + k · temperature_step; each is trained on under the
-    distribution that it was drawn from."""
+    """Temperature increment per sample: sample k of a scenario (from 0) uses temperature + k · temperature_step.
+    Training uses the distribution that each sample was drawn from."""
     reflection: ReflectionSpec | None = None
-    """`{max_tokens: 128, ...}`: episodes without success are thought about and tried once more; null tries once."""
+    """`{max_tokens: 128, ...}`: the policy reflects on an unsuccessful episode and makes a second attempt. null: no
+    second attempt."""
     continuations: int = Field(0, ge=0)
-    """From each step of an episode the policy plays on so many times, and the share of successes is the step's label
-    (metrics `continued/0`, `continued/1`, …), which `reward=continued` makes a step reward of. 0: none."""
+    """Monte Carlo continuations per step: the share of successful continuations is the step's label (metrics
+    `continued/0`, `continued/1`, …), which `reward=continued` turns into a step reward. 0: none."""
     opponent: Literal["environment", "policy", "base"] = "environment"
-    """Who plays the other side of a game for two: the environment, as in evaluations; `policy`: the policy itself, both
-    sides are episodes that are trained on; `base`: the model before any training, whose side is not."""
+    """Opponent in a two-player game. `environment`: the environment, as in evaluations. `policy`: the policy itself;
+    both sides are training episodes. `base`: the model before any training; its side is no training episode."""
     teacher: CollectTeacherSpec | None = None
-    """`{model: {name: NAME}, ...}`: another model plays where the policy had no success; null: none."""
+    """`{model: {name: NAME}, ...}`: another model plays the scenarios that the policy failed. null: no teacher."""
     concurrency: int = Field(64, ge=1)
-    """Episodes in flight at once; the engine batches their requests."""
+    """Maximum number of concurrent episodes. The engine batches their requests."""
     environments: int | None = Field(None, ge=1)
-    """Most instances of the environment at once; further episodes wait for one. None: one for each episode, or as many
-    as the environment says (`instances`)."""
+    """Maximum number of concurrent environment instances; further episodes wait. None: one per episode, or the
+    environment's own limit (`instances`)."""
     max_failures: float = Field(0.1, ge=0)
-    """Below 1: share of the episodes that may fail; from 1: how many. More end the stage with an error. Cancelled ones
-    count for nothing."""
+    """Failures allowed: below 1 a share of the episodes, from 1 an absolute number. More failures end the stage with an
+    error. Cancelled episodes do not count."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds that one episode may take; then it is a failed episode."""
+    """Time limit of an episode in seconds. An episode that times out has failed."""
     step_timeout: float | None = Field(None, gt=0)
-    """Seconds that the environment may take for one step, or to reset; then it is a failed episode. An agent of your
-    own asks its environment itself: `timeout` holds for it. None: no limit but `timeout`."""
+    """Time limit in seconds of one environment step or reset. An episode that exceeds it has failed. A custom agent
+    calls its environment itself, so only `timeout` applies to it. None: no limit but `timeout`."""
     retries: int = Field(2, ge=0)
-    """How often an episode is played again, with the same seed, whose environment was away: nobody listened, the line
-    broke, HTTP 429, 502, 503 or 504. What else fails is never played again."""
+    """Retries, with the same seed, of an episode whose environment was unreachable: connection refused or broken, HTTP
+    429, 502, 503 or 504. Other failures are not retried."""
 
     def key_part(self) -> dict[str, Any]:
-        """What determines results, for stage keys; ways of playing that are not asked for are not in it."""
+        """Return the settings that determine results, for stage keys. Optional ways of playing appear only if set."""
         data = self.model_dump(mode="json", exclude=PATIENCE | {"refills", "overlap"})
         data["teacher"] = self.teacher.key_part() if self.teacher else None
-        plain = CollectSpec().model_dump(mode="json")
-        return {name: value for name, value in data.items() if name not in WAYS or value != plain[name]}
+        defaults = CollectSpec().model_dump(mode="json")
+        return {name: value for name, value in data.items() if name not in WAYS or value != defaults[name]}
 
 
 WAYS = ("temperature_step", "reflection", "continuations", "opponent", "teacher")
-"""Keys of CollectSpec for other ways of playing than each episode once, by the policy alone."""
+"""Keys of CollectSpec that change how an episode is played; by default the policy alone plays it once. Stage keys omit
+default values."""

@@ -1,18 +1,17 @@
-"""From messages to tokens and back, with the chat template of the model.
+"""Conversion of messages to tokens and back, with the model's chat template.
 
-The rule is that sampled tokens are never tokenised again. A prompt is rendered whole only for the first turn of a
-history; each later prompt is the tokens so far plus the text that the template puts after the last answer
-(`continuation`). Where the template is not prefix-stable (it rewrites earlier turns, as templates that drop old
-reasoning do), `continuation` says so by returning None, and a new history begins. docs/trajectories.md shows which
-families of models do so.
+Sampled tokens are never retokenized. The whole prompt is rendered only for the first turn of a history. Each later
+prompt consists of the tokens so far plus the text that the template puts after the last response (`continuation`). If
+the template is not prefix-stable (it rewrites earlier turns, as templates that drop old reasoning do), `continuation`
+returns None and a new history begins. docs/trajectories.md lists the model families that do so.
 
-A template that shows tools and writes calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as most do,
-is left to it. With any other, tools are shown in the system message as signatures, and calls are written in the
-pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
+Tools and calls are left to templates that present tools and write calls as `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`, as most do. For other templates, the system message lists the tools' signatures, and calls are
+written in the pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
 
-What a template refuses is written as it takes it: a system message goes before the user's first words where there is no
-such role, and what users and tools say in a row becomes one message where user and assistant have to take turns. A
-template that asks for today's date is always told the same one: equal episodes are equal tokens, whatever the day.
+Messages are adapted to the template's restrictions. Without a system role, the system message becomes part of the first
+user message. If user and assistant must alternate, consecutive user and tool messages are merged. A template that reads
+the current date always gets the same one, so that equal episodes have equal tokens on any day.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ TOOLS = """{system}
 Tools:
 {signatures}
 Call a tool like this: [{example}]"""
-"""A system message that offers tools, for templates that have no place for them."""
+"""System message with tools, for templates without tool support."""
 DEFAULT_SYSTEM = "You are a helpful assistant."
-"""Where there is none, and tools are offered."""
+"""Default system message if there are tools."""
 TODAY = datetime(2025, 1, 1)
-"""What templates are told that ask for the date."""
+"""Date that templates read as the current one."""
 _PROBE = {
     "type": "function",
     "function": {
@@ -51,15 +50,15 @@ class Stream:
     """The exact tokens of one history."""
 
     token_ids: list[int]
-    """(T,)"""
+    """(T,) token ids."""
     spans: list[tuple[int, int]]
-    """[start, end) of each assistant message, end-of-turn token included."""
+    """Range [start, end) of each assistant message, including its end-of-turn token."""
 
 
 class ChatFormat:
-    """The chat template of one tokenizer. Raises ResourceError where there is none, or no end-of-turn token.
+    """The chat template of one tokenizer. Raises ResourceError without a template or an end-of-turn token.
 
-    A template is a program that came with the model; where it refuses a conversation, its methods raise PromptRefused.
+    A template is a program that is part of the model. If it rejects a conversation, the methods raise PromptRefused.
     """
 
     def __init__(self, tokenizer):
@@ -71,18 +70,18 @@ class ChatFormat:
             *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
         }
         self._special = re.compile(
-            "|".join(re.escape(one) for one in sorted(special, key=len, reverse=True)) or r"(?!)"
+            "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)) or r"(?!)"
         )
         self.end, self.end_id = self._end_of_turn()
-        self.native_tools = self._knows_tools()
-        self.tool_role = "tool" if self.native_tools or self._shows(("user", "assistant", "tool")) else "user"
-        self.system_role = self._shows(("system", "user"), which=0)
-        self.alternates = not self._shows(("user", "user"))
-        self._channel = self._answer_channel()
+        self.native_tools = self._supports_tools()
+        self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
+        self.system_role = self._renders(("system", "user"), which=0)
+        self.alternates = not self._renders(("user", "user"))
+        self._channel = self._response_channel()
 
     def _end_of_turn(self) -> tuple[str, int]:
-        """The special token that the template puts after an assistant message. It may differ from the tokenizer's
-        end-of-sequence token, so it is read off a rendered conversation."""
+        """Return text and id of the special token after an assistant message, from a rendered conversation. It may
+        differ from the tokenizer's end-of-sequence token."""
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
         try:
             tail = self._apply(talk).rpartition("stem")[2]
@@ -96,8 +95,8 @@ class ChatFormat:
             f"the chat template of {self.tokenizer.name_or_path} does not mark where an assistant message ends"
         )
 
-    def _knows_tools(self) -> bool:
-        """Whether the template shows tools, and writes calls in the form that is read here."""
+    def _supports_tools(self) -> bool:
+        """Return True if the template renders tools and writes calls in the tagged form."""
         call = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": {"word": "a"}}}
         talk: list[dict[str, Any]] = [
             {"role": "user", "content": "b"},
@@ -110,17 +109,17 @@ class ChatFormat:
         except (EngineError, ValueError):
             return False
 
-    def _shows(self, roles: tuple[str, ...], which: int = -1) -> bool:
-        """Whether a conversation of these roles is rendered, and one of its messages, the last by default, with it."""
+    def _renders(self, roles: tuple[str, ...], which: int = -1) -> bool:
+        """Return True if the template renders a conversation of these roles, including message `which`."""
         talk = [{"role": role, "content": f"probe{number}"} for number, role in enumerate(roles)]
         try:
             return talk[which]["content"] in self._apply(talk)
         except EngineError:
             return False
 
-    def _answer_channel(self) -> str:
-        """What the template puts before an answer to mark it as one, and the model writes itself, as
-        `<|channel|>final<|message|>`; empty for most."""
+    def _response_channel(self) -> str:
+        """Return the special tokens that mark a final response and that the model samples itself, such as
+        `<|channel|>final<|message|>`; empty for most templates."""
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
         head, whole = self.render(talk[:1], [], generate=True), self.render(talk, [], generate=False)
         between = whole.removeprefix(head).partition("stem")[0] if whole.startswith(head) else ""
@@ -138,48 +137,50 @@ class ChatFormat:
             ) from error
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, generate: bool) -> str:
-        """The conversation as text; `generate` adds the head of an assistant message to be written. Special tokens that
-        somebody else than the template writes, such as a page or the description of a tool that says `<|im_end|>`, lose
-        their meaning: they are text, `< |im_end|>`."""
-        messages = [one if one["role"] == "assistant" else self._harmless(one) for one in messages]
-        tools = self._harmless(tools)
+        """Return the conversation as text; `generate` adds the start of an assistant message. Special tokens in
+        messages and tool descriptions, such as `<|im_end|>` on a web page, are escaped as the plain text `<
+        |im_end|>`."""
+        messages = [message if message["role"] == "assistant" else self._escape(message) for message in messages]
+        tools = self._escape(tools)
         if self.native_tools:
-            shown = [_as_template_takes_it(message) for message in messages]
+            shown = [_for_template(message) for message in messages]
             return self._apply(shown, tools=tools or None, add_generation_prompt=generate)
-        shown = _without_tools(messages, tools, self.tool_role)
+        shown = _tools_as_text(messages, tools, self.tool_role)
         if not self.system_role:
-            shown = _without_system(shown)
+            shown = _system_as_user(shown)
         if self.alternates:
-            shown = _in_turn(shown)
+            shown = _merge_user_messages(shown)
         return self._apply(shown, add_generation_prompt=generate)
 
-    def _harmless(self, data: Any) -> Any:
+    def _escape(self, data: Any) -> Any:
+        """Return JSON data with escaped special tokens."""
         match data:
             case str():
-                return self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", data)
+                return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", data)
             case list():
-                return [self._harmless(one) for one in data]
+                return [self._escape(item) for item in data]
             case dict():
-                return {self._harmless(key): self._harmless(one) for key, one in data.items()}
+                return {self._escape(key): self._escape(item) for key, item in data.items()}
         return data
 
     def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without added special tokens. Raises PromptRefused for invalid Unicode."""
         try:
             return self.tokenizer(text, add_special_tokens=False).input_ids
         except TypeError as error:
-            raise PromptRefused(f"this cannot be tokenised, for it is no valid Unicode: {text[:200]!r}") from error
+            raise PromptRefused(f"this text is not valid Unicode and cannot be tokenized: {text[:200]!r}") from error
 
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-        """Tokens of a whole conversation up to where the next assistant message begins."""
+        """Return the tokens of a conversation up to the start of the next assistant message."""
         return self.encode(self.render(messages, tools, generate=True))
 
     def continuation(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], turn: int, *, closed: bool
     ) -> str | None:
-        """Text between the sampled tokens of assistant message `messages[turn]` and the next assistant message.
+        """Return the text between the sampled tokens of assistant message `messages[turn]` and the next assistant
+        message, or None if the template rewrites earlier messages, so that the tokens so far cannot be extended.
 
-        `closed`: the sampled tokens end with the end-of-turn token. None where the template rewrites what came
-        before, the answer among it, so that the tokens so far cannot be extended.
+        closed: True if the sampled tokens end with the end-of-turn token.
         """
         head = self.render(messages[:turn], tools, generate=True)
         whole = self.render(messages, tools, generate=True)
@@ -192,11 +193,11 @@ class ChatFormat:
         return after if closed else self.end + after
 
     def streams(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[Stream]:
-        """Tokens of a written conversation (a demonstration), laid out exactly as a rollout would lay them out.
+        """Return the tokens of a demonstration, identical to those of a rollout with the same messages.
 
-        More than one stream where the template is not prefix-stable: each holds the turns that it could extend.
+        A template that is not prefix-stable gives several streams, each with the turns that it could extend.
         """
-        done: list[Stream] = []
+        streams: list[Stream] = []
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         previous: int | None = None
@@ -208,7 +209,7 @@ class ChatFormat:
                 between = self.continuation(messages[:turn], tools, previous, closed=True)
             if between is None:
                 if spans:
-                    done.append(Stream(ids, spans))
+                    streams.append(Stream(ids, spans))
                 ids, spans = self.prompt_ids(messages[:turn], tools), []
             else:
                 ids = ids + self.encode(between)
@@ -217,11 +218,13 @@ class ChatFormat:
             ids = ids + answer
             previous = turn
         if spans:
-            done.append(Stream(ids, spans))
-        return done
+            streams.append(Stream(ids, spans))
+        return streams
 
     def _answer_text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], turn: int) -> str:
-        alone = [{"role": "user", "content": "a"}]  # for templates that move the system message as the talk goes on
+        """Return an assistant message as the model would write it. Raises ResourceError if the template renders it
+        differently from its generation prompt."""
+        alone = [{"role": "user", "content": "a"}]  # for templates that move the system message in later turns
         for before, offered in ((messages[:turn], tools), (alone, [])):
             head = self.render(before, offered, generate=True)
             whole = self.render([*before, messages[turn]], offered, generate=False)
@@ -231,16 +234,16 @@ class ChatFormat:
                 return (body[:cut] if cut >= 0 else body) + self.end
         raise ResourceError(
             f"the chat template of {self.tokenizer.name_or_path} renders an assistant message differently from the "
-            "head that it gives for generation, so its tokens cannot be learned exactly; choose another model"
+            "head that it gives for generation, so its exact tokens are unknown; choose another model"
         )
 
     # Parsing
 
     def parse(self, token_ids: list[int], turn: int) -> dict[str, Any]:
-        """The assistant message that sampled tokens say. What begins like a call and is none stays in the content,
-        where the environment can see and answer it. `turn` numbers the calls."""
-        kept = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
-        text = self.tokenizer.decode(kept, skip_special_tokens=False)
+        """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment
+        can report the error. `turn` is part of the calls' ids."""
+        body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
+        text = self.tokenizer.decode(body, skip_special_tokens=False)
         if self._channel:
             text = text.rpartition(self._channel)[2]
         try:
@@ -257,10 +260,10 @@ class ChatFormat:
 
 
 def _says(text: str, message: dict[str, Any]) -> bool:
-    """Whether a template's text of an assistant message holds its words and the names that it calls; space aside, which
-    templates trim."""
+    """Return True if a template's rendering of an assistant message has its text and the names of its calls, ignoring
+    whitespace, which templates trim."""
     text, at = "".join(text.split()), 0
-    for part in [message.get("content") or "", *(one["function"]["name"] for one in message.get("tool_calls") or [])]:
+    for part in [message.get("content") or "", *(call["function"]["name"] for call in message.get("tool_calls") or [])]:
         part = "".join(part.split())
         at = text.find(part, at)
         if at < 0:
@@ -270,19 +273,19 @@ def _says(text: str, message: dict[str, Any]) -> bool:
 
 
 def _named_arguments(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call in OpenAI's form, where arguments are JSON text."""
+    """Return name and parsed arguments of a call in OpenAI's format. Raises PromptRefused for invalid arguments."""
     name, text = call["function"]["name"], call["function"]["arguments"]
     try:
         arguments = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise PromptRefused(f"a call of the tool {name} has arguments that are no JSON object: {text!r:.200}")
+        raise PromptRefused(f"a call of the tool {name} has arguments that are not a JSON object: {text!r:.200}")
     return name, arguments
 
 
-def _as_template_takes_it(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates expect text, and the arguments of a call as a mapping; OpenAI's form has None, and JSON text."""
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of OpenAI's format as templates expect it: with text content and call arguments as mappings."""
     shown = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls"):
         named = [(call, *_named_arguments(call)) for call in message["tool_calls"]]
@@ -293,11 +296,11 @@ def _as_template_takes_it(message: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_role: str) -> list[dict[str, str]]:
-    """The same conversation for a template that knows only roles and text."""
+def _tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_role: str) -> list[dict[str, str]]:
+    """Return the conversation for a template without tool support: roles and text only."""
     shown: list[dict[str, str]] = []
     answers: list[str] = []
-    """Answers of tools in a row, which become one message of the user's."""
+    """Results of consecutive tool messages, which become one user message."""
     for message in messages:
         role, content = message["role"], message.get("content") or ""
         if message.get("tool_calls"):
@@ -306,10 +309,10 @@ def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], 
         if role == "tool" and tool_role == "user":
             answers.append(f"<tool_response>{content}</tool_response>")
             continue
-        shown += _one_message(answers)
+        shown += _user_message(answers)
         answers = []
         shown.append({"role": role, "content": content})
-    shown += _one_message(answers)
+    shown += _user_message(answers)
     if tools:
         if not shown or shown[0]["role"] != "system":
             shown.insert(0, {"role": "system", "content": DEFAULT_SYSTEM})
@@ -319,21 +322,21 @@ def _without_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]], 
     return shown
 
 
-def _one_message(texts: list[str]) -> list[dict[str, str]]:
+def _user_message(texts: list[str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": "\n".join(texts)}] if texts else []
 
 
-def _without_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """For a template without the role: what the system says is said by the user, before all else."""
+def _system_as_user(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the conversation for a template without a system role: the system message becomes a user message."""
     return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
 
 
-def _in_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """For a template in which user and assistant take turns: what users say in a row is one message."""
+def _merge_user_messages(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the conversation for a template with alternating roles: consecutive user messages are merged."""
     shown: list[dict[str, str]] = []
     for is_user, run in groupby(messages, key=lambda message: message["role"] == "user"):
-        said = list(run)
-        shown += _one_message([message["content"] for message in said]) if is_user else said
+        group = list(run)
+        shown += _user_message([message["content"] for message in group]) if is_user else group
     return shown
 
 
@@ -342,7 +345,7 @@ def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _signature(tool: dict[str, Any]) -> str:
-    """`name(argument, ...): description`, a fraction of the tokens of the JSON schema."""
+    """Return `name(argument, ...): description`, which has a fraction of the JSON schema's tokens."""
     return f"{tool['function']['name']}({', '.join(_parameters(tool))}): {tool['function'].get('description', '')}"
 
 

@@ -1,11 +1,10 @@
-"""Conversions of trajectories to what other tools train on: demonstrations (SFT) and pairs (preference).
+"""Conversion of trajectories to training data of other tools: demonstrations (SFT) and preference pairs.
 
-Messages come out in OpenAI's JSON form, with `arguments` of a call as JSON text. These forms hold text, not tokens:
-what trains on them tokenises again, so our own trainers take the trajectories themselves. Failed episodes never become
-data.
+Messages are in OpenAI's JSON format, with a call's `arguments` as JSON text. The records contain text, not tokens, so
+their users tokenize again; Espalier's own trainers read the trajectories instead. Failed episodes are excluded.
 
-Conversions are streams: they take any iterable of trajectories, such as `components.trajectories.store.read_scored`,
-and yield record after record.
+Conversions are streams: they read any iterable of trajectories, such as `components.trajectories.store.read_scored`,
+and yield records.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ log = logging.getLogger(__name__)
 
 
 def to_openai(message: Message) -> dict[str, Any]:
-    """A message in OpenAI's form; keys that say nothing are left out."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    """Return a message in OpenAI's format, without empty keys."""
+    data: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        shown["tool_calls"] = [
+        data["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
-        shown["tool_call_id"] = message.tool_call_id
-    return shown
+        data["tool_call_id"] = message.tool_call_id
+    return data
 
 
 def to_message(message: dict[str, Any]) -> Message:
-    """The inverse of `to_openai`; span and finish reason are unknown."""
+    """Return a message from OpenAI's format, the inverse of `to_openai`, without span and finish reason."""
     calls = [
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls") or []
@@ -46,10 +45,11 @@ def to_message(message: dict[str, Any]) -> Message:
 
 
 def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:
-    """The different conversations of an episode, in order, each with at least one assistant message.
+    """Return the distinct conversations of an episode, in order, each with at least one assistant message.
 
-    A history that a later one of the same agent repeats and extends, as happens where the chat template rewrites the
-    past, is the same conversation and appears once, at its full length. Sub-agents and compacted contexts stay apart.
+    If a later history of the same agent repeats and extends a history, because the chat template rewrites earlier
+    messages, both are one conversation and only the longer one is returned. Sub-agents and compacted contexts are
+    separate conversations.
     """
     shown = [(history.agent, [to_openai(message) for message in history.messages]) for history in trajectory.histories]
     return [
@@ -61,10 +61,10 @@ def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:
 
 
 def to_sft(trajectories: Iterable[Trajectory], min_reward: float | None = None) -> Iterator[dict[str, Any]]:
-    """Demonstrations: one record for each conversation of each good episode.
+    """Yield demonstrations: one record per conversation of each successful episode.
 
-    Good means a success of the environment, or, where `min_reward` is given, a reward of at least that.
-    Yields `{"messages", "tools", "trajectory_id"}`, the form that TRL's SFTTrainer reads.
+    An episode is successful if the environment reports success or, with `min_reward`, if its reward is at least that.
+    Records are `{"messages", "tools", "trajectory_id"}`, the format of TRL's SFTTrainer.
     """
     for trajectory in trajectories:
         if min_reward is None:
@@ -77,13 +77,14 @@ def to_sft(trajectories: Iterable[Trajectory], min_reward: float | None = None) 
 
 
 def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
-    """Pairs: the best episode of each scenario against its worst, by reward. Of equals, the first one is taken.
+    """Yield preference pairs: the episodes of each scenario with the highest and the lowest reward. Ties are resolved
+    by order.
 
-    The episodes of a scenario lie next to each other; ArtifactError where one comes back. Scenarios whose rewards are
-    all equal (up to rounding) give no pair. Failed and unscored episodes are left out, and so are episodes of several
-    conversations: one pair cannot say which of them was better.
-    Yields `{"chosen", "rejected", "tools", "scenario_id", "score_chosen", "score_rejected"}`; `chosen` and `rejected`
-    are whole conversations, of which TRL takes the shared beginning as the prompt.
+    The episodes of a scenario must be adjacent; otherwise ArtifactError is raised. Scenarios with equal rewards (up to
+    rounding) give no pair. Failed and unscored episodes are skipped, and so are episodes with several conversations: a
+    pair cannot express a preference among them. Records are `{"chosen", "rejected", "tools", "scenario_id",
+    "score_chosen", "score_rejected"}`; `chosen` and `rejected` are whole conversations, whose common prefix TRL uses as
+    the prompt.
     """
     several = 0
     for group in adjacent_groups(trajectories):
@@ -91,10 +92,10 @@ def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]
         for trajectory in group:
             if trajectory.failure is not None or trajectory.reward is None:
                 continue
-            found = conversations(trajectory)
-            if len(found) == 1:
-                candidates.append((trajectory.reward, found[0], trajectory.tools))
-            several += len(found) > 1
+            episode_conversations = conversations(trajectory)
+            if len(episode_conversations) == 1:
+                candidates.append((trajectory.reward, episode_conversations[0], trajectory.tools))
+            several += len(episode_conversations) > 1
         if not have_spread(reward for reward, _, _ in candidates):
             continue
         best = max(candidates, key=lambda candidate: candidate[0])
@@ -108,13 +109,13 @@ def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]
             "score_rejected": worst[0],
         }
     if several:
-        log.warning("episodes left out of the preference pairs, for they hold several conversations: %d", several)
+        log.warning("episodes left out of the preference pairs because they have several conversations: %d", several)
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> int:
-    """Writes one record a line as ASCII JSON, one in memory at a time, and returns how many.
+    """Write one record per line as ASCII JSON, with one in memory at a time, and return their number.
 
-    The file appears under its name when it is complete. `datasets.load_dataset("json", data_files=...)` reads it.
+    The file is written atomically. `datasets.load_dataset("json", data_files=...)` reads it.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     count = 0

@@ -1,13 +1,14 @@
-"""What people say of episodes: a score, a choice between two, a correction of a message.
+"""Human feedback on episodes: scores, preferences between two episodes, and corrections of messages.
 
     {"kind": "score", "score": 4, "trajectory": ID, "content": DIGEST, "artifact": DIGEST, "author": ..., "time": ...}
 
-Answers are only added, one JSON object a line; nothing is changed or removed. What an author says again replaces what
-the same author said before, and a withdrawal takes an answer back: `standing` is what is left. The files lie below the
-run root, `feedback/<digest of the artifact>.jsonl`, and belong to the artifact whose episodes they are about.
+Files are append-only, with one JSON object per line. A later answer of an author on the same subject replaces the
+earlier one, and a withdrawal revokes an answer: `standing` returns the valid answers. A file is
+`feedback/<digest of the artifact>.jsonl` below the run root and belongs to the artifact with the episodes.
 
-The id of a trajectory is unique in its artifact only. So an answer also names the content that the person read
-(`content_digest`): the same episode in another artifact is known again, another one by the same id is not taken for it.
+A trajectory id is unique in its artifact only. Therefore an answer also contains the digest of the content that the
+person read (`content_digest`): the same episode is recognized in another artifact, and another episode with the same id
+is not confused with it.
 """
 
 from __future__ import annotations
@@ -33,29 +34,30 @@ from components.trajectories.schema import Message, ToolCall, Trajectory
 log = logging.getLogger(__name__)
 
 FOLDER = "feedback"
-"""Below the run root."""
+"""Folder name below the run root."""
 LOWEST, HIGHEST = 1, 5
+"""Range of scores."""
 LOCK_LIMIT = 30.0
-"""Seconds to wait for another process that adds answers."""
+"""Time limit in seconds to acquire the file's lock."""
 MOST_SHOWN = 10
-"""Damaged lines that are named in one message."""
+"""Maximum number of damaged lines in one message."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class Said(Spec):
-    """What all answers have."""
+    """Fields common to all lines."""
 
     author: Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
     time: str
-    """ISO 8601 with a zone: `2026-11-05T10:11:12.345+00:00`."""
+    """ISO 8601 timestamp with time zone: `2026-11-05T10:11:12.345+00:00`."""
     artifact: Digest
-    """Digest of the artifact that holds the episode."""
+    """Digest of the artifact with the episode."""
 
     @field_validator("time")
     @classmethod
-    def _zoned(cls, value: str) -> str:
+    def _require_zone(cls, value: str) -> str:
         try:
             zoned = datetime.fromisoformat(value).tzinfo is not None
         except ValueError:
@@ -66,35 +68,36 @@ class Said(Spec):
 
     @property
     def id(self) -> str:
-        """sha256 of the answer: equal answers are one."""
+        """SHA-256 of the line: equal lines have equal ids."""
         return _digest(self.model_dump(mode="json"))
 
     @property
     def moment(self) -> float:
-        """Its time in seconds since the epoch."""
+        """`time` in seconds since the epoch."""
         return datetime.fromisoformat(self.time).timestamp()
 
 
-class OfEpisode(Said):
+class EpisodeAnswer(Said):
     """An answer about an episode."""
 
     trajectory: Name
     content: Digest
-    """`content_digest` of it."""
+    """`content_digest` of the trajectory."""
     note: str = Field("", max_length=10_000)
 
     @property
     @abstractmethod
     def about(self) -> tuple[Any, ...]:
-        """What a later answer of the same author replaces."""
+        """Key of the answer's subject: a later answer with the same key replaces it."""
 
     @property
     def episode(self) -> tuple[str, str]:
+        """Trajectory id and content digest."""
         return self.trajectory, self.content
 
 
-class Rating(OfEpisode):
-    """How good an episode is."""
+class Rating(EpisodeAnswer):
+    """A score of an episode."""
 
     kind: Literal["score"] = "score"
     score: int = Field(ge=LOWEST, le=HIGHEST)
@@ -106,12 +109,12 @@ class Rating(OfEpisode):
 
     @property
     def value(self) -> float:
-        """From 0 to 1."""
+        """Score scaled to [0, 1]."""
         return (self.score - LOWEST) / (HIGHEST - LOWEST)
 
 
-class Choice(OfEpisode):
-    """Which of two episodes of a scenario is better: `trajectory` is a, `other` is b."""
+class Choice(EpisodeAnswer):
+    """A preference between two episodes of a scenario: `trajectory` is a, `other` is b."""
 
     kind: Literal["choice"] = "choice"
     other: Name
@@ -119,7 +122,7 @@ class Choice(OfEpisode):
     better: Literal["a", "b", "tie"]
 
     @model_validator(mode="after")
-    def _two(self) -> Choice:
+    def _require_distinct(self) -> Choice:
         if self.trajectory == self.other:
             raise ValueError(f"two episodes; {self.other!r} is on both sides")
         return self
@@ -134,27 +137,30 @@ class Choice(OfEpisode):
 
 
 class CorrectedCall(Spec):
+    """A tool call of a corrected message."""
+
     name: Name
     arguments: str = "{}"
     """JSON text of a mapping."""
 
     @field_validator("arguments")
     @classmethod
-    def _mapping(cls, value: str) -> str:
+    def _require_mapping(cls, value: str) -> str:
         try:
-            found = json.loads(value)
+            arguments = json.loads(value)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            arguments = None
+        if not isinstance(arguments, dict):
             raise ValueError("JSON text of an object, such as {}")
         return value
 
 
-class Correction(OfEpisode):
-    """What the assistant should have said in place of one of its messages."""
+class Correction(EpisodeAnswer):
+    """A corrected version of an assistant message."""
 
     kind: Literal["correction"] = "correction"
     history: int = Field(0, ge=0)
+    """Index of the history."""
     message: int = Field(ge=0)
     """Index of the message in its history."""
     text: str = Field("", max_length=200_000)
@@ -162,9 +168,9 @@ class Correction(OfEpisode):
 
     @field_validator("calls")
     @classmethod
-    def _says_something(cls, value: tuple[CorrectedCall, ...], info: ValidationInfo) -> tuple[CorrectedCall, ...]:
+    def _require_content(cls, value: tuple[CorrectedCall, ...], info: ValidationInfo) -> tuple[CorrectedCall, ...]:
         if not value and not info.data.get("text", "").strip():
-            raise ValueError("a text or calls; a correction without either says nothing")
+            raise ValueError("a text or calls; a correction needs at least one of them")
         return value
 
     model_config = {**Spec.model_config, "validate_default": True}
@@ -174,17 +180,17 @@ class Correction(OfEpisode):
         return (self.kind, self.author, self.episode, self.history, self.message)
 
     def corrected(self) -> Message:
-        """The message that should stand there."""
-        calls = [ToolCall(f"call_{self.message}_{i}", one.name, one.arguments) for i, one in enumerate(self.calls)]
+        """Return the corrected message."""
+        calls = [ToolCall(f"call_{self.message}_{i}", call.name, call.arguments) for i, call in enumerate(self.calls)]
         return Message("assistant", self.text, calls)
 
 
 class Withdrawal(Said):
-    """Takes back an answer of the same author."""
+    """Revocation of an answer by its author."""
 
     kind: Literal["withdrawal"] = "withdrawal"
     answer: Digest
-    """Its id."""
+    """Id of the answer."""
 
 
 Answer = Rating | Choice | Correction
@@ -198,40 +204,45 @@ KINDS: dict[str, type[Line]] = {
 
 
 def content_digest(trajectory: Trajectory) -> str:
-    """sha256 of what a person reads of an episode: its messages and the tools that were offered."""
-    histories = [[one.agent, [to_openai(message) for message in one.messages]] for one in trajectory.histories]
+    """Return the SHA-256 of the content of an episode that a person reads: messages and tools."""
+    histories = [
+        [history.agent, [to_openai(message) for message in history.messages]] for history in trajectory.histories
+    ]
     return _digest({"histories": histories, "tools": trajectory.tools})
 
 
-def corrects(one: Correction, trajectory: Trajectory) -> bool:
-    """Whether the corrected message is one of the assistant's."""
-    messages = trajectory.histories[one.history].messages if one.history < len(trajectory.histories) else []
-    return one.message < len(messages) and messages[one.message].role == "assistant"
+def corrects(correction: Correction, trajectory: Trajectory) -> bool:
+    """Return True if the corrected message exists and is an assistant message."""
+    histories = trajectory.histories
+    messages = histories[correction.history].messages if correction.history < len(histories) else []
+    return correction.message < len(messages) and messages[correction.message].role == "assistant"
 
 
 def standing(lines: Iterable[Line]) -> list[Answer]:
-    """What holds, by time: of each author the last answer about each thing, without those that were withdrawn."""
-    found = list(lines)
-    taken_back = {(one.author, one.answer) for one in found if isinstance(one, Withdrawal)}
+    """Return the valid answers in order of time: the last answer of each author on each subject, without withdrawn
+    ones."""
+    all_lines = list(lines)
+    withdrawn = {(line.author, line.answer) for line in all_lines if isinstance(line, Withdrawal)}
     last: dict[tuple[Any, ...], Answer] = {}
-    for one in sorted(found, key=lambda one: one.moment):
-        if not isinstance(one, Withdrawal) and (one.author, one.id) not in taken_back:
-            last.pop(one.about, None)
-            last[one.about] = one
+    for line in sorted(all_lines, key=lambda line: line.moment):
+        if not isinstance(line, Withdrawal) and (line.author, line.id) not in withdrawn:
+            last.pop(line.about, None)
+            last[line.about] = line
     return list(last.values())
 
 
 def digest_of(answers: Iterable[Answer]) -> str:
-    """sha256 over what answers say, in any order."""
-    return _digest(sorted(one.id for one in answers))
+    """Return the SHA-256 of a set of answers, independent of their order."""
+    return _digest(sorted(answer.id for answer in answers))
 
 
 def read_line(text: str, where: str) -> Line:
-    """The answer of one line. Raises ResourceError, which begins with `where`, for a line that is none."""
+    """Return the parsed and validated line. Raises ResourceError, whose text starts with `where`, for an invalid
+    line."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ResourceError(f"{where}: no JSON: {error}") from None
+        raise ResourceError(f"{where}: invalid JSON: {error}") from None
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise ResourceError(f"{where}: kind is {kind!r:.80}; expected one of {', '.join(KINDS)}")
@@ -242,40 +253,41 @@ def read_line(text: str, where: str) -> Line:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a file. An end without a line break was never acknowledged, and is left out with a warning. Raises
-    ResourceError, which names each damaged line, or the file where there is none."""
+    """Return the lines of a file. An incomplete last line was never acknowledged and is skipped with a warning. Raises
+    ResourceError if lines are invalid, with their numbers, or if the file does not exist."""
     return [line for _, line in numbered(path)]
 
 
 def numbered(path: Path) -> list[tuple[str, Line]]:
-    """As `read`, each with its place for messages."""
+    """Return the lines as `read` does, each with its file and line number for messages."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ResourceError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ResourceError(f"{path} cannot be read: {error}") from None
-    *whole, rest = text.split("\n")
-    if rest.strip() and _plain(rest) is None:
-        log.warning("%s ends in the middle of a line, which is left out", path)
+    *complete, last = text.split("\n")
+    if last.strip() and _canonical(last) is None:
+        log.warning("%s ends in the middle of a line, which is skipped", path)
     else:
-        whole.append(rest)
-    found, wrong = [], []
-    for number, line in enumerate(whole, 1):
+        complete.append(last)
+    parsed, errors = [], []
+    for number, line in enumerate(complete, 1):
         if line.strip():
             place = f"{path}, line {number}"
             try:
-                found.append((place, read_line(line, place)))
+                parsed.append((place, read_line(line, place)))
             except ResourceError as error:
-                wrong.append(str(error))
-    if wrong:
-        more = f"\n… and {len(wrong) - MOST_SHOWN} more lines" if len(wrong) > MOST_SHOWN else ""
-        raise ResourceError("\n".join(wrong[:MOST_SHOWN]) + more)
-    return found
+                errors.append(str(error))
+    if errors:
+        more = f"\n… and {len(errors) - MOST_SHOWN} more lines" if len(errors) > MOST_SHOWN else ""
+        raise ResourceError("\n".join(errors[:MOST_SHOWN]) + more)
+    return parsed
 
 
 def read_all(path: Path) -> list[Answer]:
-    """What stands in a file, or in all files of a folder. Raises as `read`, and where the folder has none."""
+    """Return the valid answers of a file, or of all files of a folder. Raises as `read`, and ResourceError for a folder
+    without files."""
     if not path.is_dir():
         return standing(read(path))
     files = sorted(path.glob("*.jsonl"))
@@ -285,12 +297,13 @@ def read_all(path: Path) -> list[Answer]:
 
 
 def write_line(line: Line) -> str:
+    """Return a line as JSON, with its line break."""
     return json.dumps(line.model_dump(mode="json")) + "\n"
 
 
 def append(path: Path, lines: Sequence[Line]) -> int:
-    """Adds those that the file does not have yet and returns how many; they are on the disk when this returns. Several
-    processes may do so at once. What a dead writer left of a line is cut off. Raises WaitTimeout."""
+    """Append the lines that the file does not contain yet, flush them to disk, and return their number. Safe for
+    concurrent processes. The incomplete line of an interrupted writer is truncated. Raises WaitTimeout."""
     new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "a+") as lock:
@@ -298,23 +311,23 @@ def append(path: Path, lines: Sequence[Line]) -> int:
         with open(path, "a+b") as file:
             file.seek(0)
             content = file.read()
-            *whole, rest = content.decode("utf-8", "replace").split("\n")
-            there = set(map(_plain, [*whole, rest]))
-            fresh = [text for text in dict.fromkeys(map(write_line, lines)) if _plain(text) not in there]
-            if rest.strip() and _plain(rest) is None:
+            *complete, last = content.decode("utf-8", "replace").split("\n")
+            present = set(map(_canonical, [*complete, last]))
+            fresh = [text for text in dict.fromkeys(map(write_line, lines)) if _canonical(text) not in present]
+            if last.strip() and _canonical(last) is None:
                 file.truncate(content.rfind(b"\n") + 1)
-            elif rest:
+            elif last:
                 fresh.insert(0, "\n")
             file.write("".join(fresh).encode("ascii"))
             file.flush()
             os.fsync(file.fileno())
-    if new:  # the name of the file too
+    if new:  # flush the directory entry too
         sync_tree(path.parent)
     return sum(text != "\n" for text in fresh)
 
 
-def _plain(line: str) -> str | None:
-    """A line of JSON in one form."""
+def _canonical(line: str) -> str | None:
+    """Return a line of JSON in canonical form; None for invalid JSON."""
     try:
         return json.dumps(json.loads(line), sort_keys=True)
     except (ValueError, RecursionError):
@@ -322,5 +335,5 @@ def _plain(line: str) -> str | None:
 
 
 def _digest(value: Any) -> str:
-    # ASCII: models write lone surrogates, which UTF-8 cannot.
+    # ASCII, because models produce lone surrogates, which UTF-8 cannot encode.
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()

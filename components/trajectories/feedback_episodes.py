@@ -1,12 +1,12 @@
-"""What people say of episodes, as episodes to learn from, each with its score.
+"""Conversion of human feedback to training episodes with scores.
 
-    scores        the episode as it was sampled; reward: mean over authors of (score - 1) / 4
-    corrections   the conversation up to the message, and what the person wrote in its place; reward 1. It was not
-                  sampled, so it has no tokens; only that last message is learned
-    choices       both episodes, in a group of their own that stands aside of their scenario, so that they are compared
-                  with each other and no other; rewards 1 and 0. A pair on which most authors agree, ties left out
+    scores        the sampled episode; reward: mean over authors of (score - 1) / 4
+    corrections   the conversation up to the corrected message, and the correction; reward 1. It has no tokens, because
+                  it was not sampled; only the last message is trained on
+    choices       both episodes, in a separate group, so that they are compared with each other only; rewards 1 and 0
+                  by majority of the authors. Pairs without a majority are skipped
 
-Held-out episodes teach nothing: whoever learned from them could not be measured on them.
+Held-out episodes are excluded: training on them would invalidate evaluation.
 """
 
 from __future__ import annotations
@@ -24,83 +24,95 @@ from components.trajectories.schema import History, Scenario, Score, Trajectory
 
 Learns = Literal["scores", "corrections", "choices"]
 TRAIN = "train"
-"""Split of the episodes that may be learned from."""
+"""Split of the episodes that may be trained on."""
 Taught = list[tuple[Trajectory, Score]]
 _Episodes = Mapping[tuple[str, str], Trajectory]
-"""By id and content."""
+"""Episodes by trajectory id and content digest."""
 
 
 def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Sequence[Learns]) -> Taught:
-    """What is learned from, those of a group next to each other. episodes: all that answers may be about. Raises
-    SpecError for a correction of what the assistant did not say."""
-    wanted = {one.trajectory for one in answers} | {one.other for one in answers if isinstance(one, Choice)}
-    known = {(one.id, content_digest(one)): one for one in episodes if one.id in wanted and one.scenario.split == TRAIN}
-    found: Taught = []
+    """Return the training episodes with their scores, grouped by scenario. episodes: candidates that answers refer to.
+    Raises SpecError for a correction of a message that is not the assistant's."""
+    referenced = {answer.trajectory for answer in answers}
+    referenced |= {answer.other for answer in answers if isinstance(answer, Choice)}
+    by_content = {
+        (trajectory.id, content_digest(trajectory)): trajectory
+        for trajectory in episodes
+        if trajectory.id in referenced and trajectory.scenario.split == TRAIN
+    }
+    pairs: Taught = []
     if "scores" in learns:
-        found += _scored(known, [one for one in answers if isinstance(one, Rating)])
+        pairs += _scored(by_content, [answer for answer in answers if isinstance(answer, Rating)])
     if "corrections" in learns:
-        found += _corrected(known, [one for one in answers if isinstance(one, Correction)])
+        pairs += _corrected(by_content, [answer for answer in answers if isinstance(answer, Correction)])
     if "choices" in learns:
-        found += _chosen(known, [one for one in answers if isinstance(one, Choice)])
-    scores = {one.id: score for one, score in found}
-    return [(one, scores[one.id]) for group in by_scenario(one for one, _ in found).values() for one in group]
+        pairs += _chosen(by_content, [answer for answer in answers if isinstance(answer, Choice)])
+    scores = {trajectory.id: score for trajectory, score in pairs}
+    groups = by_scenario(trajectory for trajectory, _ in pairs).values()
+    return [(trajectory, scores[trajectory.id]) for group in groups for trajectory in group]
 
 
-def _scored(known: _Episodes, ratings: Sequence[Rating]) -> Taught:
-    said: defaultdict[tuple[str, str], list[Rating]] = defaultdict(list)
-    for one in ratings:
-        said[one.episode].append(one)
-    found = []
-    for number, (episode, own) in enumerate(sorted(said.items())):
-        if episode in known and known[episode].failure is None:
-            reward = sum(one.value for one in own) / len(own)
-            found.append(_with_score(known[episode], f"score-{number}", reward, known[episode].scenario))
-    return found
+def _scored(episodes: _Episodes, ratings: Sequence[Rating]) -> Taught:
+    """Return the rated episodes with the mean score of their authors."""
+    by_episode: defaultdict[tuple[str, str], list[Rating]] = defaultdict(list)
+    for rating in ratings:
+        by_episode[rating.episode].append(rating)
+    pairs = []
+    for number, (episode, own) in enumerate(sorted(by_episode.items())):
+        if episode in episodes and episodes[episode].failure is None:
+            reward = sum(rating.value for rating in own) / len(own)
+            pairs.append(_with_score(episodes[episode], f"score-{number}", reward, episodes[episode].scenario))
+    return pairs
 
 
-def _corrected(known: _Episodes, corrections: Sequence[Correction]) -> Taught:
-    found = []
-    for number, one in enumerate(sorted(corrections, key=lambda one: one.id)):
-        if one.episode in known:
-            shown = known[one.episode]
-            if not corrects(one, shown):
-                where = f"message {one.message} of history {one.history} of {shown.id!r}"
+def _corrected(episodes: _Episodes, corrections: Sequence[Correction]) -> Taught:
+    """Return the corrected conversations."""
+    pairs = []
+    for number, correction in enumerate(sorted(corrections, key=lambda correction: correction.id)):
+        if correction.episode in episodes:
+            original = episodes[correction.episode]
+            if not corrects(correction, original):
+                where = f"message {correction.message} of history {correction.history} of {original.id!r}"
                 raise SpecError([Problem("feedback.path", f"a correction of {where}, which is not the assistant's")])
-            history = shown.histories[one.history]
-            before = [replace(message, span=None, finish_reason=None) for message in history.messages[: one.message]]
-            told = History([*before, one.corrected()], agent=history.agent)
-            made = Trajectory(shown.id, shown.scenario, shown.sample, [told], tools=shown.tools, policy=CORRECTION)
+            history = original.histories[correction.history]
+            before = [
+                replace(message, span=None, finish_reason=None) for message in history.messages[: correction.message]
+            ]
+            corrected = History([*before, correction.corrected()], agent=history.agent)
+            trajectory = Trajectory(
+                original.id, original.scenario, original.sample, [corrected], tools=original.tools, policy=CORRECTION
+            )
             name = f"correction-{number}"
-            found.append(_with_score(made, name, 1.0, aside(shown.scenario, name)))
-    return found
+            pairs.append(_with_score(trajectory, name, 1.0, aside(original.scenario, name)))
+    return pairs
 
 
-def _chosen(known: _Episodes, choices: Sequence[Choice]) -> Taught:
-    """Of each pair what most authors say."""
+def _chosen(episodes: _Episodes, choices: Sequence[Choice]) -> Taught:
+    """Return both episodes of each pair with a majority of votes."""
     votes: defaultdict[tuple[tuple[str, str], tuple[str, str]], Counter[str]] = defaultdict(Counter)
-    for one in choices:
-        if one.better != "tie":
-            a, b = one.episode, one.other_episode
-            better, worse = (a, b) if one.better == "a" else (b, a)
+    for choice in choices:
+        if choice.better != "tie":
+            a, b = choice.episode, choice.other_episode
+            better, worse = (a, b) if choice.better == "a" else (b, a)
             pair = min(better, worse), max(better, worse)
             votes[pair]["first" if better == pair[0] else "second"] += 1
-    found: Taught = []
+    pairs: Taught = []
     for number, (pair, count) in enumerate(sorted(votes.items())):
-        if count["first"] == count["second"] or not all(one in known for one in pair):
+        if count["first"] == count["second"] or not all(episode in episodes for episode in pair):
             continue
-        first, second = (known[one] for one in pair)
+        first, second = (episodes[episode] for episode in pair)
         if first.failure is None and second.failure is None:
             name = f"choice-{number}"
             scenario = aside(first.scenario, name)
-            found += [
-                _with_score(one, name, float(count[side] == max(count.values())), scenario)
-                for side, one in (("first", first), ("second", second))
+            pairs += [
+                _with_score(trajectory, name, float(count[side] == max(count.values())), scenario)
+                for side, trajectory in (("first", first), ("second", second))
             ]
-    return found
+    return pairs
 
 
-def _with_score(one: Trajectory, name: str, reward: float, scenario: Scenario) -> tuple[Trajectory, Score]:
-    """Under an id of its own: an episode may be learned from in several ways, and another artifact may have one by the
-    same id."""
-    made = replace(one, id=f"{one.id}~{name}", scenario=scenario)
-    return made, Score(made.id, reward, {"people": reward})
+def _with_score(trajectory: Trajectory, name: str, reward: float, scenario: Scenario) -> tuple[Trajectory, Score]:
+    """Return the trajectory under a new id, with its score. The id is new because an episode may be trained on in
+    several ways, and another artifact may have the same id."""
+    renamed = replace(trajectory, id=f"{trajectory.id}~{name}", scenario=scenario)
+    return renamed, Score(renamed.id, reward, {"people": reward})

@@ -11,32 +11,32 @@ from components.errors import ArtifactError
 from components.trajectories.schema import Scenario, Trajectory
 
 ASIDE = "~"
-"""Between the id of a scenario and the name of a group of its own, for episodes that began differently."""
+"""Separator between a scenario id and the name of a separate group of episodes that began differently."""
 RELATIVE_TOLERANCE = 1e-9
-"""Two rewards that differ by less than this share of the larger one are equal: rounding, not judgement."""
+"""Relative difference up to which two rewards are equal, because of rounding."""
 
 
 def aside(scenario: Scenario, name: str) -> Scenario:
-    """The scenario under another id, for episodes that are not to be compared with its others: second attempts, those
-    of another player."""
+    """Return the scenario with the id of a separate group, for episodes that are not comparable with its others: second
+    attempts, or another player's."""
     return replace(scenario, id=f"{scenario.id}{ASIDE}{name}")
 
 
 def scenario_of(group: str) -> str:
-    """Id of the scenario to which a group belongs: its own, or the one that it stands aside of."""
+    """Return the scenario id of a group, without the name of a separate group."""
     return group.partition(ASIDE)[0]
 
 
 def misnamed(scenarios: Iterable[Scenario]) -> str | None:
-    """What is wrong with an id that looks like that of a group; None where none does."""
-    marked = next((one.id for one in scenarios if ASIDE in one.id), None)
-    if marked is None:
+    """Return the problem of the first scenario id with the group separator; None without one."""
+    invalid = next((scenario.id for scenario in scenarios if ASIDE in scenario.id), None)
+    if invalid is None:
         return None
-    return f"gives the scenario id {marked!r}; expected one without {ASIDE!r}, which stands before names of groups"
+    return f"gives the scenario id {invalid!r}; expected one without {ASIDE!r}, which separates the names of groups"
 
 
 def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
-    """Groups by scenario id, groups and members in the order in which they come."""
+    """Return trajectories by scenario id; groups and members keep the order of the input."""
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group, []).append(trajectory)
@@ -44,26 +44,26 @@ def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory
 
 
 def adjacent_groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
-    """One group after the other, with one in memory at a time: the trajectories of a scenario lie next to each other,
-    as collect writes them.
+    """Yield each group, with one in memory at a time. The trajectories of a scenario must be adjacent, as collect
+    writes them.
 
-    Raises ArtifactError at a scenario that comes back: its trajectories would be compared in parts.
+    Raises ArtifactError if a scenario occurs again later: its group would be split.
     """
-    seen: set[str] = set()
+    finished: set[str] = set()
     for name, members in groupby(trajectories, key=lambda trajectory: trajectory.group):
         group = list(members)
-        if name in seen:
+        if name in finished:
             raise ArtifactError(
                 f"the trajectories of scenario {name} do not lie next to each other: {group[0].id} comes after those "
-                "of another one, and each group is read as a whole. Sort them by scenario first, as with "
+                "of another scenario, and each group is read as a whole. Sort them by scenario first, as with "
                 "sorted(trajectories, key=lambda trajectory: trajectory.group)"
             )
-        seen.add(name)
+        finished.add(name)
         yield group
 
 
 def have_spread(rewards: Iterable[float], relative_tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    """Whether the rewards differ: max - min > tolerance · max(|max|, |min|), so the answer is the same for the same
-    rewards in another unit. False for fewer than two."""
+    """Return True if the rewards differ: max - min > tolerance · max(|max|, |min|), which is invariant to scaling.
+    False for fewer than two rewards."""
     values = list(rewards)
     return len(values) > 1 and not math.isclose(min(values), max(values), rel_tol=relative_tolerance)

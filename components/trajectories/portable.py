@@ -1,10 +1,9 @@
-"""A chat template that lays a conversation out as the policy was trained on it, wherever it is served.
+"""A chat template that renders conversations as in training, on any server.
 
-`ChatFormat` writes tools and calls itself where the model's template has no place for them. A server that knows only
-the template would leave them out, and the policy would answer something that it was never asked. So an export carries
-a template with the same layout before the model's own: signatures of tools in the system message, calls in the
-pythonic form, answers of tools as the user's words. Where the model's template has a place for tools, it stays as it
-is. What others write as special tokens is made harmless by our own servers alone.
+`ChatFormat` writes tools and calls itself if the model's template does not support them. A server with the original
+template would omit them. Therefore an export includes a template with the same layout before the model's own: tool
+signatures in the system message, calls in the pythonic form, tool results as user messages. A template with tool
+support is exported unchanged. Only Espalier's servers escape special tokens in messages.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import re
 from components.trajectories.chat import DEFAULT_SYSTEM, TODAY, TOOLS, ChatFormat
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.{0,200}?)\1\s*\)""")
-# Blocks are trimmed on both sides; Jinja has no mutable lists in its sandbox, so they are made anew. `calls` and
-# `literal` are `calls.write_pythonic` and `calls.literal`.
+# Blocks are trimmed on both sides. Jinja's sandbox has no mutable lists, so lists are rebuilt. `calls` and `literal`
+# correspond to `tool_calls.write_pythonic` and `tool_calls.literal`.
 _LAYOUT = """\
 {%- macro literal(value) -%}
 {%- if value is string -%}{{- value | tojson -}}
@@ -104,15 +103,15 @@ _IN_TURN = """\
 {%- endfor -%}
 {%- set talk.shown = turns.taken -%}
 """
-# The last tag is an expression, after which nothing is trimmed.
+# The last tag is an expression, because Jinja trims nothing after expressions.
 _THEN = "{%- set messages = talk.shown -%}{%- set tools = none -%}{{- '' }}"
 
 
 def portable_template(chat: ChatFormat) -> str:
-    """The template that a tokenizer is exported with: rendered by `apply_chat_template(messages, tools=tools)`, it
-    gives what `chat.render(messages, tools)` does, for arguments of calls that are mappings, as servers hand them to
-    templates, and on every day. But for the day the model's own where that has a place for tools."""
-    own = _NOW.sub(lambda asked: _text(TODAY.strftime(asked[2])), chat.tokenizer.chat_template)
+    """Return the chat template for an exported tokenizer. `apply_chat_template(messages, tools=tools)` then gives the
+    same text as `chat.render(messages, tools)`, for call arguments that are mappings, as servers pass them, and on any
+    day. A model's template with tool support is unchanged except for a fixed date."""
+    own = _NOW.sub(lambda match: _text(TODAY.strftime(match[2])), chat.tokenizer.chat_template)
     if chat.native_tools:
         return own
     before, _, after = TOOLS.partition("{system}")[2].partition("{signatures}")
@@ -137,5 +136,5 @@ def portable_template(chat: ChatFormat) -> str:
 
 
 def _text(text: str) -> str:
-    """As a literal of Jinja."""
+    """Return the text as a Jinja literal."""
     return json.dumps(text, ensure_ascii=False)

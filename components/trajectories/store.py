@@ -1,9 +1,8 @@
 """The store of trajectories, scores and selections: Parquet files, lossless, written and read as streams.
 
-`components.trajectories.tables` says how each row is laid out; this module owns the files. A file's metadata say what
-it holds and by which schema version, and reading checks both before the first row. A file appears under its name when
-it is complete: a writer that dies, or whose rows raise, leaves nothing that could be taken for one. Equal rows give
-equal bytes, so an artifact's digest says whether the data are the same.
+`components.trajectories.tables` defines the row format; this module owns the files. A file's metadata contain its kind
+and schema version, which are checked before the first row is read. Files are written atomically: an interrupted writer
+leaves no partial file under the final name. Equal rows give equal bytes, so equal data have equal artifact digests.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Selec
 Row = TypeVar("Row")
 
 ROWS_PER_CHUNK = 256
-"""Rows that a writer turns into columns at once."""
+"""Rows per conversion to columns in a writer."""
 GROUP_BYTES = 16 * 2**20
-"""Size in memory from which on columns are written as a row group. Many small ones would make a large footer, which
-readers hold: 40 KB a group."""
+"""Size in memory from which columns are written as a row group. Each row group adds 40 KB to the footer, which readers
+hold in memory."""
 ROWS_PER_BATCH = 64
-"""Rows that a reader turns into objects at once."""
+"""Rows per conversion to objects in a reader."""
 
 _KIND = b"espalier.kind"
 _VERSION = b"espalier.schema_version"
@@ -38,7 +37,7 @@ _VERSION = b"espalier.schema_version"
 
 @dataclass(frozen=True)
 class _Table(Generic[Row]):
-    """One kind of file."""
+    """Reader and writer of one kind of file."""
 
     kind: str
     schema: pa.Schema
@@ -74,7 +73,7 @@ class _Table(Generic[Row]):
     def batches(self, path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         with self._open(path) as file:
             try:
-                for group in range(file.num_row_groups):  # one reader for all would keep 2 KB of each row it has passed
+                for group in range(file.num_row_groups):  # one reader for all groups would retain 2 KB per row read
                     yield from file.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=columns)
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
@@ -87,15 +86,15 @@ class _Table(Generic[Row]):
         try:
             file = pq.ParquetFile(path)
         except pa.ArrowInvalid as error:
-            raise ArtifactDamaged(f"{path} is no complete Parquet file: {error}") from error
+            raise ArtifactDamaged(f"{path} is not a complete Parquet file: {error}") from error
         metadata = file.schema_arrow.metadata or {}
         kind, version = (metadata[key].decode() if key in metadata else None for key in (_KIND, _VERSION))
         if (kind, version) != (self.kind, str(SCHEMA_VERSION)):
             file.close()
-            found = "a Parquet file of another program" if kind is None else f"{kind} in schema version {version}"
+            content = "a Parquet file of another program" if kind is None else f"{kind} in schema version {version}"
             raise SchemaMismatch(
-                f"{path} holds {found}; expected {self.kind} in schema version {SCHEMA_VERSION}. "
-                "Run the stage that made it again with this version of Espalier."
+                f"{path} holds {content}; expected {self.kind} in schema version {SCHEMA_VERSION}. "
+                "Rerun the stage that wrote it with this version of Espalier."
             )
         return file
 
@@ -106,22 +105,22 @@ _SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, 
 
 
 def write_trajectories(path: Path, rows: Iterable[Trajectory]) -> int:
-    """Writes all rows, in order, and returns how many. Raises TypeError, with the trajectory's id, where a field that
-    should be JSON data is not."""
+    """Write all rows in order and return their number. Raises TypeError, with the trajectory's id, if a JSON field is
+    not JSON data."""
     return _TRAJECTORIES.write(path, rows)
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """Rows in the order in which they were written, a few at a time in memory.
+    """Yield the rows in the order in which they were written, with a batch in memory at a time.
 
-    Raises SchemaMismatch where the file holds something else or another schema version, ArtifactDamaged where it is no
-    complete Parquet file, both before the first row; ArtifactDamaged too where a later part of it cannot be read.
+    Raises SchemaMismatch for another kind of file or schema version, and ArtifactDamaged for an incomplete file, before
+    the first row; ArtifactDamaged also if a later part cannot be read.
     """
     return _TRAJECTORIES.read(path)
 
 
 def count_trajectories(path: Path) -> int:
-    """How many rows the file has, without reading them. Raises as read_trajectories."""
+    """Return the number of rows, from the file's metadata. Raises as read_trajectories."""
     return _TRAJECTORIES.count(path)
 
 
@@ -133,66 +132,67 @@ def read_failures(path: Path) -> Iterator[tuple[str, Failure]]:
 
 
 def write_scores(path: Path, rows: Iterable[Score]) -> int:
-    """As write_trajectories."""
+    """Write scores, as write_trajectories."""
     return _SCORES.write(path, rows)
 
 
 def read_scores(path: Path) -> Iterator[Score]:
-    """As read_trajectories."""
+    """Yield scores, as read_trajectories."""
     return _SCORES.read(path)
 
 
 def write_selection(path: Path, rows: Iterable[Selection]) -> int:
-    """As write_trajectories."""
+    """Write a selection, as write_trajectories."""
     return _SELECTION.write(path, rows)
 
 
 def read_selection(path: Path) -> Iterator[Selection]:
-    """As read_trajectories."""
+    """Yield a selection, as read_trajectories."""
     return _SELECTION.read(path)
 
 
 def read_scored(
     trajectories: Path, scores: Path, selection: Path | None = None, *, components: bool = False
 ) -> Iterator[Trajectory]:
-    """Trajectories with their rewards joined on, a few at a time in memory: those that `selection` keeps, or all where
-    it is None. A reward of None means unscored. Where the judge gave step rewards, they stand in place of those of the
-    environment: whoever judges turns has the last word on them. Where it gave none, the environment's stay.
+    """Yield trajectories joined with their rewards, with a batch in memory at a time: those that `selection` keeps, or
+    all if it is None. A reward of None means unscored. The judge's step rewards, if any, replace the environment's.
 
-    components: those of the scores are joined on too, among the metrics. A metric of the same name stays, and so does a
-    number of the outcome: a component is a part of a reward, and has its sign.
+    components: also join the scores' components, as metrics. They do not overwrite a metric, or a value of the outcome,
+    of the same name: a component is a part of a reward, and has its sign.
 
-    The files are read side by side: each has one row for each trajectory, in the same order, as judge and filter write
-    them. Raises ArtifactDamaged, naming the file, at the first row where that is not so, and as read_trajectories.
+    The files are read in parallel: each has one row per trajectory, in the same order, as judge and filter write them.
+    Raises ArtifactDamaged, with the file's path, at the first mismatch, and the errors of read_trajectories.
     """
-    rewards = _Beside(scores, _rewards(scores, components), trajectories)
-    kept = None
+    rewards = _AlignedReader(scores, _rewards(scores, components), trajectories)
+    selected = None
     if selection is not None:
-        kept = _Beside(selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)), trajectories)
+        selected = _AlignedReader(
+            selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)), trajectories
+        )
     for trajectory in read_trajectories(trajectories):
         trajectory.reward, judged_steps, parts = rewards.take(trajectory.id)
         if judged_steps:
             trajectory.step_rewards = judged_steps
         new = {name: value for name, value in parts.items() if name not in trajectory.outcome}
         trajectory.metrics = {**new, **trajectory.metrics}
-        if kept is None or kept.take(trajectory.id):
+        if selected is None or selected.take(trajectory.id):
             yield trajectory
     rewards.end()
-    if kept is not None:
-        kept.end()
+    if selected is not None:
+        selected.end()
 
 
 def load_scored(
     trajectories: Path, scores: Path, selection: Path | None, *, components: bool = False
 ) -> list[Trajectory]:
-    """As read_scored, all at once: for what needs every trajectory, as training does."""
+    """Return all trajectories of read_scored as a list, for training."""
     return list(read_scored(trajectories, scores, selection, components=components))
 
 
-_Given = tuple[float | None, list[float], dict[str, float]]
+_Reward = tuple[float | None, list[float], dict[str, float]]
 
 
-def _rewards(path: Path, components: bool) -> Iterator[tuple[str, _Given]]:
+def _rewards(path: Path, components: bool) -> Iterator[tuple[str, _Reward]]:
     columns = ["trajectory_id", "reward", "step_rewards", *(["components"] if components else [])]
     for batch in _SCORES.batches(path, columns):
         for name, reward, steps, parts in tables.rewards(batch):
@@ -202,8 +202,8 @@ def _rewards(path: Path, components: bool) -> Iterator[tuple[str, _Given]]:
 Value = TypeVar("Value")
 
 
-class _Beside(Generic[Value]):
-    """What a file says about each trajectory, read beside the file of trajectories."""
+class _AlignedReader(Generic[Value]):
+    """A reader of one value per trajectory, in the order of the trajectories file."""
 
     def __init__(self, path: Path, pairs: Iterator[tuple[str, Value]], trajectories: Path):
         self.path = path
@@ -211,15 +211,17 @@ class _Beside(Generic[Value]):
         self._trajectories = trajectories
 
     def take(self, trajectory_id: str) -> Value:
-        for found, value in self._pairs:
-            if found == trajectory_id:
+        """Return the next trajectory's value. Raises ArtifactDamaged if the next row is for another trajectory."""
+        for row_id, value in self._pairs:
+            if row_id == trajectory_id:
                 return value
-            raise self._other(f"{found} stands where {trajectory_id} should")
-        raise self._other(f"it ends before {trajectory_id}")
+            raise self._mismatch(f"{row_id} stands where {trajectory_id} should")
+        raise self._mismatch(f"it ends before {trajectory_id}")
 
     def end(self) -> None:
-        for found, _ in self._pairs:
-            raise self._other(f"{found} comes after the last trajectory")
+        """Raise ArtifactDamaged if there are further rows."""
+        for row_id, _ in self._pairs:
+            raise self._mismatch(f"{row_id} comes after the last trajectory")
 
-    def _other(self, why: str) -> ArtifactDamaged:
-        return ArtifactDamaged(f"{self.path} was not made from {self._trajectories}: {why}")
+    def _mismatch(self, detail: str) -> ArtifactDamaged:
+        return ArtifactDamaged(f"{self.path} was not made from {self._trajectories}: {detail}")

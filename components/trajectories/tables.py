@@ -1,19 +1,18 @@
-"""The stored form of trajectories, scores and selections: an Arrow schema for each, and the way there and back.
+"""Storage format of trajectories, scores and selections: Arrow schemas, and conversion in both directions.
 
-Rows become dictionaries, which Arrow lays out in columns. Back, each column of a batch is turned into Python values as
-a whole, several times as fast as row by row.
+Rows are converted to dictionaries, which Arrow stores in columns. Reading converts each column of a batch as a whole,
+which is several times as fast as row by row.
 
-Conversations, token ids and log-probs are nested columns; only what has no fixed form (a scenario's input, tools,
-outcome, sampling) is JSON text. Names, units and meanings are those of `components.trajectories.schema`. Every row
-comes back as it went in, with these forms:
+Conversations, token ids and log-probabilities are nested columns; only data without a fixed structure (a scenario's
+input, tools, outcome, sampling) is JSON text. Names, units and meanings are those of `components.trajectories.schema`.
+Rows round-trip without loss, with these types:
 
-- Log-probs are float32: a Python float that is no float32 value comes back rounded to one. Rewards, metrics and costs
-  are float64. NaN is kept, and is not None.
-- Token ids, spans, `sample` and `difficulty` are int32.
-- JSON fields hold JSON data: a tuple comes back as a list, a key as a string. Key order is kept: it shows in prompts.
-- Text may hold lone surrogates: models produce them (`"\\ud83d"` in the arguments of a call), and UTF-8 cannot hold
-  them. They are stored as U+FDD0 and four hexadecimal digits, and so is U+FDD0 itself, a noncharacter.
-- Trajectories that are read together share equal scenarios and equal tools, as they did when they were collected.
+- Log-probabilities are float32: other Python floats are rounded. Rewards, metrics and costs are float64. NaN is
+preserved and distinct from None. - Token ids, spans, `sample` and `difficulty` are int32. - JSON fields contain JSON
+data: a tuple is read as a list, a key as a string. Key order is preserved, because it affects prompts. - Text may
+contain lone surrogates, which models produce (`"\\ud83d"` in the arguments of a call) and UTF-8 cannot encode. They are
+stored as U+FDD0 and four hexadecimal digits; so is the noncharacter U+FDD0 itself. - Trajectories of a batch share
+equal scenarios and equal tools.
 """
 
 from __future__ import annotations
@@ -131,10 +130,10 @@ def _json(value: Any) -> str:
     return _text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-# Writing: from a value to what Arrow takes
+# Writing: from a value to Arrow's input
 
 
-def _given(function: Callable[[Any], Any], value: Any) -> Any:
+def _if_set(function: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else function(value)
 
 
@@ -154,9 +153,9 @@ def _message_row(message: Message) -> dict[str, Any]:
             {"id": _text(call.id), "name": _text(call.name), "arguments": _text(call.arguments)}
             for call in message.tool_calls
         ],
-        "tool_call_id": _given(_text, message.tool_call_id),
+        "tool_call_id": _if_set(_text, message.tool_call_id),
         "span": None if message.span is None else {"start": message.span[0], "end": message.span[1]},
-        "finish_reason": _given(_text, message.finish_reason),
+        "finish_reason": _if_set(_text, message.finish_reason),
     }
 
 
@@ -170,6 +169,7 @@ def _history_row(history: History) -> dict[str, Any]:
 
 
 def trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as a row. Raises TypeError if a JSON field is not JSON data."""
     scenario = trajectory.scenario
     try:
         return {
@@ -187,7 +187,7 @@ def trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
             "step_rewards": trajectory.step_rewards,
             "outcome": _json(trajectory.outcome),
             "metrics": _number_row(trajectory.metrics),
-            "failure": _given(_failure_row, trajectory.failure),
+            "failure": _if_set(_failure_row, trajectory.failure),
             "policy": _text(trajectory.policy),
             "sampling": _json(trajectory.sampling),
             "reward": trajectory.reward,
@@ -205,7 +205,7 @@ def score_row(score: Score) -> dict[str, Any]:
         "step_rewards": score.step_rewards,
         "explanation": _text(score.explanation),
         "cost": score.cost,
-        "failure": _given(_failure_row, score.failure),
+        "failure": _if_set(_failure_row, score.failure),
     }
 
 
@@ -223,7 +223,7 @@ Value = TypeVar("Value")
 
 
 def _plain(array: pa.Array) -> list[Any]:
-    """Numbers, truth values and text that never needs `_untext`."""
+    """Return numbers, booleans, or text without escaped characters, as Python values."""
     return array.to_numpy(zero_copy_only=False).tolist()
 
 
@@ -239,11 +239,13 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ArtifactDamaged("a table of episodes holds a value that is nested too deeply to be one of ours") from None
+        raise ArtifactDamaged(
+            "a table of episodes holds a value that is nested too deeply; Espalier did not write it"
+        ) from None
 
 
 def _shared_jsons(array: pa.Array) -> list[Any]:
-    """Equal values are one object."""
+    """Return parsed JSON values; equal values are one object."""
     texts = _texts(array)
     values = {text: _parsed(text) for text in set(texts)}
     return [values[text] for text in texts]
@@ -257,10 +259,10 @@ def _optional(read: Callable[[pa.Array], list[Value]], array: pa.Array) -> list[
 
 
 def _lists(read: Callable[[pa.Array], list[Value]], array: pa.Array) -> list[list[Value]]:
-    """Of a list or map column without nulls."""
+    """Return the lists of a list or map column without nulls."""
     if not len(array):
         return []
-    offsets = array.offsets.to_numpy()  # the array may be a slice, whose values are those of the whole
+    offsets = array.offsets.to_numpy()  # a slice of an array has the values of the whole array
     first, last = offsets[0], offsets[-1]
     values = read(array.values[first:last])
     return [values[start:end] for start, end in pairwise((offsets - first).tolist())]
@@ -279,17 +281,17 @@ def _failures(array: pa.Array) -> list[Failure]:
 
 
 def failures(batch: pa.RecordBatch) -> list[tuple[str, Failure]]:
-    """Id and failure of the trajectories that failed."""
+    """Return id and failure of each failed trajectory."""
     failed = batch.filter(batch.column("failure").is_valid())
     return list(zip(_texts(failed.column("id")), _failures(failed.column("failure")), strict=True))
 
 
 def _scenarios(array: pa.Array) -> list[Scenario]:
-    """Equal ones are one object."""
+    """Return scenarios; equal scenarios are one object."""
     texts = [_texts(array.field(name)) for name in ("id", "input", "split", "type")]
     rows = list(zip(*texts, _plain(array.field("difficulty")), strict=True))
-    made = {row: Scenario(row[0], _parsed(row[1]), *row[2:]) for row in set(rows)}
-    return [made[row] for row in rows]
+    unique = {row: Scenario(row[0], _parsed(row[1]), *row[2:]) for row in set(rows)}
+    return [unique[row] for row in rows]
 
 
 def _tool_calls(array: pa.Array) -> list[ToolCall]:
@@ -355,13 +357,13 @@ def scores(batch: pa.RecordBatch) -> Iterable[Score]:
 
 
 def rewards(batch: pa.RecordBatch) -> Iterable[tuple[str, float | None, list[float], dict[str, float]]]:
-    """Trajectory id, reward and step rewards of scores, and where they were read, components."""
-    read = "components" in batch.schema.names
+    """Return trajectory id, reward, step rewards and components of scores; empty components if they were not read."""
+    with_components = "components" in batch.schema.names
     return zip(
         _texts(batch.column("trajectory_id")),
         _optional(_plain, batch.column("reward")),
         _lists(_plain, batch.column("step_rewards")),
-        _numbers(batch.column("components")) if read else ({} for _ in range(len(batch))),
+        _numbers(batch.column("components")) if with_components else ({} for _ in range(len(batch))),
         strict=True,
     )
 

@@ -1,12 +1,12 @@
-"""Tool calls as text: the two forms in which models write them, read and written.
+"""Parsing and serialization of tool calls in text, in two forms.
 
-Tagged: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, for chat templates that have a place for tools.
-Pythonic: `[find_order(order="K482"), check(from="Bern")]`, half the tokens. Names and keys may hold dots and dashes and
-may be words that Python reserves, as those of tools do; other keys are written `**{"any key": 1}`. Values are JSON's,
-in Python's spelling or in JSON's.
+Tagged: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, for chat templates with tool support.
+Pythonic: `[find_order(order="K482"), check(from="Bern")]`, half the tokens. Names and keys may contain dots and dashes
+and may be reserved words of Python; other keys are written `**{"any key": 1}`. Values are JSON values in Python's or
+JSON's spelling.
 
-Reading never evaluates anything. Text that begins like a call and is none raises ValueError: whoever reads decides
-what it is then. Arguments are returned as JSON text that every JSON parser reads: no NaN, no lone surrogates.
+Parsing never evaluates code. Text that starts like a call and is invalid raises ValueError. Arguments are returned as
+strict JSON text: without NaN and lone surrogates.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Calls = list[tuple[str, str]]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
-"""The beginning of a line that may be a list of calls."""
+"""Start of a line that may be a list of calls."""
 MOST_STARTS = 20
-"""Lines of a text that are tried as the list of calls."""
+"""Maximum number of lines of a text that are tried as the list of calls."""
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
@@ -34,9 +34,9 @@ _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None"
 
 
 def read_tagged(text: str) -> tuple[str, Calls]:
-    """(text without its calls, calls). Raises ValueError where a tag is not followed by a call."""
+    """Return (text without its calls, calls). Raises ValueError if a tag is not followed by a valid call."""
     calls: Calls = []
-    rest: list[str] = []
+    texts: list[str] = []
     at = 0
     while (start := text.find(_OPEN, at)) >= 0:
         begin = _after_space(text, start + len(_OPEN))
@@ -47,16 +47,16 @@ def read_tagged(text: str) -> tuple[str, Calls]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise ValueError("a call needs a name")
         calls.append((call["name"], _as_json(call.get("arguments", {}))))
-        rest.append(text[at:start])
+        texts.append(text[at:start])
         at = end + len(_CLOSE)
-    rest.append(text[at:])
-    return ("".join(rest).strip() if calls else text), calls
+    texts.append(text[at:])
+    return ("".join(texts).strip() if calls else text), calls
 
 
 def read_pythonic(text: str) -> tuple[str, Calls]:
-    """(what is said before the list of calls, calls); the list begins the text or a line of it, and ends the text.
+    """Return (text before the list of calls, calls). The list starts at the beginning of a line and ends the text.
 
-    Raises ValueError where there is no such list.
+    Raises ValueError if there is no such list.
     """
     stripped = text.strip()
     if stripped.startswith("["):
@@ -70,19 +70,19 @@ def read_pythonic(text: str) -> tuple[str, Calls]:
 
 
 def write_pythonic(calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """The inverse of `read_pythonic`, for names that are words."""
-    shown = []
+    """Return calls in the pythonic form, the inverse of `read_pythonic` for valid names."""
+    written = []
     for name, arguments in calls:
-        listed = [
+        parts = [
             f"{key}={literal(value)}" if _WORD.fullmatch(key) else f"**{{{literal(key)}: {literal(value)}}}"
             for key, value in arguments.items()
         ]
-        shown.append(f"{name}({', '.join(listed)})")
-    return f"[{', '.join(shown)}]"
+        written.append(f"{name}({', '.join(parts)})")
+    return f"[{', '.join(written)}]"
 
 
 def literal(value: Any) -> str:
-    """JSON data as Python; text in double quotes."""
+    """Return JSON data as a Python literal with double quotes."""
     match value:
         case str():
             return json.dumps(value, ensure_ascii=False)
@@ -97,7 +97,7 @@ def _as_json(arguments: Any) -> str:
     if not isinstance(arguments, dict):
         raise ValueError("the arguments of a call are a mapping")
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    text.encode()  # a lone surrogate is no text: UnicodeEncodeError, a ValueError
+    text.encode()  # lone surrogates raise UnicodeEncodeError, a ValueError
     return text
 
 
@@ -106,12 +106,12 @@ def _no_number(constant: str) -> NoReturn:
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 class _Reader:
-    """Reads a list of calls from the beginning of a text to its end; raises ValueError where it is none."""
+    """Parser of a text that is a list of calls. Raises ValueError for any other text."""
 
     def __init__(self, text: str):
         self.text = text
@@ -119,39 +119,39 @@ class _Reader:
 
     def calls(self) -> Calls:
         self._expect("[")
-        found = []
-        while not self._found("]"):
+        calls = []
+        while not self._accept("]"):
             name = self._match(_WORD) or self._fail()
             self._expect("(")
-            found.append((name, _as_json(self._arguments())))
+            calls.append((name, _as_json(self._arguments())))
             self._comma_or("]")
-        if self.at < len(self.text) or not found:
+        if self.at < len(self.text) or not calls:
             self._fail()
-        return found
+        return calls
 
     def _arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
-        while not self._found(")"):
-            if self._found("**"):
-                given = self._value()
-                if not isinstance(given, dict):
+        while not self._accept(")"):
+            if self._accept("**"):
+                entries = self._value()
+                if not isinstance(entries, dict):
                     self._fail()
             else:
                 key = self._match(_WORD) or self._fail()
                 self._expect("=")
-                given = {key: self._value()}
-            if given.keys() & arguments.keys():
+                entries = {key: self._value()}
+            if entries.keys() & arguments.keys():
                 self._fail()
-            arguments |= given
+            arguments |= entries
             self._comma_or(")")
         return arguments
 
     def _value(self) -> Any:
         if text := self._match(_STRING):
             return _unescape(text[1:-1])
-        if self._found("["):
+        if self._accept("["):
             return self._items()
-        if self._found("{"):
+        if self._accept("{"):
             return self._mapping()
         if number := self._match(_NUMBER):
             return float(number) if set(number) & set(".eE") else int(number)
@@ -160,14 +160,14 @@ class _Reader:
 
     def _items(self) -> list[Any]:
         items = []
-        while not self._found("]"):
+        while not self._accept("]"):
             items.append(self._value())
             self._comma_or("]")
         return items
 
     def _mapping(self) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
-        while not self._found("}"):
+        while not self._accept("}"):
             key = self._value()
             if not isinstance(key, str):
                 self._fail()
@@ -178,13 +178,13 @@ class _Reader:
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
         begin = _after_space(self.text, self.at)
-        found = pattern.match(self.text, begin)
-        if found is None:
+        match = pattern.match(self.text, begin)
+        if match is None:
             return None
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
-    def _found(self, mark: str) -> bool:
+    def _accept(self, mark: str) -> bool:
         begin = _after_space(self.text, self.at)
         if not self.text.startswith(mark, begin):
             return False
@@ -192,12 +192,12 @@ class _Reader:
         return True
 
     def _expect(self, mark: str) -> None:
-        if not self._found(mark):
+        if not self._accept(mark):
             self._fail()
 
     def _comma_or(self, end: str) -> None:
-        """After an item: a comma, or the end, which is left for the loop to see."""
-        if not self._found(",") and not self.text.startswith(end, _after_space(self.text, self.at)):
+        """Consume a comma after an item, or check for `end`, which the caller's loop consumes."""
+        if not self._accept(",") and not self.text.startswith(end, _after_space(self.text, self.at)):
             self._fail()
 
     def _fail(self) -> NoReturn:
@@ -205,9 +205,9 @@ class _Reader:
 
 
 def _unescape(text: str) -> str:
-    """What the inside of a Python or JSON string says; a pair of `\\u` surrogates is one character, as in JSON."""
+    """Return the value of a Python or JSON string body. A pair of `\\u` surrogates is one character, as in JSON."""
 
-    def said(match: re.Match[str]) -> str:
+    def character(match: re.Match[str]) -> str:
         code = match[1]
         if code[0] in "xuU" and len(code) > 1:
             return chr(int(code[1:], 16))
@@ -215,4 +215,4 @@ def _unescape(text: str) -> str:
 
     if "\\" not in text:
         return text
-    return _ESCAPE.sub(said, text).encode("utf-16", "surrogatepass").decode("utf-16")
+    return _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass").decode("utf-16")

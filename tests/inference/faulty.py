@@ -1,4 +1,4 @@
-"""A line to a server that breaks on demand, over real sockets."""
+"""A proxy that injects faults between client and server, over real sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 Fault = Callable[[BaseHTTPRequestHandler], None]
-"""What happens to a request in place of an answer."""
+"""A fault that replaces the response to a request."""
 
 
 def status(code: int, message: str = "overloaded", **headers: str) -> Fault:

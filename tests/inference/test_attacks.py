@@ -1,4 +1,4 @@
-"""Attacks on the inference server: size, slowness, other origins, missing keys, rows that harm their batch."""
+"""Tests of attacks on the inference server: size, slowness, origins, missing keys, rows that affect their batch."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_no_page_is_allowed_by_cors_and_our_own_origin_passes(echo):
 
 
 @pytest.mark.parametrize(
-    ("given", "status"),
+    ("authorization", "status"),
     [
         (f"Bearer {KEY}", 200),
         (f"bearer {KEY}", 200),
@@ -262,10 +262,10 @@ def test_no_page_is_allowed_by_cors_and_our_own_origin_passes(echo):
         ("Bearer é", 401),
     ],
 )
-def test_a_key_is_asked_for_on_every_route_but_health(locked, given, status):
-    assert get(locked, authorization=given).status == status
-    assert get(locked, "/v1/none", authorization=given).status == (404 if status == 200 else 401)
-    assert get(locked, "/health", authorization=given).status == 200
+def test_a_key_is_asked_for_on_every_route_but_health(locked, authorization, status):
+    assert get(locked, authorization=authorization).status == status
+    assert get(locked, "/v1/none", authorization=authorization).status == (404 if status == 200 else 401)
+    assert get(locked, "/health", authorization=authorization).status == 200
 
 
 def test_two_keys_are_none(locked):
@@ -277,7 +277,7 @@ def test_two_keys_are_none(locked):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "models.example"])
 def test_without_a_key_only_this_machine_is_served(host):
-    with pytest.raises(ResourceError, match=r"needs a key. Set the environment variable ESPALIER_SERVER_KEY"):
+    with pytest.raises(ResourceError, match=r"requires an API key. Set the environment variable ESPALIER_SERVER_KEY"):
         Server(EchoEngine(), "shop", host=host)
 
 
@@ -308,18 +308,18 @@ def test_the_command_refuses_to_start_without_a_key(base_dir):
 
 
 def test_the_command_takes_the_key_from_the_environment_only(base_dir, monkeypatch, caplog):
-    seen = {}
+    received = {}
 
     @contextlib.contextmanager
     def serve_model(**options):
-        seen.update(options)
+        received.update(options)
         raise ResourceError("stop here")
         yield
 
     monkeypatch.setattr(server_module, "serve_model", serve_model)
     monkeypatch.setenv(SERVER_KEY_VARIABLE, KEY)
     assert server_module.main([str(base_dir), "--host", "0.0.0.0", "--allowed-host", "a", "--allowed-host", "b:1"]) == 2
-    assert (seen["key"], seen["allowed_hosts"]) == (KEY, ["a", "b:1"])
+    assert (received["key"], received["allowed_hosts"]) == (KEY, ["a", "b:1"])
     assert KEY not in caplog.text
 
 
@@ -374,11 +374,11 @@ def test_connections_are_bounded_and_free_again(hasty):
     try:
         with socket.create_connection(("127.0.0.1", hasty.port)) as client:
             assert b" 503 " in closed(client)
-        assert [closed(one) for one in idle] == [b""] * 8  # their headers did not come
+        assert [closed(connection) for connection in idle] == [b""] * 8  # their headers did not come
         assert get(hasty, "/health").status == 200
     finally:
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
 
 
 def test_an_answer_that_is_not_read_ends_its_connection(monkeypatch):
@@ -464,7 +464,7 @@ def test_an_odd_request_does_not_harm_the_others(engine, reference, name):
 
 
 def test_an_odd_request_among_others_over_http(attacked: Victim):
-    """Every request under way got a 500."""
+    """Regression: every request in flight got a 500."""
     from concurrent.futures import ThreadPoolExecutor
 
     valid = json.dumps({**SHORT, "max_tokens": 60, "seed": 4, "return_token_ids": True}).encode()
@@ -472,10 +472,10 @@ def test_an_odd_request_among_others_over_http(attacked: Victim):
     (alone,) = [json.loads(attacked.send("POST", CHAT, valid)[1])["choices"][0]["token_ids"]]
     with ThreadPoolExecutor(12) as pool:
         good = [pool.submit(attacked.send, "POST", CHAT, valid) for _ in range(6)]
-        bad = [pool.submit(attacked.send, "POST", CHAT, json.dumps(one).encode()) for one in odd]
-    assert {one.result()[0] for one in bad} == {400}
-    for one in good:
-        status, answer = one.result()
+        bad = [pool.submit(attacked.send, "POST", CHAT, json.dumps(body).encode()) for body in odd]
+    assert {response.result()[0] for response in bad} == {400}
+    for response in good:
+        status, answer = response.result()
         assert status == 200, answer
         assert json.loads(answer)["choices"][0]["token_ids"] == alone
 
@@ -592,7 +592,7 @@ def test_a_token_that_the_model_does_not_have_fails_alone(engine, reference, mon
 
 
 def test_a_long_prompt_is_tokenised_beside_the_event_loop(make_engine):
-    """The loop goes on while the prompt is tokenised."""
+    """The event loop continues while the prompt is tokenized."""
     engine = make_engine(max_length=4096)
     encode, ticks = engine.format.encode, 0
 

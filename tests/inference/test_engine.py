@@ -1,4 +1,4 @@
-"""The embedded engine against transformers itself: what it answers, and the log-probs that it states."""
+"""Tests of the embedded engine against transformers: responses and log-probabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chat(engine, *requests):
 
 
 def force(monkeypatch, *token_ids: int) -> None:
-    """Makes the engine draw these tokens, one after another."""
+    """Make the engine sample these tokens in order."""
     left = list(token_ids)
 
     def draw(logits_BV, samplings, uniforms):
@@ -78,10 +78,10 @@ def test_truncated_logprobs_are_renormalised(engine, reference, top_p, top_k):
         for row, token, logprob in zip(logits(reference, answer), answer.token_ids, answer.logprobs, strict=True):
             probabilities = torch.softmax(row.double() / 0.8, -1)
             order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
-            kept = order[: top_k or None]
-            total = sum(probabilities[index] for index in kept)
+            support = order[: top_k or None]
+            total = sum(probabilities[index] for index in support)
             mass, nucleus = 0.0, []
-            for index in kept:
+            for index in support:
                 if mass >= top_p:
                     break
                 nucleus.append(index)
@@ -152,10 +152,14 @@ def test_episodes_over_http_continue_their_own_tokens(engine):
         )
 
     firsts = asyncio.run(all_at_once([opening] * len(episodes)))
-    alike = [one.message["content"] == "\ufffd" for one in firsts]
+    alike = [first_token.message["content"] == "\ufffd" for first_token in firsts]
     assert len({one.token_ids[0] for one, is_alike in zip(firsts, alike, strict=True) if is_alike}) > 3
-    asyncio.run(all_at_once([[*opening, dict(one.message), {"role": "user", "content": "And?"}] for one in firsts]))
-    assert [len(one.histories) for one in episodes] == [1] * len(episodes)
+    asyncio.run(
+        all_at_once(
+            [[*opening, dict(first_token.message), {"role": "user", "content": "And?"}] for first_token in firsts]
+        )
+    )
+    assert [len(trajectory.histories) for trajectory in episodes] == [1] * len(episodes)
 
 
 def test_a_message_that_was_copied_is_known_too(engine):
@@ -295,7 +299,7 @@ def test_no_policy_is_loaded_under_an_answer(engine, adapter_dir):
     async def load_meanwhile():
         task = asyncio.create_task(engine.chat(ask("Hello", max_tokens=30)))
         await asyncio.sleep(0.01)
-        with pytest.raises(EngineError, match="1 answers are under way"):
+        with pytest.raises(EngineError, match="1 requests are in flight"):
             engine.load_policy("v1", str(adapter_dir))
         return await task
 
@@ -309,12 +313,12 @@ def test_arguments_that_are_no_json_are_an_engine_error(engine):
     call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{not json"}}
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     request = ChatRequest([*messages, {"role": "user", "content": "b"}])
-    with pytest.raises(EngineError, match=r"tool find has arguments that are no JSON object: '\{not json'"):
+    with pytest.raises(EngineError, match=r"tool find has arguments that are not a JSON object: '\{not json'"):
         chat(engine, request)
 
 
 def test_text_that_is_no_unicode_is_an_engine_error(engine):
-    with pytest.raises(EngineError, match="no valid Unicode"):
+    with pytest.raises(EngineError, match="not valid Unicode and cannot be tokenized"):
         chat(engine, ask("half a pair: \ud83d"))
 
 

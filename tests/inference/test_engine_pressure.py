@@ -1,4 +1,4 @@
-"""The embedded engine when slots are few, callers go away, loops end and passes fail: answers stay exact."""
+"""Tests of the embedded engine under pressure: few slots, cancelled callers, closed loops, failing passes."""
 
 from __future__ import annotations
 

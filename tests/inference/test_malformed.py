@@ -1,4 +1,4 @@
-"""Malformed requests to a real server over a socket: none ends in a 5xx, a hang or much memory."""
+"""Tests of malformed requests to a real server over a socket: no 5xx, no hang, bounded memory."""
 
 from __future__ import annotations
 

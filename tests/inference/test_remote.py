@@ -1,4 +1,4 @@
-"""The engine behind a URL, over real sockets: what it says, and what it makes of a server that fails."""
+"""Tests of the remote engine over real sockets: responses, and failing servers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def connect():
-    """Makes engines that are closed at the end."""
-    made = []
+    """Return a factory of engines, which are closed after the test."""
+    engines = []
 
     def make(url: str, **options) -> RemoteEngine:
         spec = RemoteSpec(**{"name": "remote", "url": url, "model": "shop", "timeout": 5, "retry_for": 5} | options)
-        made.append(RemoteEngine(spec))
-        return made[-1]
+        engines.append(RemoteEngine(spec))
+        return engines[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in engines:
+        instance.close()
 
 
 def ask(engine: RemoteEngine, request: ChatRequest = HELLO):
@@ -60,12 +60,16 @@ def echo():
 
 def test_a_request_reaches_the_other_engine_as_it_is(connect, echo):
     request = ChatRequest(HELLO.messages, [WEATHER], "base", HELLO.sampling, HELLO.seed)
-    found = ask(connect(echo[1].url), request)
+    completion = ask(connect(echo[1].url), request)
     assert echo[0].requests == [request]
-    assert found.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
-    assert found.message["content"] == ""
-    assert (found.finish_reason, found.prompt_token_ids, found.token_ids) == ("tool_calls", [1, 2, 3], [0])
-    assert (found.logprobs, found.policy) == ([-0.5], "base")
+    assert completion.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    assert completion.message["content"] == ""
+    assert (completion.finish_reason, completion.prompt_token_ids, completion.token_ids) == (
+        "tool_calls",
+        [1, 2, 3],
+        [0],
+    )
+    assert (completion.logprobs, completion.policy) == ([-0.5], "base")
 
 
 def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
@@ -87,11 +91,13 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
 
     options = {"max_length": 4096}
     with Server(make_engine(**options), "shop") as server:
-        theirs = play(connect(server.url))
+        served = play(connect(server.url))
     ours = play(make_engine(**options))
-    for one, other in zip(theirs, ours, strict=True):
-        assert [history.token_ids for history in one.histories] == [history.token_ids for history in other.histories]
-        spans = [message.span for history in one.histories for message in history.messages]
+    for trajectory, other in zip(served, ours, strict=True):
+        assert [history.token_ids for history in trajectory.histories] == [
+            history.token_ids for history in other.histories
+        ]
+        spans = [message.span for history in trajectory.histories for message in history.messages]
         assert spans == [message.span for history in other.histories for message in history.messages]
 
 
@@ -159,10 +165,10 @@ def test_what_goes_on_for_longer_is_told_once_and_when_it_is_over(connect, caplo
     monkeypatch.setattr(json_client, "QUIET", 0.0)
     with Line(faults=[status(503), status(503), answer(GOOD)]) as line:
         ask(connect(line.url))
-    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 2
-    assert "HTTP 503: overloaded; asking again for up to 5 s" in told[0]
-    assert "answers again, after" in told[1]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert "HTTP 503: overloaded; asking again for up to 5 s" in warnings[0]
+    assert "answers again, after" in warnings[1]
 
 
 def test_a_server_says_how_long_to_wait(connect):
@@ -215,9 +221,9 @@ def test_what_asking_again_cannot_mend_is_raised_at_once(connect, fault, error, 
 
 def test_without_tokens_any_server_will_do(connect):
     with Line(faults=[answer(completion({"content": "yes"}))]) as line:
-        found = ask(connect(line.url, tokens=False), ChatRequest(HELLO.messages))
-        assert found.message == {"role": "assistant", "content": "yes"}
-        assert (found.prompt_token_ids, found.token_ids, found.logprobs) == ([], [], [])
+        reply = ask(connect(line.url, tokens=False), ChatRequest(HELLO.messages))
+        assert reply.message == {"role": "assistant", "content": "yes"}
+        assert (reply.prompt_token_ids, reply.token_ids, reply.logprobs) == ([], [], [])
         assert set(line.seen[0]) == {"model", "messages", "temperature", "max_tokens", "seed"}
 
 
@@ -286,11 +292,11 @@ def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
         )
 
     with Server(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:
-        found = play(connect(line.url))
-        assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in found)
+        trajectories = play(connect(line.url))
+        assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in trajectories)
         line.faults = iter([None] * 5 + [status(500, x_should_retry="false")] * 99)
         with pytest.raises(TooManyFailures, match="EngineError"):
             play(connect(line.url))
-    assert len(found) == 16
-    assert not any(trajectory.failure for trajectory in found)
-    assert all(trajectory.metrics["sampled_tokens"] > 0 for trajectory in found)
+    assert len(trajectories) == 16
+    assert not any(trajectory.failure for trajectory in trajectories)
+    assert all(trajectory.metrics["sampled_tokens"] > 0 for trajectory in trajectories)

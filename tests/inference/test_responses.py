@@ -1,4 +1,4 @@
-"""Responses, spoken by OpenAI's own client: what it reads, what it sends back, and what is refused."""
+"""Tests of the Responses API with OpenAI's client: parsing, follow-up requests, and rejections."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Forecaster:
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         self.requests.append(request)
-        said = request.messages[-1]["content"]
-        message: dict = {"role": "assistant", "content": said.upper()}
-        cities = said.split() if request.tools and request.messages[-1]["role"] == "user" else []
+        text = request.messages[-1]["content"]
+        message: dict = {"role": "assistant", "content": text.upper()}
+        cities = text.split() if request.tools and request.messages[-1]["role"] == "user" else []
         if cities:
             message = {"role": "assistant", "content": "Let me look."}
             message["tool_calls"] = [
@@ -75,8 +75,8 @@ def engine(episodes):
 
 @pytest.fixture(scope="module")
 def client(episodes):
-    with openai.OpenAI(base_url=episodes[0].url, api_key="one", timeout=600) as made:
-        yield made
+    with openai.OpenAI(base_url=episodes[0].url, api_key="one", timeout=600) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, given="hello", **options) -> Response:
@@ -143,9 +143,9 @@ def test_a_conversation_with_parallel_calls_goes_round(client, engine):
 def test_an_answer_before_is_of_this_episode_and_without_its_instructions(episodes, client, engine):
     first = ask(client, "hello", instructions="Shout.")
     ask(client, "more", previous_response_id=first.id, instructions="Whisper.")
-    assert [one["content"] for one in engine.requests[1].messages] == ["Whisper.", "hello", "HELLO", "more"]
+    assert [message["content"] for message in engine.requests[1].messages] == ["Whisper.", "hello", "HELLO", "more"]
     with openai.OpenAI(base_url=episodes[0].url, api_key="two") as other:
-        with pytest.raises(openai.BadRequestError, match="is no answer of this episode") as caught:
+        with pytest.raises(openai.BadRequestError, match="is no stored response of this episode") as caught:
             ask(other, previous_response_id=first.id)
         assert caught.value.param == "previous_response_id"
     unkept = ask(client, store=False)
@@ -179,8 +179,8 @@ def test_a_stream_tells_the_same_answer(client, engine, given):
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert told(final) == told(whole)
     logprobs = final.output[0].content[0].logprobs
-    assert "".join(one.token for one in logprobs) == whole.output_text
-    assert {one.logprob for one in logprobs} == {-0.5}
+    assert "".join(logprob.token for logprob in logprobs) == whole.output_text
+    assert {logprob.logprob for logprob in logprobs} == {-0.5}
 
 
 def test_every_event_is_of_its_type(client, engine):
@@ -277,4 +277,4 @@ def test_in_an_episode_tools_may_be_strict(client, engine):
         messages=[{"role": "user", "content": "x"}],
         tools=[{**CHAT_WEATHER, "function": {**CHAT_WEATHER["function"], "strict": True}}],
     )
-    assert [one.tools for one in engine.requests] == [[CHAT_WEATHER], [CHAT_WEATHER]]
+    assert [request.tools for request in engine.requests] == [[CHAT_WEATHER], [CHAT_WEATHER]]

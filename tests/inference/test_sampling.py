@@ -1,4 +1,4 @@
-"""Drawing tokens: the right distribution, the right log-probability, and a draw that depends on its own row only."""
+"""Tests of sampling: distribution, log-probability, and independence of rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def nucleus(values: list[float], top_p: float, top_k: int) -> dict[int, float]:
     """Token to probability, written out."""
     weights = [math.exp(value) for value in values]
     order = torch.tensor(values, dtype=torch.float64).sort(descending=True).indices.tolist()
-    kept = order[: top_k or None]
-    total = math.fsum(weights[index] for index in kept)
+    support = order[: top_k or None]
+    total = math.fsum(weights[index] for index in support)
     chosen: list[int] = []
-    for index in kept:
-        if chosen and math.fsum(weights[one] for one in chosen) / total >= top_p:
+    for index in support:
+        if chosen and math.fsum(weights[scenario] for scenario in chosen) / total >= top_p:
             break
         chosen.append(index)
     mass = math.fsum(weights[index] for index in chosen)
@@ -36,14 +36,14 @@ def nucleus(values: list[float], top_p: float, top_k: int) -> dict[int, float]:
 def test_truncation_is_the_formula(values, top_p, top_k):
     logps = torch.log_softmax(torch.tensor(values, dtype=torch.float64), -1)
     expected = nucleus(logps.tolist(), top_p, top_k)
-    found = truncate(logps, Cut(top_p=top_p, top_k=top_k))
+    truncated = truncate(logps, Cut(top_p=top_p, top_k=top_k))
     masses = sorted(nucleus(logps.tolist(), 1.0, top_k).values(), reverse=True)
     if any(abs(math.fsum(masses[:n]) - top_p) < 1e-9 for n in range(1, len(masses))):
         return  # a sum that rounds to either side of top_p
-    kept = [index for index, logp in enumerate(found.tolist()) if logp > -math.inf]
-    left_out = [index for index in range(len(values)) if index not in kept]
-    assert not left_out or min(logps[kept]) >= max(logps[left_out])  # of equals, either may be kept
-    assert sorted(found[kept].exp().tolist()) == pytest.approx(sorted(expected.values()), abs=1e-9)
+    support = [index for index, logp in enumerate(truncated.tolist()) if logp > -math.inf]
+    left_out = [index for index in range(len(values)) if index not in support]
+    assert not left_out or min(logps[support]) >= max(logps[left_out])  # of equals, either may be kept
+    assert sorted(truncated[support].exp().tolist()) == pytest.approx(sorted(expected.values()), abs=1e-9)
 
 
 def test_top_k_alone_keeps_k():

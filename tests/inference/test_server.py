@@ -1,4 +1,4 @@
-"""The HTTP server, spoken to over a real socket by OpenAI's own client."""
+"""Tests of the HTTP server over a real socket with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def engine(running) -> EchoEngine:
 
 @pytest.fixture(scope="module")
 def client(running):
-    with openai.OpenAI(base_url=running[0].url, api_key="none", timeout=600) as made:
-        yield made
+    with openai.OpenAI(base_url=running[0].url, api_key="none", timeout=600) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, content: str = "hello", **options):
@@ -194,8 +194,8 @@ def test_streamed_chunks_add_up_to_the_whole_answer(client, engine, tools):
         streamed = [part for chunk in chunks for part in chunk.choices if part.index == index]
         assert [part.token_ids for part in streamed if hasattr(part, "token_ids")] == [choice.token_ids]
         if tools:
-            said, streamed_call = choice.message.tool_calls[0], final.choices[index].message.tool_calls[0]
-            assert (streamed_call.id, streamed_call.function.arguments) == (said.id, said.function.arguments)
+            call, streamed_call = choice.message.tool_calls[0], final.choices[index].message.tool_calls[0]
+            assert (streamed_call.id, streamed_call.function.arguments) == (call.id, call.function.arguments)
     assert chunks[0].prompt_token_ids == [1, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""The vLLM engine and its server, against a small server that speaks vLLM's endpoints over a real socket."""
+"""Tests of the vLLM engine and its server against a small server with vLLM's endpoints over a real socket."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ def python(tmp_path_factory):
 
 @pytest.fixture
 def start(python, base_dir, tmp_path):
-    """Starts servers that are closed at the end."""
-    made = []
+    """Return a factory of servers, which are closed after the test."""
+    instances = []
 
-    def make(model_dir: Path = base_dir, **given) -> VllmServer:
-        fault = {"arguments": {"fault": given.pop("fault")}} if "fault" in given else {}
-        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **given})
-        made.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
-        return made[-1]
+    def make(model_dir: Path = base_dir, **values) -> VllmServer:
+        fault = {"arguments": {"fault": values.pop("fault")}} if "fault" in values else {}
+        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **values})
+        instances.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
+        return instances[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in instances:
+        instance.close()
 
 
 @pytest.fixture
 def connect(base_dir):
-    """Makes engines on servers, checked, that are closed at the end."""
-    made = []
+    """Return a factory of checked engines, which are closed after the test."""
+    instances = []
 
-    def make(*servers: VllmServer, ours: bool = True, **given) -> VllmEngine:
-        spec = servers[0].spec.model_copy(update=given)
+    def make(*servers: VllmServer, ours: bool = True, **values) -> VllmEngine:
+        spec = servers[0].spec.model_copy(update=values)
         urls = [server.url for server in servers]
         watch = {"watch": servers[0].check} if ours else {}
-        made.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
-        made[-1].check()
-        return made[-1]
+        instances.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
+        instances[-1].check()
+        return instances[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in instances:
+        instance.close()
 
 
 def ask(engine: VllmEngine, request: ChatRequest = HELLO):
@@ -94,19 +94,19 @@ def gone(pid: int) -> bool:
 def test_an_answer_is_asked_for_and_given_in_tokens(start, connect):
     server = start()
     engine = connect(server)
-    found = ask(engine)
+    completion = ask(engine)
     [asked] = seen(server, "/v1/completions")
-    assert asked["prompt"] == found.prompt_token_ids == engine.format.prompt_ids(HELLO.messages, [])
+    assert asked["prompt"] == completion.prompt_token_ids == engine.format.prompt_ids(HELLO.messages, [])
     assert {name: asked[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")} == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.05, "max_tokens": 64, "seed": 7
     }  # fmt: skip
     assert asked["stop_token_ids"] == sorted(engine.stop_ids)
-    assert (found.message["content"], found.finish_reason, found.policy) == ("policy/7", "stop", "base")
-    assert len(found.token_ids) == len(found.logprobs) == len("policy/7") + 1
-    further = [*HELLO.messages, found.message, {"role": "user", "content": "more"}]
+    assert (completion.message["content"], completion.finish_reason, completion.policy) == ("policy/7", "stop", "base")
+    assert len(completion.token_ids) == len(completion.logprobs) == len("policy/7") + 1
+    further = [*HELLO.messages, completion.message, {"role": "user", "content": "more"}]
     again = ask(engine, replace(HELLO, messages=further))
-    assert again.prompt_token_ids[: len(found.prompt_token_ids) + len(found.token_ids)] == [
-        *found.prompt_token_ids, *found.token_ids
+    assert again.prompt_token_ids[: len(completion.prompt_token_ids) + len(completion.token_ids)] == [
+        *completion.prompt_token_ids, *completion.token_ids
     ]  # fmt: skip
     greedy = ask(engine, replace(HELLO, sampling=Sampling(0, 0.9, max_tokens=3)))
     assert greedy.finish_reason == "length"
@@ -126,7 +126,7 @@ def test_an_adapter_becomes_the_policy_and_every_answer_is_its_own(start, connec
     with pytest.raises(StalePolicy):
         ask(engine, replace(HELLO, policy="v1"))
     connect(server).load_policy("v2", str(adapter_dir))  # another engine of the run finds it there
-    assert [one["lora_name"] for one in seen(server, "/v1/load_lora_adapter")] == ["policy@v1", "policy@v2"]
+    assert [body["lora_name"] for body in seen(server, "/v1/load_lora_adapter")] == ["policy@v1", "policy@v2"]
     engine.load_policy("base", None)
     assert ask(engine).message["content"] == "policy/7"
 
@@ -155,7 +155,7 @@ def test_answers_under_way_are_given_up_or_finished(start, connect, adapter_dir,
         assert asyncio.run(swap()).policy == "base"
         assert ask(engine).policy == "base"  # the next turn of the same episode
     else:
-        with pytest.raises(StalePolicy, match="given up for v1"):
+        with pytest.raises(StalePolicy, match="policy base was replaced by v1"):
             asyncio.run(swap())
     assert ask(engine, replace(HELLO, policy="v1")).policy == "v1"
 
@@ -257,15 +257,19 @@ def test_the_turns_of_an_episode_go_to_one_server(start, connect):
     async def episode(seed: int) -> None:
         request = replace(HELLO, seed=seed)
         for _ in range(3):
-            found = await engine.chat(request)
-            request = replace(request, messages=[*request.messages, found.message, {"role": "user", "content": "on"}])
+            completion = await engine.chat(request)
+            request = replace(
+                request, messages=[*request.messages, completion.message, {"role": "user", "content": "on"}]
+            )
 
     async def episodes() -> None:
         await asyncio.gather(*(episode(seed) for seed in range(4)))
 
     asyncio.run(episodes())
-    played = [{one["seed"] for one in seen(server, "/v1/completions") if one["max_tokens"] == 64} for server in servers]
-    assert [len(one) for one in played] == [2, 2]
+    played = [
+        {body["seed"] for body in seen(server, "/v1/completions") if body["max_tokens"] == 64} for server in servers
+    ]
+    assert [len(trajectory) for trajectory in played] == [2, 2]
     assert played[0] | played[1] == {0, 1, 2, 3}
 
 
@@ -274,7 +278,7 @@ def test_requests_go_where_the_fewest_are():
     assert [router.take() for _ in range(4)] == [0, 1, 2, 0]
     router.release(2)
     assert router.take() == 2
-    router.answered("talk", 1)
+    router.record_response("talk", 1)
     assert [router.take("talk") for _ in range(3)] == [1, 1, 1]
     assert router.failed(1)  # there are others
     assert router.take("talk") == 2
@@ -285,11 +289,11 @@ def test_requests_go_where_the_fewest_are():
 
 def test_the_server_is_started_for_the_model(base_dir):
     spec = VllmSpec(max_lora_rank=12, arguments={"tensor_parallel_size": 2, "disable-log-stats": True})
-    given = options(spec, TINY, base_dir, 8123, on_cpu=True)
-    assert given[:4] == ["--host", "127.0.0.1", "--port", "8123"]
+    values = options(spec, TINY, base_dir, 8123, on_cpu=True)
+    assert values[:4] == ["--host", "127.0.0.1", "--port", "8123"]
     for name, value in (("max-lora-rank", "16"), ("dtype", "float32"), ("tensor-parallel-size", "2")):
-        assert given[given.index(f"--{name}") + 1] == value
-    assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(given)
+        assert values[values.index(f"--{name}") + 1] == value
+    assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(values)
     assert "--gpu-memory-utilization" in options(spec, TINY, base_dir, 8123, on_cpu=False)
     assert environment(spec, on_cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "2"
     with pytest.raises(ValueError, match="host is set by the run"):

@@ -55,53 +55,53 @@ def in_the_next_process(code: str) -> str:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_model_with_flipped_bits_is_made_again(tmp_path, caplog, name):
-    made = prepare(TINY, tmp_path)
-    before = contents(made)
-    flip(made / name, bits=1 if name == "config.json" else 200)
-    assert contents(made) != before
-    said = in_the_next_process(f"made = Path({str(made)!r}); print(damage(record(made), made))")
-    assert said == f"{name} does not match the digest that was recorded when it was made"
-    assert prepare(TINY, tmp_path) == made
-    assert f"damaged and is made again: {said}" in caplog.text
-    assert contents(made) == before
-    assert in_the_next_process(f"made = Path({str(made)!r}); print(damage(record(made), made))") == "None"
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [made.name]
+    folder = prepare(TINY, tmp_path)
+    before = contents(folder)
+    flip(folder / name, bits=1 if name == "config.json" else 200)
+    assert contents(folder) != before
+    problem = in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))")
+    assert problem == f"{name} does not match the digest that was recorded when it was made"
+    assert prepare(TINY, tmp_path) == folder
+    assert f"damaged and is recreated: {problem}" in caplog.text
+    assert contents(folder) == before
+    assert in_the_next_process(f"made = Path({str(folder)!r}); print(damage(record(made), made))") == "None"
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [folder.name]
 
 
 @pytest.mark.parametrize("damage", ["change", "remove", "add", "record", "no record"])
 def test_a_model_that_is_not_what_was_recorded_is_made_again_at_once(tmp_path, caplog, damage):
-    made = prepare(TINY, tmp_path)
-    before = contents(made)
-    record = tmp_path / f".{made.name}.json"
+    folder = prepare(TINY, tmp_path)
+    before = contents(folder)
+    record = tmp_path / f".{folder.name}.json"
     if damage == "change":
-        (made / "model.safetensors").write_bytes(before["model.safetensors"][:-1] + b"x")
+        (folder / "model.safetensors").write_bytes(before["model.safetensors"][:-1] + b"x")
     elif damage == "remove":
-        (made / "model.safetensors").unlink()
+        (folder / "model.safetensors").unlink()
     elif damage == "add":
-        (made / "model-00002-of-00002.safetensors").write_bytes(before["model.safetensors"])
+        (folder / "model-00002-of-00002.safetensors").write_bytes(before["model.safetensors"])
     elif damage == "record":
         record.write_bytes(b"[" * 200_000)
     else:
         record.unlink()
-    assert prepare(TINY, tmp_path) == made
-    assert "is damaged and is made again" in caplog.text
-    assert contents(made) == before
+    assert prepare(TINY, tmp_path) == folder
+    assert "is damaged and is recreated" in caplog.text
+    assert contents(folder) == before
 
 
 def test_rounded_weights_are_verified_too(tmp_path, caplog):
     pytest.importorskip("bitsandbytes")
     spec = TINY.model_copy(update={"quantization": "nf4"})
-    made = prepare(spec, tmp_path)
-    before = contents(made)
-    flip(made / "model.safetensors")
+    folder = prepare(spec, tmp_path)
+    before = contents(folder)
+    flip(folder / "model.safetensors")
     prepare(spec, tmp_path)
-    assert "damaged and is made again: model.safetensors" in caplog.text
-    assert contents(made) == before
+    assert "damaged and is recreated: model.safetensors" in caplog.text
+    assert contents(folder) == before
 
 
 def test_a_model_that_comes_out_otherwise_is_said(tmp_path, caplog, monkeypatch):
-    made = prepare(TINY, tmp_path)
-    (made / "model.safetensors").unlink()
+    folder = prepare(TINY, tmp_path)
+    (folder / "model.safetensors").unlink()
     make = weights._make_random
 
     def other(spec, out, record):
@@ -115,15 +115,15 @@ def test_a_model_that_comes_out_otherwise_is_said(tmp_path, caplog, monkeypatch)
 
 def _prepare(cache: str, barrier, results) -> None:
     barrier.wait(600)
-    made = prepare(TINY, Path(cache))
-    results.put(hashlib.sha256((made / "model.safetensors").read_bytes()).hexdigest())
+    folder = prepare(TINY, Path(cache))
+    results.put(hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
 
 
 @pytest.mark.slow  # each process imports torch
 def test_two_processes_that_find_the_damage_make_it_once(tmp_path):
-    made = prepare(TINY, tmp_path)
-    intact = hashlib.sha256((made / "model.safetensors").read_bytes()).hexdigest()
-    flip(made / "model.safetensors")
+    folder = prepare(TINY, tmp_path)
+    intact = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    flip(folder / "model.safetensors")
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     processes = [context.Process(target=_prepare, args=(str(tmp_path), barrier, results)) for _ in range(2)]
@@ -135,9 +135,9 @@ def test_two_processes_that_find_the_damage_make_it_once(tmp_path):
 
 
 def test_a_process_that_dies_while_it_repairs_leaves_nothing_that_is_used(tmp_path, monkeypatch):
-    made = prepare(TINY, tmp_path)
-    before = contents(made)
-    (made / "model.safetensors").write_bytes(b"half")
+    folder = prepare(TINY, tmp_path)
+    before = contents(folder)
+    (folder / "model.safetensors").write_bytes(b"half")
 
     def die(*_):
         raise KeyboardInterrupt
@@ -152,20 +152,20 @@ def test_a_process_that_dies_while_it_repairs_leaves_nothing_that_is_used(tmp_pa
 def test_the_hubs_own_cache_is_verified_where_it_names_files_by_digest(endpoint, base_dir, tmp_path):  # noqa: F811
     """The folder below the root shares its files with that cache: both have the flipped bits."""
     code = "import logging; logging.basicConfig(stream=sys.stdout); print(prepare(spec('some/model'), cache))"
-    made = Path(in_process(code, tmp_path, endpoint).splitlines()[-1])
-    flip(made / "model.safetensors")
-    told = in_process(code, tmp_path, endpoint)
-    assert "damaged and is made again: model.safetensors" in told
-    assert "in the Hugging Face cache is damaged; it is downloaded again" in told
-    assert (made / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
+    folder = Path(in_process(code, tmp_path, endpoint).splitlines()[-1])
+    flip(folder / "model.safetensors")
+    output = in_process(code, tmp_path, endpoint)
+    assert "damaged and is recreated: model.safetensors" in output
+    assert "in the Hugging Face cache is damaged; it is downloaded again" in output
+    assert (folder / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
 
 
 def test_a_model_of_the_hub_is_made_again_at_the_same_commit(endpoint, tmp_path, monkeypatch):  # noqa: F811
     code = "print(prepare(spec('some/model'), cache))"
-    made = Path(in_process(code, tmp_path, endpoint))
-    record = json.loads((made.parent / f".{made.name}.json").read_text())
+    folder = Path(in_process(code, tmp_path, endpoint))
+    record = json.loads((folder.parent / f".{folder.name}.json").read_text())
     assert record["revision"] == Hub.commit
-    (made / "config.json").unlink()
+    (folder / "config.json").unlink()
     shutil.rmtree(tmp_path / "hf")
     asked = []
     answer = Hub._answer

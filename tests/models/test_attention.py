@@ -35,8 +35,8 @@ def test_it_is_the_formula(heads, shared, length):
     mask[..., 0] = True
     expected = formula(query, key, value, mask, 0.3)
     for form in (mask, torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)):
-        found, _ = grouped_attention(torch.nn.Module(), query, key, value, form, scaling=0.3)
-        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+        output, _ = grouped_attention(torch.nn.Module(), query, key, value, form, scaling=0.3)
+        torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("extra", ["softcap", "s_aux", "position_bias"])
@@ -101,8 +101,8 @@ def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask():
     query, key, value = (torch.randn(1, heads, 12, 16, requires_grad=True) for heads in (6, 2, 2))
     seen = torch.randn(1, 12, 6, 16)
     results = []
-    for given in (trie_attention.mask(ends_N), mask_NN[None, None]):
-        out, _ = grouped_attention(torch.nn.Module(), query, key, value, given, scaling=0.3)
+    for mask in (trie_attention.mask(ends_N), mask_NN[None, None]):
+        out, _ = grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=0.3)
         results.append((out, *torch.autograd.grad(out, (query, key, value), seen)))
     for ours, dense in zip(*results, strict=True):
         torch.testing.assert_close(ours, dense, atol=2e-6, rtol=1e-5)
@@ -119,6 +119,6 @@ def test_the_block_mask_of_a_gpu_is_the_same():
     ends_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])
     query, key, value = (torch.randn(1, heads, 12, 16) for heads in (6, 2, 2))
     block_mask = create_block_mask(trie_attention.visible(ends_N), None, None, 12, 12, device="cpu")
-    found = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True)
+    output = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True)
     ours = trie_attention.attend(query, key, value, trie_attention.mask(ends_N), 0.3)
-    torch.testing.assert_close(found, ours, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(output, ours, atol=2e-6, rtol=1e-5)

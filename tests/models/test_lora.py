@@ -72,16 +72,16 @@ def test_shards_stay_shards(base_dir, adapter_dir, tmp_path):
     merge(copied, adapter_dir, tmp_path / "merged")
     merge(base_dir, adapter_dir, tmp_path / "whole")
     assert sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors")) == shards
-    one, other = load_model(tmp_path / "merged").state_dict(), load_model(tmp_path / "whole").state_dict()
-    assert all(torch.equal(one[name], other[name]) for name in other)
+    merged, other = load_model(tmp_path / "merged").state_dict(), load_model(tmp_path / "whole").state_dict()
+    assert all(torch.equal(merged[name], other[name]) for name in other)
 
 
 def test_the_base_is_read_back_bit_for_bit(base_dir, adapter_dir):
     base = load_file(base_dir / "model.safetensors")
     names = [name for name, _ in merged_tensors(base_dir, adapter_dir)]
-    found = dict(base_tensors(base_dir, names))
-    assert list(found) == names
-    assert all(torch.equal(found[name], base[name]) for name in names)
+    tensors = dict(base_tensors(base_dir, names))
+    assert list(tensors) == names
+    assert all(torch.equal(tensors[name], base[name]) for name in names)
 
 
 def test_a_base_of_less_precision_keeps_it(base_dir, adapter_dir, tmp_path):

@@ -64,12 +64,12 @@ def test_rounded_weights_are_the_nearest_that_four_bits_hold(cache, dtype):
 def test_four_bits_hold_the_rounded_weights_exactly(cache, dtype):
     """The trainer's model and a plain one of the rounded folder give the same logits, bit for bit."""
     folder = prepare(NF4.model_copy(update={"dtype": dtype}), cache)
-    held = load_model(folder, dtype=dtype, quantization="nf4")
+    model = load_model(folder, dtype=dtype, quantization="nf4")
     plain = load_model(folder, dtype=dtype)
     token_ids = torch.tensor([ids()])
-    assert type(held.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
-    assert torch.equal(held(token_ids).logits, plain(token_ids).logits)
-    assert held.get_memory_footprint() < plain.get_memory_footprint()
+    assert type(model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    assert torch.equal(model(token_ids).logits, plain(token_ids).logits)
+    assert model.get_memory_footprint() < plain.get_memory_footprint()
 
 
 def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
@@ -78,8 +78,8 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
     base_dir, out = prepare(NF4, cache), tmp_path / "out"
     out.mkdir()
     spec = GRPOSpec(learning_rate=1e-2, kl_coefficient=0.1, gradient_checkpointing=True)
-    rest = {"start": None, "reference": None, "scratch": tmp_path, "seed": 1, "on_step": lambda _: None}
-    train(spec, NF4, base_dir, batch(), out=out, **rest)
+    options = {"start": None, "reference": None, "scratch": tmp_path, "seed": 1, "on_step": lambda _: None}
+    train(spec, NF4, base_dir, batch(), out=out, **options)
     policy = Policy(base_dir, NF4, seed=0)
     policy.load(policy.folder(out))
     engine = TransformersEngine(base_dir, device="cpu", max_length=256)
@@ -103,8 +103,8 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
 def test_supervised_training_leaves_the_adapter_in_float32(cache, tmp_path):
     """TRL's trainer rounds adapters on a quantised base."""
     (tmp_path / "out").mkdir()
-    rest = {"start": None, "reference": None, "scratch": tmp_path, "seed": 1, "on_step": lambda _: None}
-    train(SFTSpec(), NF4, prepare(NF4, cache), demonstrations(), out=tmp_path / "out", **rest)
+    options = {"start": None, "reference": None, "scratch": tmp_path, "seed": 1, "on_step": lambda _: None}
+    train(SFTSpec(), NF4, prepare(NF4, cache), demonstrations(), out=tmp_path / "out", **options)
     tensors = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
@@ -147,4 +147,4 @@ def test_without_the_package_it_is_refused_before_anything_starts(cache, monkeyp
 def test_weights_that_do_not_settle_are_refused(monkeypatch):
     monkeypatch.setattr(quantized, "rounded", lambda weight: weight + 1)
     with pytest.raises(ResourceError, match="do not settle"):
-        quantized._settled(torch.zeros(2, 2), "layer")
+        quantized._converged(torch.zeros(2, 2), "layer")

@@ -97,10 +97,10 @@ def test_the_random_model_is_the_same_everywhere(base_dir, tmp_path):
 
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    made = prepare(TINY, tmp_path)
+    folder = prepare(TINY, tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (made / name).read_bytes() == (base_dir / name).read_bytes()
+        assert (folder / name).read_bytes() == (base_dir / name).read_bytes()
 
 
 def test_a_preparation_that_fails_leaves_nothing(tmp_path, monkeypatch):
@@ -288,15 +288,15 @@ def in_process(code: str, home: Path, endpoint: str, offline: bool = False) -> s
 
 def test_a_model_from_the_hub(endpoint, base_dir, tmp_path):
     code = "check_weights(spec('some/model'), cache); print(prepare(spec('some/model'), cache))"
-    made = Path(in_process(code, tmp_path, endpoint))
-    assert {path.name for path in made.iterdir()} == {path.name for path in base_dir.iterdir()}
+    folder = Path(in_process(code, tmp_path, endpoint))
+    assert {path.name for path in folder.iterdir()} == {path.name for path in base_dir.iterdir()}
     for path in base_dir.iterdir():
-        assert (made / path.name).read_bytes() == path.read_bytes()
+        assert (folder / path.name).read_bytes() == path.read_bytes()
     # Without a network: the prepared folder, and also what the hub's own cache holds.
-    assert in_process(code, tmp_path, endpoint, offline=True) == str(made)
-    shutil.rmtree(made)
-    assert in_process(code, tmp_path, "http://127.0.0.1:9", offline=True) == str(made)
-    assert (made / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
+    assert in_process(code, tmp_path, endpoint, offline=True) == str(folder)
+    shutil.rmtree(folder)
+    assert in_process(code, tmp_path, "http://127.0.0.1:9", offline=True) == str(folder)
+    assert (folder / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
 
 
 REFUSED = """

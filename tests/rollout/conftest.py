@@ -1,4 +1,4 @@
-"""The tiny model under any chat template, driven by an engine that says what a test wants said."""
+"""Fixtures: the tiny model under any chat template, with an engine that samples scripted tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def base_dir(tmp_path_factory):
 
 @pytest.fixture
 def scripted(base_dir, tmp_path, monkeypatch):
-    """Makes a real engine under a template (None: its own), and the list of tokens that it will draw, to be filled."""
+    """Return a factory of a real engine with a template (None: its own) and the list of tokens to sample."""
     from components.inference import transformers_engine
 
     def make(template: str | None):

@@ -1,4 +1,4 @@
-"""Processes that agents start: none outlives its episode, and nothing is said of them after the end."""
+"""Tests of processes that agents start: none outlives its episode, and none logs after its end."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ SCRIPT = """
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Processes that have the mark among their arguments."""
-    return [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or ())]
+    """Return the processes with the mark among their arguments."""
+    return [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
 
 
 def test_nothing_follows_when_too_many_fail():
@@ -81,7 +81,7 @@ def test_a_process_ends_with_its_episode(ends):
     async def agent(scenario):
         command = [sys.executable, "-c", "import time; time.sleep(600)", mark]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert [one.pid for one in marked(mark)] == [process.pid]
+        assert [process.pid for process in marked(mark)] == [process.pid]
         if ends == "by an error":
             raise KeyError("no such page")
         if ends == "by its time":
@@ -92,8 +92,8 @@ def test_a_process_ends_with_its_episode(ends):
     with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
         timeout = 3.0 if ends == "by its time" else 100.0
-        (one,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
-    assert (one.failure is None) == (ends == "by itself")
+        (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
+    assert (trajectory.failure is None) == (ends == "by itself")
     assert marked(mark) == []
 
 
@@ -124,6 +124,8 @@ def test_the_reason_of_a_process_is_its_error_and_not_its_command_line():
     engines: dict = {}
     with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
-        (one,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
-    assert one.failure is not None
-    assert one.failure.message == (f"CalledProcessError: {sys.executable}: exit code 1: ValueError: no such page ***")
+        (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
+    assert trajectory.failure is not None
+    assert trajectory.failure.message == (
+        f"CalledProcessError: {sys.executable}: exit code 1: ValueError: no such page ***"
+    )

@@ -65,8 +65,14 @@ def shown(trajectory: Trajectory) -> list[str]:
             [{"type": "function", "function": {"name": "f", "parameters": {**STRING, "required": "word"}}}],
             "the tool 'f' with an invalid schema: parameters.required: 'word'; expected a list of names",
         ),
-        ([{"type": "function", "function": {"name": "f", "description": "\ud800"}}], "what is no JSON data"),
-        ([{"type": "function", "function": {"name": "f", "parameters": math.nan}}], "what is no JSON data"),
+        (
+            [{"type": "function", "function": {"name": "f", "description": "\ud800"}}],
+            "data that cannot be serialized as JSON",
+        ),
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": math.nan}}],
+            "data that cannot be serialized as JSON",
+        ),
     ],
 )
 def test_tools_with_an_invalid_schema(tools, told):
@@ -137,7 +143,7 @@ def test_an_observation_of_ten_megabytes():
     [
         (Step([], math.nan), "step returned the reward nan, expected a finite number"),
         (Step([], -math.inf), "step returned the reward -inf, expected a finite number"),
-        (Step([], info={"score": math.nan}), "step (info) returned what is no JSON data"),
+        (Step([], info={"score": math.nan}), "step (info) returned data that cannot be serialized as JSON"),
         (Step([{"role": "user", "content": math.nan}]), "text as content"),
     ],
 )
@@ -216,7 +222,7 @@ def test_a_server_that_leaks_instances():
             concurrency=2,
             max_turns=2,
         )
-        assert [one.failure for one in found] == [None] * 12
+        assert [trajectory.failure for trajectory in found] == [None] * 12
         assert len(server.instances) <= 2
 
 
@@ -235,7 +241,7 @@ def test_two_environments_with_the_same_scenario_ids():
         data = {"model": {"name": "tiny", "source": "random"}, "environment": shop, "agent": {}, "collect": {}}
         return validate(CollectStage, data, allow=()).key_part()
 
-    one, other = Shop(train=4, heldout=2), Shop(train=5, heldout=2)
-    assert {s.id for s in one.scenarios("train")} & {s.id for s in other.scenarios("train")}
+    trajectory, other = Shop(train=4, heldout=2), Shop(train=5, heldout=2)
+    assert {s.id for s in trajectory.scenarios("train")} & {s.id for s in other.scenarios("train")}
     assert key() != key(train=5)
     assert key() == key()

@@ -1,4 +1,4 @@
-"""The benchmark of the collector: the same work for all, and the marks as they are defined."""
+"""Tests of the collector benchmark: equal work for all frameworks, and correct statistics."""
 
 from __future__ import annotations
 

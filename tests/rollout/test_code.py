@@ -1,4 +1,4 @@
-"""Code as action: blocks run in the sandbox, their calls in the environment, and what goes wrong is told."""
+"""Tests of the code format: blocks run in the sandbox, calls in the environment, and errors reach the agent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from components.trajectories.convert import to_openai
 from components.trajectories.schema import Scenario
 
 WIDE = Limits(seconds=60, cpu_seconds=60)
-"""For code that must not merely run out of time on a busy machine."""
+"""Limits for code that must not time out on a busy machine."""
 
 
 pytestmark = [
@@ -55,7 +55,7 @@ class Counter(ToolEnvironment):
 
 
 class Speaker:
-    """Says what it is told to say, turn by turn."""
+    """An engine with scripted responses."""
 
     policy = BASE_POLICY
 
@@ -91,46 +91,54 @@ def played(*texts: str, environment=None, limits=WIDE, scenario=None, **options)
 
 
 def told(trajectory) -> list[str]:
-    """The observations."""
-    return [one.content for one in trajectory.histories[0].messages[2:] if one.role == "user"]
+    """Return the observations."""
+    return [message.content for message in trajectory.histories[0].messages[2:] if message.role == "user"]
 
 
 def test_blocks_call_tools_keep_variables_and_end_the_episode():
-    found = played(
+    trajectory = played(
         "I count.\n" + block("seen = [add(3), add(number=2)]\nprint(seen)"),
         block("seen.append(add(3))\nseen"),
         block("while True:\n    print(add(1))"),
     )
-    assert found.failure is None
-    first = found.histories[0].messages
+    assert trajectory.failure is None
+    first = trajectory.histories[0].messages
     assert first[0].role == "system"
     assert "- add(number: int (at most 3)): adds to the count" in first[0].content
-    assert found.tools == []
-    assert told(found)[:2] == ["Observation: ['3', '5']", "Observation: ['3', '5', '8']"]
-    assert told(found)[2].startswith("Observation: 9\n10\nTraceback")
-    assert told(found)[2].endswith("ToolError: the episode is over")
-    assert found.success
-    assert found.step_rewards == pytest.approx([0.5, 0.3, 0.2])  # of the calls of each block together
-    assert (found.metrics["turns"], found.metrics["tool_calls"], found.metrics["parse_errors"]) == (3, 5, 0)
+    assert trajectory.tools == []
+    assert told(trajectory)[:2] == ["Observation: ['3', '5']", "Observation: ['3', '5', '8']"]
+    assert told(trajectory)[2].startswith("Observation: 9\n10\nTraceback")
+    assert told(trajectory)[2].endswith("ToolError: the episode is over")
+    assert trajectory.success
+    assert trajectory.step_rewards == pytest.approx([0.5, 0.3, 0.2])  # of the calls of each block together
+    assert (trajectory.metrics["turns"], trajectory.metrics["tool_calls"], trajectory.metrics["parse_errors"]) == (
+        3,
+        5,
+        0,
+    )
 
 
 def test_errors_of_tools_are_raised_in_the_code():
-    found = played(
+    trajectory = played(
         block("try:\n    add(7)\nexcept ToolError as error:\n    print('told:', error)"),
         block("add('two')"),
         block("def twice():\n    add(1, 2)\ntwice()"),
         block("print(undefined)"),
         "Enough.",
     )
-    seen = told(found)
-    assert seen[0] == "Observation: told: 3 at most"
-    assert seen[1].endswith("ToolError: add.number: 'two' is not of type 'integer'")
-    assert 'File "<cell 2>", line 1' in seen[1]
-    assert "main.py" not in seen[1]
-    assert seen[2].endswith("TypeError: add() takes 1 arguments, 2 were given")
-    assert seen[3].endswith("NameError: name 'undefined' is not defined")
-    assert found.outcome["answer"] == "Enough."
-    assert (found.metrics["tool_calls"], found.metrics["refused_calls"], found.metrics["failed_blocks"]) == (1, 1, 3)
+    observations = told(trajectory)
+    assert observations[0] == "Observation: told: 3 at most"
+    assert observations[1].endswith("ToolError: add.number: 'two' is not of type 'integer'")
+    assert 'File "<cell 2>", line 1' in observations[1]
+    assert "main.py" not in observations[1]
+    assert observations[2].endswith("TypeError: add() takes 1 arguments, 2 were given")
+    assert observations[3].endswith("NameError: name 'undefined' is not defined")
+    assert trajectory.outcome["answer"] == "Enough."
+    assert (
+        trajectory.metrics["tool_calls"],
+        trajectory.metrics["refused_calls"],
+        trajectory.metrics["failed_blocks"],
+    ) == (1, 1, 3)
 
 
 def test_what_cannot_be_read_is_told_and_counted():
@@ -142,19 +150,19 @@ def test_what_cannot_be_read_is_told_and_counted():
         block("x = '\0'"),
         " ",
     ]
-    found = played(*answers, block("add(3)"))
-    seen = told(found)
-    assert [one.removeprefix("Observation: error: ").split("; ")[0] for one in seen[:3]] == [
+    trajectory = played(*answers, block("add(3)"))
+    observations = told(trajectory)
+    assert [text.removeprefix("Observation: error: ").split("; ")[0] for text in observations[:3]] == [
         "no block of code ends with a line ```",
         "there are 2 blocks of code",
         "the block is json",
     ]
-    assert seen[3].endswith("SyntaxError: '(' was never closed")
-    assert "null bytes" in seen[4]
-    assert seen[5] == "Observation: error: write a block of code, or your answer"
-    assert seen[6] == "Observation: '3'"  # nothing of it had run
-    assert found.metrics["parse_errors"] == 6
-    assert found.step_rewards == pytest.approx([0, 0, 0, 0, 0, 0, 0.3])
+    assert observations[3].endswith("SyntaxError: '(' was never closed")
+    assert "null bytes" in observations[4]
+    assert observations[5] == "Observation: error: write a block of code, or your answer"
+    assert observations[6] == "Observation: '3'"  # nothing of it had run
+    assert trajectory.metrics["parse_errors"] == 6
+    assert trajectory.step_rewards == pytest.approx([0, 0, 0, 0, 0, 0, 0.3])
 
 
 @pytest.mark.parametrize(
@@ -168,19 +176,21 @@ def test_what_cannot_be_read_is_told_and_counted():
     ids=["endless", "calls", "long call", "exit"],
 )
 def test_code_that_has_to_be_ended_costs_its_turn_only(code, limits, why):
-    found = played(block(f"kept = 1\n{code}"), block("print(add(2))\nkept"), limits=limits)
-    assert found.failure is None
-    assert why in told(found)[0]
-    assert told(found)[1].startswith("Observation: 2\nTraceback")
-    assert told(found)[1].endswith("NameError: name 'kept' is not defined")  # of what was ended nothing is left
+    trajectory = played(block(f"kept = 1\n{code}"), block("print(add(2))\nkept"), limits=limits)
+    assert trajectory.failure is None
+    assert why in told(trajectory)[0]
+    assert told(trajectory)[1].startswith("Observation: 2\nTraceback")
+    assert told(trajectory)[1].endswith("NameError: name 'kept' is not defined")  # of what was ended nothing is left
 
 
 def test_huge_output_is_cut_with_a_mark():
-    found = played(block("print('x' * 50_000)\nprint('\\x1b[31mred')"), limits=Limits(seconds=60, output_bytes=1000))
-    (seen,) = told(found)
-    assert "bytes cut ...]" in seen
-    assert len(seen) < 1200
-    assert seen.endswith("\nred")
+    trajectory = played(
+        block("print('x' * 50_000)\nprint('\\x1b[31mred')"), limits=Limits(seconds=60, output_bytes=1000)
+    )
+    (observations,) = told(trajectory)
+    assert "bytes cut ...]" in observations
+    assert len(observations) < 1200
+    assert observations.endswith("\nred")
 
 
 def test_no_way_leads_out(tmp_path):
@@ -207,8 +217,8 @@ print(os.read(int(os.environ["CALLS"]), 1000).decode().strip())
 print(sorted(os.environ))
 """
     environment = Counter()
-    (seen,) = told(played(block(attempts), environment=environment))
-    lines = seen.removeprefix("Observation: ").splitlines()
+    (observations,) = told(played(block(attempts), environment=environment))
+    lines = observations.removeprefix("Observation: ").splitlines()
     assert lines[:3] == ["FileNotFoundError", "OSError", "ModuleNotFoundError"]
     assert json.loads(lines[3]) == {"error": "there is no tool 'reset'"}
     assert json.loads(lines[4])["error"].startswith("add: Additional properties are not allowed")
@@ -219,18 +229,20 @@ print(sorted(os.environ))
 
 
 def test_earlier_code_is_not_done_twice_in_the_environment():
-    """Blocks are carried out again for their variables; their calls are answered as they were."""
+    """Earlier blocks are re-executed to restore variables; their calls return the recorded results."""
     environment = Counter()
-    found = played(*[block(f"x{n} = add(1)") for n in range(3)], block("print(x0, x1, x2)"), environment=environment)
-    assert told(found)[-1] == "Observation: 1 2 3"
+    trajectory = played(
+        *[block(f"x{n} = add(1)") for n in range(3)], block("print(x0, x1, x2)"), environment=environment
+    )
+    assert told(trajectory)[-1] == "Observation: 1 2 3"
     assert environment.count == 3
 
 
 def test_earlier_code_that_does_something_else_is_noticed():
     clock = "import time\nadd(time.time_ns() % 3)"
-    found = played(*[block(clock)] * 12, max_turns=12)
-    assert any("earlier code called other tools. All variables are lost" in one for one in told(found))
-    assert found.failure is None
+    trajectory = played(*[block(clock)] * 12, max_turns=12)
+    assert any("earlier code called other tools. All variables are lost" in text for text in told(trajectory))
+    assert trajectory.failure is None
 
 
 @pytest.mark.parametrize("kind", ["", "async", "blocking"])
@@ -243,8 +255,8 @@ def test_environments_of_each_kind(kind):
             await asyncio.sleep(0.01)
             return super().step(action)
 
-    found = played(block("print(add(1), add(2))"), environment=Async() if kind == "async" else Slow())
-    assert told(found) == ["Observation: 1 3"]
+    trajectory = played(block("print(add(1), add(2))"), environment=Async() if kind == "async" else Slow())
+    assert told(trajectory) == ["Observation: 1 3"]
 
 
 def test_an_environment_that_fails_in_a_call_fails_the_episode():
@@ -252,10 +264,10 @@ def test_an_environment_that_fails_in_a_call_fails_the_episode():
         def step(self, action):
             raise OSError("the disk is gone")
 
-    found = played(block("try: add(1)\nexcept BaseException: pass\nwhile True: pass"), environment=Broken())
-    assert found.failure is not None
-    assert (found.failure.boundary, found.failure.kind) == ("environment", "EnvironmentFailed")
-    assert "the disk is gone" in found.failure.message
+    trajectory = played(block("try: add(1)\nexcept BaseException: pass\nwhile True: pass"), environment=Broken())
+    assert trajectory.failure is not None
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentFailed")
+    assert "the disk is gone" in trajectory.failure.message
 
 
 def test_time_of_the_environment_is_not_the_codes_but_the_episodes():
@@ -264,11 +276,11 @@ def test_time_of_the_environment_is_not_the_codes_but_the_episodes():
             await asyncio.sleep(4.0)
             return super().step(action)
 
-    found = played(block("print(add(1))"), environment=Slow(), limits=Limits(seconds=3, cpu_seconds=60))
-    assert told(found) == ["Observation: 1"]
-    found = played(block("print(add(1))"), environment=Slow(), timeout=2.0)
-    assert found.failure is not None
-    assert found.failure.kind == "WaitTimeout"
+    trajectory = played(block("print(add(1))"), environment=Slow(), limits=Limits(seconds=3, cpu_seconds=60))
+    assert told(trajectory) == ["Observation: 1"]
+    trajectory = played(block("print(add(1))"), environment=Slow(), timeout=2.0)
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "WaitTimeout"
 
 
 def test_what_the_environment_says_besides_is_shown():
@@ -287,11 +299,13 @@ def test_the_solutions_of_the_shop_are_code_that_does_them(number):
     (shown,) = demonstrate(lambda: shop, [scenario], "code", limits=WIDE)
     assert shown.success
     messages = shown.histories[0].messages
-    written = [one.content for one in messages if one.role == "assistant"]
+    written = [message.content for message in messages if message.role == "assistant"]
     assert written[0].startswith('```python\nprint(find_order(order="')
     again = played(*written, environment=Shop(train=6, heldout=1), scenario=scenario)
     assert again.success
-    assert [to_openai(one) for one in again.histories[0].messages] == [to_openai(one) for one in messages]
+    assert [to_openai(message) for message in again.histories[0].messages] == [
+        to_openai(message) for message in messages
+    ]
     assert again.metrics["parse_errors"] == 0
 
 
@@ -304,8 +318,8 @@ def test_several_calls_and_odd_names_are_written_as_python():
         {"id": "", "type": "function", "function": {"name": name, "arguments": json.dumps({"from": "a", "to": None})}}
         for name in ("go-to", "import")
     ]
-    said = code.write({"role": "assistant", "content": "Both.", "tool_calls": calls})
-    assert said["content"] == (
+    message = code.write({"role": "assistant", "content": "Both.", "tool_calls": calls})
+    assert message["content"] == (
         'Both.\n```python\nprint(go_to(to=None, **{"from": "a"}))\nprint(import_(to=None, **{"from": "a"}))\n```'
     )
     with pytest.raises(SpecError, match="the tools go-to and go_to would be the same function"):
@@ -319,7 +333,7 @@ def test_without_a_sandbox_it_is_refused_with_what_to_do(monkeypatch):
 
 
 def test_calls_are_held_against_the_dialect_that_a_schema_names():
-    """In draft 4 an exclusive minimum is a switch; since then it is a number."""
+    """In JSON schema draft 4 an exclusive minimum is a boolean; since draft 6 it is a number."""
 
     class Old(Counter):
         def tools(self):
@@ -328,11 +342,11 @@ def test_calls_are_held_against_the_dialect_that_a_schema_names():
             schema = {"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"number": number}}
             return [{"type": "function", "function": {**tool["function"], "parameters": schema}}]
 
-    found = played(block("add(0)"), block("print(add(1))"), environment=Old())
-    assert found.failure is None
-    assert "add.number: 0 is less than or equal to the minimum of 0" in told(found)[0]
-    assert found.metrics["refused_calls"] == 1
-    assert found.metrics["tool_calls"] == 1
+    trajectory = played(block("add(0)"), block("print(add(1))"), environment=Old())
+    assert trajectory.failure is None
+    assert "add.number: 0 is less than or equal to the minimum of 0" in told(trajectory)[0]
+    assert trajectory.metrics["refused_calls"] == 1
+    assert trajectory.metrics["tool_calls"] == 1
 
 
 def test_a_schema_that_refers_to_nothing_fails_the_episode():
@@ -342,15 +356,15 @@ def test_a_schema_that_refers_to_nothing_fails_the_episode():
             schema = {"type": "object", "properties": {"number": {"$ref": "#/$defs/nowhere"}}}
             return [{"type": "function", "function": {**tool["function"], "parameters": schema}}]
 
-    found = played(block("print(add(1))"), environment=Lost())
-    assert (found.failure.boundary, found.failure.kind) == ("environment", "EnvironmentFailed")
-    assert "the schema of the tool 'add' cannot be used" in found.failure.message
+    trajectory = played(block("print(add(1))"), environment=Lost())
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentFailed")
+    assert "the schema of the tool 'add' cannot be used" in trajectory.failure.message
 
 
 @pytest.mark.security
 @pytest.mark.parametrize("state", "0123")
 def test_a_forged_end_mark_drops_no_reward(state):
-    """The mark was a digest of the code, which the code can be written to compute."""
+    """Regression: the marker was a digest of the code, which the code itself can compute."""
     forge = (
         "import hashlib, os, sys\n"
         "given = sys._getframe(1).f_globals['given']\n"
@@ -359,6 +373,10 @@ def test_a_forged_end_mark_drops_no_reward(state):
         f"print(mark + {state!r}, end='', flush=True)\n"
         "os._exit(0)"
     )
-    one = played(block(f"add(number=3)\n{forge}"), block("print(add(number=3))"))
-    assert one.step_rewards == pytest.approx([0.3, 0.3])
-    assert (one.metrics["tool_calls"], one.metrics["parse_errors"], one.outcome["success"]) == (2, 0, False)
+    trajectory = played(block(f"add(number=3)\n{forge}"), block("print(add(number=3))"))
+    assert trajectory.step_rewards == pytest.approx([0.3, 0.3])
+    assert (trajectory.metrics["tool_calls"], trajectory.metrics["parse_errors"], trajectory.outcome["success"]) == (
+        2,
+        0,
+        False,
+    )

@@ -1,4 +1,4 @@
-"""The collector: every episode in order, failures as data, nothing lost and nothing played twice."""
+"""Tests of the collector: order of episodes, failures as data, no lost and no repeated episodes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def made():
-    """The environments that a test made."""
+def instances():
+    """Return the environment instances that a test creates."""
     Echo.made = []
     return Echo.made
 
@@ -43,9 +43,9 @@ def raises(error: BaseException):
 
 
 def test_all_episodes_in_order():
-    found = collect(Parrot(), Echo, scenarios(3))
-    assert [t.id for t in found] == ["s0/0", "s0/1", "s1/0", "s1/1", "s2/0", "s2/1"]
-    for trajectory in found:
+    trajectories = collect(Parrot(), Echo, scenarios(3))
+    assert [t.id for t in trajectories] == ["s0/0", "s0/1", "s1/0", "s1/1", "s2/0", "s2/1"]
+    for trajectory in trajectories:
         assert trajectory.failure is None
         assert trajectory.success
         assert trajectory.step_rewards == [0.5, 0.5]
@@ -58,7 +58,7 @@ def test_all_episodes_in_order():
 
 
 def test_two_runs_are_equal_whatever_their_width():
-    """Seeds come from names, so neither order nor concurrency shows. (NaN differs from itself: compare by text.)"""
+    """Seeds are derived from names, so order and concurrency have no effect. (Compared by repr, as NaN != NaN.)"""
     runs = [
         repr(collect(Parrot(seconds=s), Echo, scenarios(4), concurrency=n)) for s, n in [(0, 1), (0.002, 3), (0, 64)]
     ]
@@ -77,17 +77,17 @@ def test_max_turns_end_an_episode_as_it_stands():
 
 @pytest.mark.parametrize("place", ["tools", "reset", "step"])
 @pytest.mark.parametrize("make", [Echo, AsyncEcho])
-def test_an_environment_that_raises_is_data(place, make, made):
-    found = collect(Parrot(), lambda: make(**{place: raises(KeyError("no such order"))}), scenarios(1))
-    for trajectory in found:
+def test_an_environment_that_raises_is_data(place, make, instances):
+    trajectories = collect(Parrot(), lambda: make(**{place: raises(KeyError("no such order"))}), scenarios(1))
+    for trajectory in trajectories:
         failure = trajectory.failure
         assert (failure.boundary, failure.kind) == ("environment", "EnvironmentFailed")
         assert failure.message == f"{place}: KeyError: 'no such order'"
         assert not trajectory.success
-    assert len(made) == 2  # each episode after a failure has a new one
-    assert all(environment.closed for environment in made)
-    said = {"tools": [], "reset": [], "step": ["user", "assistant"]}[place]
-    assert [message.role for message in found[0].histories[0].messages] == said
+    assert len(instances) == 2  # each episode after a failure has a new one
+    assert all(environment.closed for environment in instances)
+    roles = {"tools": [], "reset": [], "step": ["user", "assistant"]}[place]
+    assert [message.role for message in trajectories[0].histories[0].messages] == roles
 
 
 BAD = {
@@ -104,8 +104,12 @@ BAD = {
     "half a success": ("step", lambda: Step([], info={"success": 0.5}), "success=0.5, expected true or false"),
     "success in words": ("step", lambda: Step([], info={"success": "no"}), "success='no', expected true or false"),
     "no mapping": ("step", lambda: Step([], info=[1]), "step returned the info [1], expected a mapping"),
-    "no JSON": ("step", lambda: Step([], info={"at": object()}), "step (info) returned what is no JSON data"),
-    "no tools": ("tools", lambda: [object()], "tools returned what is no JSON data"),
+    "no JSON": (
+        "step",
+        lambda: Step([], info={"at": object()}),
+        "step (info) returned data that cannot be serialized as JSON",
+    ),
+    "no tools": ("tools", lambda: [object()], "tools returned data that cannot be serialized as JSON"),
     "own end": ("step", raises(asyncio.CancelledError()), "step: cancelled itself"),
     "own limit": ("step", raises(TimeoutError("socket")), "step: TimeoutError: socket"),
     "own exit": ("step", raises(SystemExit(3)), "step: SystemExit: 3"),
@@ -130,24 +134,24 @@ def test_an_environment_that_breaks_the_protocol_is_data(name):
         (asyncio.CancelledError(), "EngineError", "chat: cancelled itself"),
     ],
 )
-def test_an_engine_that_raises_is_data(error, kind, message, made):
+def test_an_engine_that_raises_is_data(error, kind, message, instances):
     (trajectory, other) = collect(Parrot(fail=raises(error)), Echo, scenarios(1), concurrency=1)
     assert trajectory.failure == other.failure
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("engine", kind)
     assert trajectory.failure.message == message
     assert trajectory.histories[0].messages[0].content == "Say 0."
-    assert len(made) == 1  # the environment did nothing wrong
+    assert len(instances) == 1  # the environment did nothing wrong
 
 
 @pytest.mark.parametrize("error", [SpecError([]), ResourceError("no weights")])
-def test_a_mistake_of_the_user_ends_the_stage(error, made):
+def test_a_mistake_of_the_user_ends_the_stage(error, instances):
     with pytest.raises(type(error)):
         collect(Parrot(), lambda: Echo(step=raises(error)), scenarios(3))
-    assert all(environment.closed for environment in made)
+    assert all(environment.closed for environment in instances)
 
 
 def some(count: int):
-    """Fails the first `count` requests."""
+    """Return a callback that fails the first `count` requests."""
     left = [count]
 
     def fail(_):
@@ -160,10 +164,10 @@ def some(count: int):
 
 @pytest.mark.parametrize(("max_failures", "allowed"), [(0.25, 2), (0.3, 2), (0, 0), (1, 1), (5, 5)])
 def test_too_many_failures(max_failures, allowed):
-    """Of eight episodes: a share below 1, a count from 1 on."""
-    found = collect(Parrot(fail=some(allowed)), Echo, scenarios(4), max_failures=max_failures)
-    assert sum(t.failure is not None for t in found) == allowed
-    told = []
+    """max_failures of eight episodes: a share below 1, a count from 1."""
+    trajectories = collect(Parrot(fail=some(allowed)), Echo, scenarios(4), max_failures=max_failures)
+    assert sum(t.failure is not None for t in trajectories) == allowed
+    recorded = []
     with pytest.raises(TooManyFailures) as caught:
         collect(
             Parrot(fail=some(allowed + 1)),
@@ -171,7 +175,7 @@ def test_too_many_failures(max_failures, allowed):
             scenarios(4),
             max_failures=max_failures,
             concurrency=1,
-            on_episode=lambda trajectory, seconds: told.append(trajectory.id),
+            on_episode=lambda trajectory, seconds: recorded.append(trajectory.id),
         )
     head = (
         f"{allowed + 1} of 8 episodes failed, more than the {allowed} that max_failures={max_failures:g} of this stage "
@@ -179,7 +183,7 @@ def test_too_many_failures(max_failures, allowed):
     )
     assert str(caught.value).startswith(head)
     assert f"{allowed + 1} EngineError (engine): s0/0: overheated" in str(caught.value)
-    assert len(told) == allowed + 1  # it stopped there, and each was handed on
+    assert len(recorded) == allowed + 1  # it stopped there, and each was handed on
 
 
 def test_an_episode_that_takes_too_long_keeps_what_was_said():
@@ -193,7 +197,7 @@ def test_an_episode_that_takes_too_long_keeps_what_was_said():
     (trajectory, _) = collect(Parrot(), Slow, scenarios(1), timeout=0.2)
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "WaitTimeout")
     assert trajectory.failure.message == (
-        "the episode took longer than 0.2 s (timeout of this stage), last it waited for the environment"
+        "the episode took longer than 0.2 s (timeout of this stage) while it waited for the environment"
     )
     assert [m.role for m in trajectory.histories[0].messages] == ["user", "assistant", "user", "assistant"]
     assert trajectory.metrics["turns"] == 2
@@ -201,9 +205,9 @@ def test_an_episode_that_takes_too_long_keeps_what_was_said():
     assert (slow.failure.boundary, slow.failure.kind) == ("engine", "WaitTimeout")
 
 
-def test_cancellation_is_nobodys_failure(made):
-    """It raises through, and no episode is handed on."""
-    told = []
+def test_cancellation_is_nobodys_failure(instances):
+    """Cancellation propagates, and no episode is reported."""
+    recorded = []
 
     async def cancelled():
         task = asyncio.current_task()
@@ -214,35 +218,35 @@ def test_cancellation_is_nobodys_failure(made):
         asyncio.run(cancelled())
 
     def interrupt():
-        while len(made) < 4:
+        while len(instances) < 4:
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        collect(Parrot(seconds=30), AsyncEcho, scenarios(2), on_episode=lambda *a: told.append(a))
+        collect(Parrot(seconds=30), AsyncEcho, scenarios(2), on_episode=lambda *a: recorded.append(a))
     thread.join()
-    assert told == []
-    assert all(environment.closed for environment in made[1:])
+    assert recorded == []
+    assert all(environment.closed for environment in instances[1:])
 
 
 def test_finished_episodes_are_not_played_again():
     first = collect(Parrot(), Echo, scenarios(3))
-    engine, told = Parrot(), []
+    engine, recorded = Parrot(), []
     finished = {t.id: t for t in first if t.id != "s1/1"}
-    second = collect(engine, Echo, scenarios(3), finished=finished, on_episode=lambda t, seconds: told.append(t.id))
-    assert told == ["s1/1"]
+    second = collect(engine, Echo, scenarios(3), finished=finished, on_episode=lambda t, seconds: recorded.append(t.id))
+    assert recorded == ["s1/1"]
     assert len(engine.requests) == 2
     assert repr(second) == repr(first)
     assert all(a is b for a, b in zip(first, second, strict=True) if a.id != "s1/1")
 
 
-def test_with_everything_finished_nothing_is_made(made):
+def test_with_everything_finished_nothing_is_made(instances):
     first = collect(Parrot(), Echo, scenarios(2))
-    made.clear()
+    instances.clear()
     assert collect(Parrot(), Echo, scenarios(2), finished={t.id: t for t in first}) == first
-    assert made == []
+    assert instances == []
 
 
 def test_finished_failures_count():
@@ -251,10 +255,10 @@ def test_finished_failures_count():
         collect(Parrot(), Echo, scenarios(2), finished={t.id: t for t in first}, max_failures=2)
 
 
-def test_environments_are_reused_and_closed(made):
+def test_environments_are_reused_and_closed(instances):
     collect(Parrot(), AsyncEcho, scenarios(5), concurrency=2)
-    assert len(made) == 2
-    assert all(environment.closed for environment in made)
+    assert len(instances) == 2
+    assert all(environment.closed for environment in instances)
 
 
 def test_an_environment_that_does_not_close_costs_a_warning(caplog, monkeypatch):
@@ -279,13 +283,13 @@ def test_equal_ids_are_refused():
 
 
 def test_under_a_running_loop():
-    """As in a notebook."""
+    """Run within a running event loop, as in a notebook."""
 
     async def cell():
         return collect(Parrot(), AsyncEcho, scenarios(2)), demonstrate(AsyncEcho, scenarios(2))
 
-    found, shown = asyncio.run(cell())
-    assert [t.failure for t in found] == [None] * 4
+    trajectories, shown = asyncio.run(cell())
+    assert [t.failure for t in trajectories] == [None] * 4
     assert len(shown) == 2
 
 
@@ -324,15 +328,15 @@ def test_demonstrations():
         assert all(message.span is None for message in history.messages)
 
 
-def test_demonstrations_need_a_solver(made):
+def test_demonstrations_need_a_solver(instances):
     with pytest.raises(SpecError, match=r"Echo has no solve\(scenario\)"):
         demonstrate(Echo, scenarios(1))
 
 
-def test_a_demonstration_that_breaks_says_where(made):
+def test_a_demonstration_that_breaks_says_where(instances):
     with pytest.raises(collector.EnvironmentFailed, match="reset: KeyError: 'gone'"):
         demonstrate(lambda: AsyncEcho(reset=raises(KeyError("gone"))), scenarios(1))
-    assert made[0].closed
+    assert instances[0].closed
 
 
 # Scenarios of a round
@@ -346,13 +350,13 @@ def test_rounds_use_all_scenarios_before_any_comes_again(size, data, rounds, see
     for number in range(rounds):
         chosen = choose_scenarios(available, count, number, seed)
         assert len(chosen) == count
-        assert len({one.id for one in chosen}) == count
-        drawn += [one.id for one in chosen]
+        assert len({scenario.id for scenario in chosen}) == count
+        drawn += [scenario.id for scenario in chosen]
     for start in range(0, len(drawn), size):
         part = drawn[start : start + size]
         assert len(set(part)) == len(part)
         if len(part) == size:
-            assert set(part) == {one.id for one in available}
+            assert set(part) == {scenario.id for scenario in available}
 
 
 @given(size=st.integers(4, 25), data=st.data(), number=st.integers(0, 5))
@@ -365,14 +369,14 @@ def test_further_scenarios_are_others(size, data, number):
         *choose_further(available, count, number, 3, begin=first, more=count - first),
     ]
     round_ = choose_scenarios(available, count, number, 3)
-    assert len({one.id for one in [*round_, *further]}) == 2 * count
+    assert len({scenario.id for scenario in [*round_, *further]}) == 2 * count
 
 
 def test_the_seed_orders_scenarios():
-    orders = {tuple(one.id for one in choose_scenarios(scenarios(10), 10, 0, seed)) for seed in range(5)}
+    orders = {tuple(scenario.id for scenario in choose_scenarios(scenarios(10), 10, 0, seed)) for seed in range(5)}
     assert len(orders) == 5
-    again = [one.id for one in choose_scenarios(scenarios(10), 4, 3, 1)]
-    assert again == [one.id for one in choose_scenarios(scenarios(10), 4, 3, 1)]
+    again = [scenario.id for scenario in choose_scenarios(scenarios(10), 4, 3, 1)]
+    assert again == [scenario.id for scenario in choose_scenarios(scenarios(10), 4, 3, 1)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -382,7 +386,7 @@ def test_every_round_has_its_share_of_each_type_and_difficulty(seed):
     for number in range(8):
         chosen = choose_scenarios(available, 12, number, seed)
         for (kind, level), share in {("a", 1): 6, ("a", 2): 1.5, ("b", 1): 4.5}.items():
-            came = sum((one.type, one.difficulty) == (kind, level) for one in chosen)
+            came = sum((scenario.type, scenario.difficulty) == (kind, level) for scenario in chosen)
             assert abs(came - share) < 1 + 1e-9
 
 
@@ -411,16 +415,16 @@ def test_run_episodes_takes_no_jobs():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_garbage_is_looked_for_seldom_while_episodes_are_played_and_as_before_afterwards(fails):
-    before, seen = gc.get_threshold(), []
+    before, thresholds = gc.get_threshold(), []
 
     class World(Echo):
         def reset(self, scenario):
-            seen.append(gc.get_threshold()[0])
+            thresholds.append(gc.get_threshold()[0])
             if fails:
                 raise SpecError([])
             return super().reset(scenario)
 
     with contextlib.suppress(SpecError):
         collect(Parrot(), World, scenarios(3))
-    assert set(seen) == {collector.YOUNG}
+    assert set(thresholds) == {collector.GC_THRESHOLD}
     assert gc.get_threshold() == before

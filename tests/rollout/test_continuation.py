@@ -1,4 +1,4 @@
-"""Monte Carlo continuation: labels that are shares of successes, by any environment that can be returned to."""
+"""Tests of Monte Carlo continuation: labels are success rates, with any reproducible environment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SavedCoins(Coins):
 
 
 class Forgetful(Coins):
-    """Says something else each time."""
+    """An environment with random observations."""
 
     def step(self, action):
         step = super().step(action)
@@ -50,9 +50,9 @@ class Forgetful(Coins):
 class Tosser(Parrot):
     async def chat(self, request):
         answer = await super().chat(request)
-        said = "heads" if random.Random(request.seed).random() < 0.6 else "tails"
-        answer.message["content"] = said
-        ids = [ord(letter) for letter in said]
+        texts = "heads" if random.Random(request.seed).random() < 0.6 else "tails"
+        answer.message["content"] = texts
+        ids = [ord(letter) for letter in texts]
         return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, ids, [-0.5] * len(ids), answer.policy)
 
 
@@ -64,15 +64,15 @@ def continued(engine, environment, count=40, **options):
 def test_a_label_is_how_often_the_policy_succeeds_from_there(environment):
     assert isinstance(environment(), Restorable) == (environment is SavedCoins)
     engine = Tosser()
-    found = continued(engine, environment)
-    assert [one.id for one in found] == [f"s{n}/{k}" for n in range(3) for k in range(2)]
+    trajectories = continued(engine, environment)
+    assert [trajectory.id for trajectory in trajectories] == [f"s{n}/{k}" for n in range(3) for k in range(2)]
     seen = set()
-    for one in found:
-        said = [message.content for message in one.histories[0].messages if message.role == "assistant"]
-        labels = read(CONTINUED, one)
-        assert len(labels) == len(said) == one.metrics["turns"]
+    for trajectory in trajectories:
+        texts = [message.content for message in trajectory.histories[0].messages if message.role == "assistant"]
+        labels = read(CONTINUED, trajectory)
+        assert len(labels) == len(texts) == trajectory.metrics["turns"]
         for turn, label in enumerate(labels):
-            lost = "tails" in said[: turn + 1]
+            lost = "tails" in texts[: turn + 1]
             expected = 0.0 if lost else 0.6 ** (2 - turn)
             assert label == pytest.approx(expected, abs=0.0 if lost or turn == 2 else 0.25)
             seen.add((turn, lost))
@@ -87,18 +87,20 @@ def test_replaying_gives_what_restoring_gives():
 def test_the_episode_is_the_one_that_is_played_without():
     plain = collect(Tosser(), Coins, scenarios(3), max_turns=3)
     engine = Tosser()
-    found = continued(engine, Coins, 2)
-    answers = len(engine.requests) - sum(one.metrics["turns"] for one in found)
-    assert sum(one.metrics["continued_tokens"] for one in found) == answers * len("heads")
-    for one, other in zip(plain, found, strict=True):
+    trajectories = continued(engine, Coins, 2)
+    answers = len(engine.requests) - sum(trajectory.metrics["turns"] for trajectory in trajectories)
+    assert sum(trajectory.metrics["continued_tokens"] for trajectory in trajectories) == answers * len("heads")
+    for trajectory, other in zip(plain, trajectories, strict=True):
         assert other.metrics.pop("continuations") == 2 * 2  # of all turns but the last one
         del other.metrics["continued_tokens"]
         other.metrics = {name: value for name, value in other.metrics.items() if "/" not in name}
-        assert repr(one) == repr(other)
+        assert repr(trajectory) == repr(other)
 
 
 def test_an_environment_that_does_not_repeat_itself_is_refused_by_name():
-    with pytest.raises(SpecError, match=r"environment: Forgetful said something else .* methods `save` and `restore`"):
+    with pytest.raises(
+        SpecError, match=r"environment: Forgetful gave other observations or rewards .* methods `save` and `restore`"
+    ):
         continued(Tosser(), Forgetful, 1)
 
 
@@ -113,15 +115,15 @@ def test_a_continuation_that_fails_is_kept_and_played_again():
             raise EngineError("out of memory")
 
     broken = continued(Tosser(fail=fail), Coins, 2)
-    assert [one.id for one in broken[:3]] == ["s0/0", "s0/1", "s0~continued/0"]
-    assert {one.failure.message for one in broken if "~" in one.id} == {"out of memory"}
-    assert not any(read(CONTINUED, one) for one in broken)
-    finished = {one.id: one for one in broken if one.failure is None}
+    assert [trajectory.id for trajectory in broken[:3]] == ["s0/0", "s0/1", "s0~continued/0"]
+    assert {trajectory.failure.message for trajectory in broken if "~" in trajectory.id} == {"out of memory"}
+    assert not any(read(CONTINUED, trajectory) for trajectory in broken)
+    finished = {trajectory.id: trajectory for trajectory in broken if trajectory.failure is None}
     assert repr(continued(Tosser(), Coins, 2, finished=finished)) == repr(whole)
 
 
 def test_a_real_game_is_returned_to():
-    """The first free cell each time: what comes of a position is known."""
+    """An engine that plays the first free cell, so that the outcome of a position is known."""
 
     class First(Parrot):
         async def chat(self, request):
@@ -131,10 +133,12 @@ def test_a_real_game_is_returned_to():
             return answer
 
     game = TicTacToe(train=4, heldout=1)
-    found = collect(First(), lambda: TicTacToe(train=4, heldout=1), game.scenarios("train"), player=Continuing(2))
-    for one in found:
-        assert one.failure is None
-        assert read(CONTINUED, one) == [float(one.success)] * int(one.metrics["turns"])
+    trajectories = collect(
+        First(), lambda: TicTacToe(train=4, heldout=1), game.scenarios("train"), player=Continuing(2)
+    )
+    for trajectory in trajectories:
+        assert trajectory.failure is None
+        assert read(CONTINUED, trajectory) == [float(trajectory.success)] * int(trajectory.metrics["turns"])
 
 
 def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base_dir, monkeypatch):
@@ -149,8 +153,8 @@ def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base
     real = engine.chat
     monkeypatch.setattr(engine, "chat", chat)
     options = {"sampling": Sampling(max_tokens=6), "group_size": 1, "max_turns": 3}
-    (one,) = collect(engine, Coins, scenarios(1), player=Continuing(4), **options)
-    (history,) = one.histories
+    (trajectory,) = collect(engine, Coins, scenarios(1), player=Continuing(4), **options)
+    (history,) = trajectory.histories
     ends = [message.span[1] for message in history.messages if message.span]
     firsts = [*given[3:7], *given[7::2]]  # of each continuation: four from the second step, four from the first
     assert len(given) == 3 + 4 + 4 * 2

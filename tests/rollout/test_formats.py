@@ -1,4 +1,4 @@
-"""Formats: how tools are shown, how answers are read, and that a demonstration reads as what it shows."""
+"""Tests of formats: presentation of tools, parsing of responses, and round trips of demonstrations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_native_changes_nothing():
     shop = Shop(train=2, heldout=1)
     native, messages, tools = opened("native", shop)
     assert tools == shop.tools()
-    assert [one["role"] for one in messages] == ["system", "user"]
+    assert [message["role"] for message in messages] == ["system", "user"]
     assert native.read(messages[1]) is messages[1]
 
 
@@ -157,7 +157,7 @@ def test_a_demonstration_reads_as_what_it_shows(name):
     (shown,) = demonstrate(Door, Door().scenarios("train"), name)
     assert shown.success
     (history,) = shown.histories
-    answers = [one for one in history.messages if one.role == "assistant"]
+    answers = [message for message in history.messages if message.role == "assistant"]
     expected = {"native": "", "react": "Action: open the door", "chat": "open the door"}[name]
     assert answers[-1].content == expected
     assert len(shown.tools) == (name == "native")
@@ -173,7 +173,7 @@ def test_the_solutions_of_the_shop_are_written_and_read_back(number):
     (shown,) = demonstrate(lambda: shop, [scenario], "react")
     assert shown.success
     react, *_ = opened("react", shop)
-    written = [one.content for one in shown.histories[0].messages if one.role == "assistant"]
+    written = [message.content for message in shown.histories[0].messages if message.role == "assistant"]
     for text, action in zip(written, shop.solve(scenario), strict=True):
         read = react.read(said(text))
         if calls := action.get("tool_calls"):

@@ -68,10 +68,10 @@ class Clerk:
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         self.requests.append(request)
-        heard = [one["content"] for one in request.messages if one["role"] == "tool"]
+        heard = [message["content"] for message in request.messages if message["role"] == "tool"]
         message: dict = {"role": "assistant", "content": " and ".join(heard)}
         if not heard:
-            assert [one["function"]["name"] for one in request.tools] == ["count"]
+            assert [tool["function"]["name"] for tool in request.tools] == ["count"]
             message = {"role": "assistant", "content": "I look."}
             message["tool_calls"] = [
                 {
@@ -81,7 +81,7 @@ class Clerk:
                 }
                 for n, p in enumerate(("bolts", "nuts"))
             ]
-        prompt = [ord(letter) for one in request.messages for letter in _written(one)]
+        prompt = [ord(letter) for message in request.messages for letter in _written(message)]
         ids = [ord(letter) for letter in _written(message)]
         reason = "tool_calls" if not heard else "stop"
         return ChatCompletion(message, reason, prompt, ids, [-0.25] * len(ids), self.policy)
@@ -95,7 +95,7 @@ class Clerk:
 
 def _written(message: dict) -> str:
     calls = [
-        (one["function"]["name"], json.loads(one["function"]["arguments"])) for one in message.get("tool_calls", [])
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message.get("tool_calls", [])
     ]
     return f"{message['role']}: {message['content']} {calls or ''}\n"
 
@@ -224,7 +224,7 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.__name__)
 def test_an_agent_of_a_framework_is_one_exact_history(agent):
     package = AGENTS[agent]
     pytest.importorskip({"openai-agents": "agents"}.get(package, package))
@@ -232,15 +232,17 @@ def test_an_agent_of_a_framework_is_one_exact_history(agent):
     with Server(engine, MODEL, engines=engines, timeout=60) as server:
         own = OwnAgent(agent, server.url, engines)
         found = collect(engine, Stock, Stock().scenarios("train"), player=own, timeout=200.0, group_size=1)
-    for one in found:
-        assert one.failure is None, f"{package} {version(package)}: {one.failure}"
-        assert one.success, f"{package} {version(package)}"
-        (history,) = one.histories
+    for trajectory in found:
+        assert trajectory.failure is None, f"{package} {version(package)}: {trajectory.failure}"
+        assert trajectory.success, f"{package} {version(package)}"
+        (history,) = trajectory.histories
         assert [message.role for message in history.messages] == [
             *("system", "user", "assistant", "tool", "tool", "assistant")
         ]
-        said = ["".join(map(chr, history.token_ids[slice(*one.span)])) for one in history.messages if one.span]
+        said = [
+            "".join(map(chr, history.token_ids[slice(*message.span)])) for message in history.messages if message.span
+        ]
         assert said[0].startswith("assistant: I look. [('count', {'part': 'bolts'}), ('count', {'part': 'nuts'})]")
         assert len(said) == 2
-        assert one.metrics["turns"] == 2
-        assert [tool["function"]["name"] for tool in one.tools] == ["count"]
+        assert trajectory.metrics["turns"] == 2
+        assert [tool["function"]["name"] for tool in trajectory.tools] == ["count"]

@@ -1,4 +1,4 @@
-"""Limits of the collector: instances, time, tries. None of them changes what an episode comes to."""
+"""Tests of the collector's limits: instances, time, retries. None of them changes the result of an episode."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch):
-    """The environments that a test made; nobody waits long."""
+def instances(monkeypatch):
+    """Return the environment instances that a test creates; shorten the retry delay."""
     monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
     Echo.made = []
     return Echo.made
@@ -33,7 +33,7 @@ def made(monkeypatch):
 
 
 class Busy(AsyncEcho):
-    """Knows how many of its kind play at once."""
+    """An environment that counts its concurrent instances."""
 
     playing = most = 0
 
@@ -49,33 +49,33 @@ class Busy(AsyncEcho):
 
 
 @pytest.mark.parametrize("said_by", ["collect.environments", "the environment"])
-def test_episodes_wait_for_an_instance(made, said_by):
+def test_episodes_wait_for_an_instance(instances, said_by):
     Busy.playing = Busy.most = 0
     kind = Busy if said_by == "collect.environments" else type("Few", (Busy,), {"instances": 2})
-    found = collect(
+    trajectories = collect(
         Parrot(seconds=0.002), Pool(kind, 2 if kind is Busy else None), scenarios(6), group_size=4, concurrency=12
     )
     assert Busy.most == 2
-    assert len(made) == 2
-    assert all(one.closed for one in made)
-    assert repr(found) == repr(collect(Parrot(), Echo, scenarios(6), group_size=4))
+    assert len(instances) == 2
+    assert all(instance.closed for instance in instances)
+    assert repr(trajectories) == repr(collect(Parrot(), Echo, scenarios(6), group_size=4))
 
 
 def test_waiting_for_an_instance_is_not_the_episodes_time():
-    found = collect(Parrot(seconds=0.1), Pool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=1.3)
-    assert [one.failure for one in found] == [None] * 8  # each takes 0.2 s, all together 1.6
+    trajectories = collect(Parrot(seconds=0.1), Pool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=1.3)
+    assert [trajectory.failure for trajectory in trajectories] == [None] * 8  # each takes 0.2 s, all together 1.6
 
 
-def test_an_instance_is_good_for_so_many_episodes(made):
+def test_an_instance_is_good_for_so_many_episodes(instances):
     class Leaky(Echo):
         good_for = 3
 
     collect(Parrot(), Leaky, scenarios(4), concurrency=1)
-    assert len(made) == 3  # 3 + 3 + 2
-    assert all(one.closed for one in made)
+    assert len(instances) == 3  # 3 + 3 + 2
+    assert all(instance.closed for instance in instances)
 
 
-def test_an_instance_that_failed_is_not_lent_again(made):
+def test_an_instance_that_failed_is_not_lent_again(instances):
     class Fragile(Echo):
         def reset(self, scenario):
             assert not self.closed
@@ -84,29 +84,29 @@ def test_an_instance_that_failed_is_not_lent_again(made):
             return super().reset(scenario)
 
     collect(Parrot(), Fragile, scenarios(3), concurrency=1)
-    assert len(made) == 3  # s0 twice and s1 once, s1 again, s2 twice
-    assert [one.closed for one in made] == [True] * 3
+    assert len(instances) == 3  # s0 twice and s1 once, s1 again, s2 twice
+    assert [instance.closed for instance in instances] == [True] * 3
 
 
-def test_instances_that_outlast_a_loop_stay_from_stage_to_stage(made):
+def test_instances_that_outlast_a_loop_stay_from_stage_to_stage(instances):
     class Heavy(Echo):
         lasting = True
 
     pool = Pool(Heavy)
     for _ in range(2):
         collect(Parrot(), pool, scenarios(3), concurrency=2)
-    assert len(made) <= 2
-    assert not any(one.closed for one in made)
+    assert len(instances) <= 2
+    assert not any(instance.closed for instance in instances)
     pool.close()
-    assert all(one.closed for one in made)
+    assert all(instance.closed for instance in instances)
 
 
-def test_instances_of_a_factory_do_not_outlast_the_collection(made):
+def test_instances_of_a_factory_do_not_outlast_the_collection(instances):
     class Heavy(Echo):
         lasting = True
 
     collect(Parrot(), Heavy, scenarios(3), concurrency=2)
-    assert [one.closed for one in made] == [True] * len(made)
+    assert [instance.closed for instance in instances] == [True] * len(instances)
 
 
 def test_who_gives_up_waiting_does_not_take_an_instance_along():
@@ -114,21 +114,21 @@ def test_who_gives_up_waiting_does_not_take_an_instance_along():
         pool = Pool(Echo, 1)
 
         async def play(seconds):
-            async with pool.lent() as lent:
+            async with pool.lease() as lease:
                 await asyncio.sleep(seconds)
-                lent.whole = True
+                lease.reusable = True
 
         first, second, third = (asyncio.create_task(play(0.02)) for _ in range(3))
         await asyncio.sleep(0.01)
         second.cancel()
         await asyncio.wait_for(asyncio.gather(first, third), 600)
         await asyncio.wait_for(play(0.0), 600)  # the place is free again
-        await pool.rest()
+        await pool.end_stage()
 
     asyncio.run(scene())
 
 
-def test_an_agent_that_wants_no_environment_gets_none(made):
+def test_an_agent_that_wants_no_environment_gets_none(instances):
     engine = Parrot()
 
     def agent(base_url, api_key):
@@ -136,7 +136,7 @@ def test_an_agent_that_wants_no_environment_gets_none(made):
 
     with endpoint(engine, agent) as (own, _, _):
         collect(engine, Echo, scenarios(2), player=own)
-    assert made == []
+    assert instances == []
 
 
 # Time
@@ -144,7 +144,7 @@ def test_an_agent_that_wants_no_environment_gets_none(made):
 
 @pytest.mark.parametrize(("place", "what"), [("reset", "reset"), ("step", "step 1")])
 @pytest.mark.parametrize("blocking", [False, True])
-def test_a_step_that_takes_too_long_fails_its_episode(made, place, what, blocking):
+def test_a_step_that_takes_too_long_fails_its_episode(instances, place, what, blocking):
     class Stuck(Echo):
         pass
 
@@ -159,44 +159,44 @@ def test_a_step_that_takes_too_long_fails_its_episode(made, place, what, blockin
 
     Stuck.blocking = blocking
     setattr(Stuck, place, wait if blocking else sleep)
-    (one,) = collect(Parrot(), Stuck, scenarios(1), group_size=1, step_timeout=0.1)
+    (trajectory,) = collect(Parrot(), Stuck, scenarios(1), group_size=1, step_timeout=0.1)
     assert ended == []
     returned.set()
-    assert (one.failure.boundary, one.failure.kind) == ("environment", "WaitTimeout")
-    assert one.failure.message == f"{what} took longer than 0.1 s (step_timeout of this stage)"
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "WaitTimeout")
+    assert trajectory.failure.message == f"{what} took longer than 0.1 s (step_timeout of this stage)"
 
 
 @pytest.mark.parametrize("place", ["reset", "step"])
-def test_a_plain_step_that_took_too_long_fails_its_episode_when_it_has_ended(made, place):
+def test_a_plain_step_that_took_too_long_fails_its_episode_when_it_has_ended(instances, place):
     class Slow(Echo):
         pass
 
-    def wait(self, *given):
+    def wait(self, *arguments):
         time.sleep(0.3)
-        return getattr(Echo, place)(self, *given)
+        return getattr(Echo, place)(self, *arguments)
 
     setattr(Slow, place, wait)
-    (one,) = collect(Parrot(), Slow, scenarios(1), group_size=1, step_timeout=0.1)
-    assert (one.failure.boundary, one.failure.kind) == ("environment", "WaitTimeout")
-    assert "took longer than 0.1 s (step_timeout of this stage)" in one.failure.message
-    (one,) = collect(Parrot(), Slow, scenarios(1), group_size=1, step_timeout=30.0)
-    assert one.failure is None
+    (trajectory,) = collect(Parrot(), Slow, scenarios(1), group_size=1, step_timeout=0.1)
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "WaitTimeout")
+    assert "took longer than 0.1 s (step_timeout of this stage)" in trajectory.failure.message
+    (trajectory,) = collect(Parrot(), Slow, scenarios(1), group_size=1, step_timeout=30.0)
+    assert trajectory.failure is None
 
 
 def test_the_limit_of_a_step_is_not_that_of_the_engine():
-    (one,) = collect(Parrot(seconds=0.9), AsyncEcho, scenarios(1), group_size=1, step_timeout=0.6)
-    assert one.failure is None
+    (trajectory,) = collect(Parrot(seconds=0.9), AsyncEcho, scenarios(1), group_size=1, step_timeout=0.6)
+    assert trajectory.failure is None
 
 
-def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(made):
-    """Cancelled while one waits for the engine, and the others for its instance."""
-    told = []
+def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(instances):
+    """Cancellation while one episode waits for the engine and the others for an instance."""
+    recorded = []
 
     async def episode(pool, scenario):
-        async with pool.lent() as lent:
-            told.append(
+        async with pool.lease() as lease:
+            recorded.append(
                 await play(
-                    Parrot(seconds=300), lent.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
+                    Parrot(seconds=300), lease.environment, scenario, sample=0, sampling=Sampling(), max_turns=2, seed=0
                 )
             )
 
@@ -206,20 +206,20 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(mad
         try:
             await asyncio.gather(*(episode(pool, scenario) for scenario in scenarios(4)))
         finally:
-            async with asyncio.timeout(60), pool.lent():
+            async with asyncio.timeout(60), pool.lease():
                 pass  # nobody holds the place any more
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupted())
-    assert told == []
-    assert [one.closed for one in made] == [True, True]
+    assert recorded == []
+    assert [instance.closed for instance in instances] == [True, True]
 
 
 # Tries
 
 
 class Shaky(Echo):
-    """Is away at the first `away` resets of a scenario, and once in the middle of a step."""
+    """An environment that is unreachable at the first `away` resets of a scenario, and once during a step."""
 
     resets: dict = {}
     away = 1
@@ -237,27 +237,27 @@ class Shaky(Echo):
         return super().step(action)
 
 
-def test_an_episode_whose_environment_was_away_is_played_again_and_is_the_same(made):
+def test_an_episode_whose_environment_was_away_is_played_again_and_is_the_same(instances):
     Shaky.resets = {}
-    told = []
-    found = collect(Parrot(), Shaky, scenarios(3), group_size=1, retries=2, on_retry=told.append)
-    assert len(told) == 6  # twice for each scenario
-    assert {type(one) for one in told} == {EnvironmentAway}
+    recorded = []
+    trajectories = collect(Parrot(), Shaky, scenarios(3), group_size=1, retries=2, on_retry=recorded.append)
+    assert len(recorded) == 6  # twice for each scenario
+    assert {type(error) for error in recorded} == {EnvironmentAway}
     expected = collect(Parrot(), Echo, scenarios(3), group_size=1)
-    assert repr(found) == repr(expected)
-    assert all(one.closed for one in made)
+    assert repr(trajectories) == repr(expected)
+    assert all(instance.closed for instance in instances)
 
 
 def test_when_it_stays_away_the_last_try_is_the_failure():
     Shaky.resets = {}
-    (one,) = collect(Parrot(), Shaky, scenarios(1), group_size=1, retries=1)
-    assert (one.failure.boundary, one.failure.kind) == ("environment", "EnvironmentAway")
-    assert one.failure.message == "HTTP 503"
-    assert [message.role for message in one.histories[0].messages] == ["user", "assistant", "user", "assistant"]
+    (trajectory,) = collect(Parrot(), Shaky, scenarios(1), group_size=1, retries=1)
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentAway")
+    assert trajectory.failure.message == "HTTP 503"
+    assert [message.role for message in trajectory.histories[0].messages] == ["user", "assistant", "user", "assistant"]
 
 
 class Built:
-    """A factory that fails with `error` at the builds of these numbers. An instance is good for one episode."""
+    """Return a factory that fails with `error` at the given builds. Instances serve one episode."""
 
     def __init__(self, error, *at):
         self.error, self.at, self.count = error, at, 0
@@ -270,11 +270,13 @@ class Built:
 
 
 def test_an_environment_that_cannot_be_built_while_it_is_away_is_built_again():
-    told = []
+    recorded = []
     make = Built(ConnectionRefusedError(111, "Connection refused"), 2, 3)
-    found = collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2, on_retry=told.append)
-    assert [str(one) for one in told] == ["build: ConnectionRefusedError: [Errno 111] Connection refused"] * 2
-    assert repr(found) == repr(collect(Parrot(), Echo, scenarios(3), group_size=1))
+    trajectories = collect(
+        Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2, on_retry=recorded.append
+    )
+    assert [str(error) for error in recorded] == ["build: ConnectionRefusedError: [Errno 111] Connection refused"] * 2
+    assert repr(trajectories) == repr(collect(Parrot(), Echo, scenarios(3), group_size=1))
 
 
 @pytest.mark.parametrize(
@@ -283,11 +285,15 @@ def test_an_environment_that_cannot_be_built_while_it_is_away_is_built_again():
 )
 def test_an_environment_that_is_not_built_fails_its_episode_only(error, kind, builds):
     make = Built(error, *range(2, 2 + builds - 2))
-    found = collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2)
-    assert [one.failure and one.failure.kind for one in found] == [None, kind, None]
-    assert found[1].failure.boundary == "environment"
-    assert found[1].failure.message == f"build: {type(error).__name__}: {error}"
-    assert (found[1].scenario.id, found[1].policy, found[1].metrics["turns"]) == ("s1", "base", 0.0)
+    trajectories = collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2)
+    assert [trajectory.failure and trajectory.failure.kind for trajectory in trajectories] == [None, kind, None]
+    assert trajectories[1].failure.boundary == "environment"
+    assert trajectories[1].failure.message == f"build: {type(error).__name__}: {error}"
+    assert (trajectories[1].scenario.id, trajectories[1].policy, trajectories[1].metrics["turns"]) == (
+        "s1",
+        "base",
+        0.0,
+    )
     assert make.count == builds
     with pytest.raises(TooManyFailures, match=r"1 of 3 episodes failed.*s1/0"):
         collect(Parrot(), Built(error, 2, 3, 4), scenarios(3), group_size=1, concurrency=1, retries=2, max_failures=0)
@@ -304,21 +310,21 @@ def test_a_mistake_that_shows_when_an_environment_is_built_ends_the_collection(e
 
 
 @pytest.mark.parametrize("error", [KeyError("bug"), EnvironmentFailed("broken"), ValueError("HTTP 500")])
-def test_what_does_not_pass_is_not_played_again(error, made):
+def test_what_does_not_pass_is_not_played_again(error, instances):
     def fail():
         raise error
 
-    told = []
-    (one,) = collect(
-        Parrot(), lambda: Echo(step=fail), scenarios(1), group_size=1, retries=5, on_retry=lambda e: told.append(e)
+    recorded = []
+    (trajectory,) = collect(
+        Parrot(), lambda: Echo(step=fail), scenarios(1), group_size=1, retries=5, on_retry=lambda e: recorded.append(e)
     )
-    assert one.failure.kind == "EnvironmentFailed"
-    assert told == []
-    assert len(made) == 1
+    assert trajectory.failure.kind == "EnvironmentFailed"
+    assert recorded == []
+    assert len(instances) == 1
 
 
 def test_an_agent_that_failed_is_not_played_again():
-    """Even of what would pass: it is the agent's own doing."""
+    """Transient errors that the agent itself raises are not retried."""
     played = []
 
     def agent(scenario):
@@ -327,8 +333,8 @@ def test_an_agent_that_failed_is_not_played_again():
 
     engine = Parrot()
     with endpoint(engine, agent) as (own, _, _):
-        (one,) = collect(engine, Echo, scenarios(1), group_size=1, player=own, retries=3)
-    assert (one.failure.boundary, played) == ("agent", ["s0"])
+        (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, player=own, retries=3)
+    assert (trajectory.failure.boundary, played) == ("agent", ["s0"])
 
 
 def http_status(code):
@@ -396,7 +402,7 @@ def test_a_real_line_that_nobody_listens_at_passes():
     ],
 )
 def test_so_many_may_fail(max_failures, episodes, allowed):
-    """Below 1 a share that may be met exactly, from 1 on a count."""
+    """max_failures is an inclusive share below 1, a count from 1."""
     assert failures_allowed(max_failures, episodes) == allowed
 
 
@@ -412,7 +418,7 @@ def test_a_share_that_is_met_exactly_is_allowed():
 
         return fail
 
-    found = collect(Parrot(fail=some(29)), Echo, scenarios(100), group_size=1, max_failures=0.29)
-    assert sum(one.failure is not None for one in found) == 29
+    trajectories = collect(Parrot(fail=some(29)), Echo, scenarios(100), group_size=1, max_failures=0.29)
+    assert sum(trajectory.failure is not None for trajectory in trajectories) == 29
     with pytest.raises(TooManyFailures, match=r"30 of 100 episodes failed, more than the 29 that max_failures=0\.29"):
         collect(Parrot(fail=some(30)), Echo, scenarios(100), group_size=1, max_failures=0.29, concurrency=1)

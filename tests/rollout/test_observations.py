@@ -1,4 +1,4 @@
-"""What a model may be shown of what an environment says."""
+"""Tests of the sanitization of observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents of one's own: what they say through the endpoint is the trajectory, whatever library they say it with."""
+"""Tests of custom agents: calls of the endpoint are recorded as the trajectory, with any library."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def endpoint(engine, function):
 def played(function, *, count=1, engine=None, **options):
     engine = engine or Parrot()
     with endpoint(engine, function) as (own, _, engines):
-        found = collect(engine, Echo, scenarios(count), player=own, **options)
+        trajectories = collect(engine, Echo, scenarios(count), player=own, **options)
         assert engines == {}, "a key is good for one episode"
-    return found
+    return trajectories
 
 
 def ask(url: str, key: str, messages: list, **more) -> dict:
-    """Plain HTTP."""
+    """Send a chat completion request and return the message."""
     body = json.dumps({"model": MODEL, "messages": messages} | more).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -139,7 +139,7 @@ async def with_litellm_responses(scenario, base_url, api_key, model):
 
 
 def in_javascript(scenario, base_url, api_key):
-    """Another process and another language: all that it has is the URL and the key."""
+    """An agent in another process and language, which only has the URL and the API key."""
     code = """
 const [url, key, first] = process.argv.slice(1);
 const ask = async messages => {
@@ -172,7 +172,7 @@ def with_curl(scenario, base_url, api_key):
 
 
 def in_another_process(scenario, base_url, api_key):
-    """As an agent in another language is: it knows the URL and the key."""
+    """An agent in a subprocess, which only has the URL and the API key."""
     code = f"""
 import sys
 sys.path.insert(0, {str(sys.path[0])!r})
@@ -203,23 +203,23 @@ AGENTS = [
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*ReadOnly.*:UserWarning")
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.__name__)
 def test_what_it_says_is_the_trajectory(agent):
     if "litellm" in agent.__name__:
         import litellm  # noqa: F401  it takes seconds, which are not the episode's
     expected = played(plain)
-    found = played(agent, timeout=600.0)
-    for one, other in zip(found, expected, strict=True):
-        assert one.failure is None
-        assert one.outcome == {"reward": 0.5}
-        assert repr(one.histories) == repr(other.histories)  # NaN is not equal to itself
-        (history,) = one.histories
+    trajectories = played(agent, timeout=600.0)
+    for trajectory, other in zip(trajectories, expected, strict=True):
+        assert trajectory.failure is None
+        assert trajectory.outcome == {"reward": 0.5}
+        assert repr(trajectory.histories) == repr(other.histories)  # NaN is not equal to itself
+        (history,) = trajectory.histories
         said = [history.token_ids[slice(*message.span)] for message in history.messages if message.span]
         assert len(said) == 2
         assert ["".join(map(chr, ids)) for ids in said] == [
             message.content for message in history.messages if message.role == "assistant"
         ]
-        assert one.metrics["turns"] == 2
+        assert trajectory.metrics["turns"] == 2
 
 
 def test_the_distribution_is_the_collectors():
@@ -228,31 +228,31 @@ def test_the_distribution_is_the_collectors():
     def wild(base_url, api_key):
         ask(base_url, api_key, [user("x")], temperature=0.1, top_p=0.2, max_tokens=4000, seed=5)
 
-    (one, *_) = played(wild, engine=engine, sampling=Sampling(temperature=0.7, max_tokens=8))
+    (trajectory, *_) = played(wild, engine=engine, sampling=Sampling(temperature=0.7, max_tokens=8))
     asked = engine.requests[0]
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.max_tokens) == (0.7, 1.0, 8)
-    assert one.sampling["temperature"] == 0.7
+    assert trajectory.sampling["temperature"] == 0.7
 
 
 def test_calls_at_the_same_time_may_come_in_any_order():
     def eager(scenario, base_url, api_key):
-        def one(number):
+        def send(number):
             time.sleep(0.03 * ((number * 7 + delay[0]) % 5))
             return ask(base_url, api_key, [user(f"part {number % 3}")])
 
         with ThreadPoolExecutor(6) as pool:
-            list(pool.map(one, range(6)))
+            list(pool.map(send, range(6)))
 
     delay = [0]
     first = played(eager, max_turns=10)
     delay = [3]
     second = played(eager, max_turns=10)
 
-    def texts(found):
-        return [sorted(repr(history) for history in one.histories) for one in found]
+    def texts(trajectories):
+        return [sorted(repr(history) for history in trajectory.histories) for trajectory in trajectories]
 
     assert texts(first) == texts(second)
-    assert [len(one.histories) for one in first] == [6, 6]
+    assert [len(trajectory.histories) for trajectory in first] == [6, 6]
     said = {history.messages[-1].content for history in first[0].histories}
     assert len(said) == 6  # two answers to the same question are two draws
 
@@ -272,7 +272,7 @@ def test_histories_that_begin_at_the_same_time_have_an_order_of_their_own():
         waiting: list[str] = []
 
         class Late(Parrot):
-            """Answers when all five have asked, in an order that differs from time to time."""
+            """Responds after all five requests have arrived, in varying order."""
 
             async def chat(self, request):
                 if len(request.messages) == 1 and request.messages[0]["content"] != "plan":
@@ -283,12 +283,15 @@ def test_histories_that_begin_at_the_same_time_have_an_order_of_their_own():
                     await asyncio.sleep(0.05 * (place if forwards else 4 - place))
                 return await super().chat(request)
 
-        (found,) = played(agent, engine=Late(), max_turns=20, group_size=1)
-        return found
+        (trajectories,) = played(agent, engine=Late(), max_turns=20, group_size=1)
+        return trajectories
 
-    one, other = once(True), once(False)
-    assert [history.messages[0].content for history in one.histories] == ["plan", *(f"part {n}" for n in range(5))]
-    assert repr(one.histories) == repr(other.histories)
+    trajectory, other = once(True), once(False)
+    assert [history.messages[0].content for history in trajectory.histories] == [
+        "plan",
+        *(f"part {n}" for n in range(5)),
+    ]
+    assert repr(trajectory.histories) == repr(other.histories)
 
 
 def test_the_tools_of_sub_agents_at_the_same_time_do_not_depend_on_who_is_answered_first():
@@ -307,23 +310,23 @@ def test_the_tools_of_sub_agents_at_the_same_time_do_not_depend_on_who_is_answer
                 await asyncio.sleep(0.3 if request.messages[0]["content"] == slow else 0.1)
                 return await super().chat(request)
 
-        (found,) = played(agent, engine=Late(), group_size=1)
-        return found
+        (trajectories,) = played(agent, engine=Late(), group_size=1)
+        return trajectories
 
-    found = [once("ask"), once("buy")]
-    assert [one.histories[0].messages[0].content for one in found] == ["ask", "ask"]
-    assert [one.tools[0]["function"]["name"] for one in found] == ["ask", "ask"]
+    trajectories = [once("ask"), once("buy")]
+    assert [trajectory.histories[0].messages[0].content for trajectory in trajectories] == ["ask", "ask"]
+    assert [trajectory.tools[0]["function"]["name"] for trajectory in trajectories] == ["ask", "ask"]
 
 
 class Clumsy(Parrot):
-    """Writes a call that cannot be read, and then an answer, as a model behind a server may."""
+    """An engine that writes an invalid call, then an answer."""
 
     async def chat(self, request):
-        found = await super().chat(request)
+        trajectories = await super().chat(request)
         if len(request.messages) == 1:
             call = {"id": "c0", "type": "function", "function": {"name": "look_up", "arguments": '{"order": K1'}}
-            found.message["tool_calls"] = [call]
-        return found
+            trajectories.message["tool_calls"] = [call]
+        return trajectories
 
 
 def with_chat_completions(base_url, api_key):
@@ -339,13 +342,13 @@ async def with_response_items(client):
     await client.responses.create(model=MODEL, input=talk, store=False)
 
 
-@pytest.mark.parametrize("agent", [with_chat_completions, with_response_items], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("agent", [with_chat_completions, with_response_items], ids=lambda agent: agent.__name__)
 def test_a_call_that_cannot_be_read_is_taken_back_from_whom_it_was_said_to(agent):
     engine = Clumsy()
-    (one,) = played(agent, engine=engine, group_size=1)
-    assert one.failure is None
+    (trajectory,) = played(agent, engine=engine, group_size=1)
+    assert trajectory.failure is None
     assert engine.requests[1].messages[1]["tool_calls"][0]["function"]["arguments"] == '{"order": K1'
-    assert [len(history.messages) for history in one.histories] == [4]
+    assert [len(history.messages) for history in trajectory.histories] == [4]
 
 
 def test_a_call_that_cannot_be_read_and_that_nobody_said_is_refused():
@@ -356,8 +359,8 @@ def test_a_call_that_cannot_be_read_and_that_nobody_said_is_refused():
             ask(base_url, api_key, [user("x"), said, {"role": "tool", "tool_call_id": "c0", "content": "y"}])
         return 1.0
 
-    (one,) = played(agent, engine=Clumsy(), group_size=1)
-    assert (one.failure, one.outcome) == (None, {"reward": 1.0})
+    (trajectory,) = played(agent, engine=Clumsy(), group_size=1)
+    assert (trajectory.failure, trajectory.outcome) == (None, {"reward": 1.0})
 
 
 def test_sub_agents_and_compacted_contexts_are_histories_of_their_own():
@@ -371,16 +374,20 @@ def test_sub_agents_and_compacted_contexts_are_histories_of_their_own():
         helper.append(ask(base_url, api_key, helper))
         ask(base_url, api_key, [user("summary of it all")])
 
-    (one, *_) = played(agent, max_turns=10)
-    first = [history.messages[0].content for history in one.histories]
+    (trajectory, *_) = played(agent, max_turns=10)
+    first = [history.messages[0].content for history in trajectory.histories]
     assert first == ["plan", "look it up", "summary of it all"]
-    assert [sum(message.role == "assistant" for message in history.messages) for history in one.histories] == [2, 2, 1]
-    sampled = [sum(history.sampled_mask()) for history in one.histories]
-    assert sum(sampled) == one.metrics["sampled_tokens"]
+    assert [sum(message.role == "assistant" for message in history.messages) for history in trajectory.histories] == [
+        2,
+        2,
+        1,
+    ]
+    sampled = [sum(history.sampled_mask()) for history in trajectory.histories]
+    assert sum(sampled) == trajectory.metrics["sampled_tokens"]
 
 
 def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
-    """A planner and a worker, asked as `policy:NAME`: one trajectory, and each one's tokens are trained on."""
+    """A planner and a worker, requested as `policy:NAME`: one trajectory in which both are trained on."""
 
     def agent(base_url, api_key):
         def ask_as(name, messages):
@@ -396,20 +403,23 @@ def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
         ask_as("planner", plan)
         return 1.0
 
-    (one, *_) = played(agent, max_turns=10)
-    assert one.failure is None
-    assert [history.agent for history in one.histories] == ["planner", "worker"]
-    assert [sum(message.span is not None for message in history.messages) for history in one.histories] == [2, 2]
-    assert one.histories[0].messages[1].content != one.histories[1].messages[1].content
+    (trajectory, *_) = played(agent, max_turns=10)
+    assert trajectory.failure is None
+    assert [history.agent for history in trajectory.histories] == ["planner", "worker"]
+    assert [sum(message.span is not None for message in history.messages) for history in trajectory.histories] == [2, 2]
+    assert trajectory.histories[0].messages[1].content != trajectory.histories[1].messages[1].content
     from components.algorithms.policy.reference_logprobs import Before
     from components.algorithms.policy_gradient.training_data import Learning
     from components.algorithms.spec import GRPOSpec
 
     learning = Learning(GRPOSpec(), Before(tmp_path))
-    learning.advantages[one.id] = [1.0] * int(one.metrics["sampled_tokens"])
-    learned = Counter(token for _, pack in learning.packs([one]) for token in pack.token_S.tolist())
+    learning.advantages[trajectory.id] = [1.0] * int(trajectory.metrics["sampled_tokens"])
+    learned = Counter(token for _, pack in learning.packs([trajectory]) for token in pack.token_S.tolist())
     sampled = [
-        history.token_ids[at] for history in one.histories for at, own in enumerate(history.sampled_mask()) if own
+        history.token_ids[at]
+        for history in trajectory.histories
+        for at, own in enumerate(history.sampled_mask())
+        if own
     ]
     assert learned == Counter(sampled)
 
@@ -433,9 +443,9 @@ def test_a_name_that_no_agent_can_have_is_refused():
     ],
 )
 def test_what_it_returns_is_the_outcome(returned, outcome):
-    (one, *_) = played(lambda scenario: returned)
-    assert one.failure is None
-    assert one.outcome == outcome
+    (trajectory, *_) = played(lambda scenario: returned)
+    assert trajectory.failure is None
+    assert trajectory.outcome == outcome
 
 
 def test_a_trajectory_of_its_own_is_taken():
@@ -452,9 +462,9 @@ def test_a_trajectory_of_its_own_is_taken():
 
 @pytest.mark.parametrize("returned", ["good", float("nan"), {"x": float("inf")}, {"f": open}, object()])
 def test_what_it_may_not_return_fails_the_episode(returned):
-    (one, *_) = played(lambda scenario: returned)
-    assert one.failure is not None
-    assert (one.failure.boundary, one.failure.kind) == ("agent", "AgentError")
+    (trajectory, *_) = played(lambda scenario: returned)
+    assert trajectory.failure is not None
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("agent", "AgentError")
 
 
 def test_an_agent_that_raises_fails_its_episode_and_keeps_what_was_said():
@@ -464,11 +474,11 @@ def test_an_agent_that_raises_fails_its_episode_and_keeps_what_was_said():
             raise KeyError("no such page")
         return 1.0
 
-    found = played(agent, count=2)
-    assert [one.failure is None for one in found] == [True, True, False, False]
-    assert found[2].failure.boundary == "agent"
-    assert "no such page" in found[2].failure.message
-    assert len(found[2].histories[0].messages) == 2
+    trajectories = played(agent, count=2)
+    assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, False]
+    assert trajectories[2].failure.boundary == "agent"
+    assert "no such page" in trajectories[2].failure.message
+    assert len(trajectories[2].histories[0].messages) == 2
 
 
 def test_an_agent_that_never_stops_comes_to_its_end():
@@ -476,10 +486,10 @@ def test_an_agent_that_never_stops_comes_to_its_end():
         while True:
             ask(base_url, api_key, [user("more")])
 
-    (one, *_) = played(agent, max_turns=3)
-    assert one.failure is None
-    assert one.metrics["turns"] == 3
-    assert one.outcome == {}
+    (trajectory, *_) = played(agent, max_turns=3)
+    assert trajectory.failure is None
+    assert trajectory.metrics["turns"] == 3
+    assert trajectory.outcome == {}
 
 
 def test_an_agent_that_does_not_take_a_refusal_runs_out_of_time():
@@ -488,14 +498,14 @@ def test_an_agent_that_does_not_take_a_refusal_runs_out_of_time():
             with contextlib.suppress(openai.APIError):
                 await client.chat.completions.create(model=MODEL, messages=[user("more")])
 
-    (one,) = played(stubborn, max_turns=2, group_size=1, timeout=4)
-    assert one.failure is not None
-    assert (one.failure.boundary, one.failure.kind) == ("agent", "WaitTimeout")
-    assert one.metrics["turns"] == 2
+    (trajectory,) = played(stubborn, max_turns=2, group_size=1, timeout=4)
+    assert trajectory.failure is not None
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("agent", "WaitTimeout")
+    assert trajectory.metrics["turns"] == 2
 
 
 def test_only_the_refusal_of_a_further_call_is_forgiven():
-    """Each has used its calls up before it raises."""
+    """Agents that raise after their last call."""
 
     def goes_on(base_url, api_key):
         while True:
@@ -530,17 +540,17 @@ def test_only_the_refusal_of_a_further_call_is_forgiven():
         raise KeyError("no such page")
 
     for agent in (goes_on, wraps, then(in_a_process)):
-        (one, *_) = played(agent, max_turns=3)
-        assert one.failure is None, agent
-        assert one.metrics["turns"] == 3
+        (trajectory, *_) = played(agent, max_turns=3)
+        assert trajectory.failure is None, agent
+        assert trajectory.metrics["turns"] == 3
     for agent in (then(bug), stopped_in_time):
-        (one, *_) = played(agent, max_turns=3)
-        assert one.failure is not None
-        assert one.failure.message == "KeyError: 'no such page'"
+        (trajectory, *_) = played(agent, max_turns=3)
+        assert trajectory.failure is not None
+        assert trajectory.failure.message == "KeyError: 'no such page'"
 
 
 def test_an_answer_that_the_agent_gave_up_is_not_trained_on():
-    """And asked again, it is the same: no episode depends on who was patient."""
+    """A repeated request gets the same response, so client timeouts do not change an episode."""
     slow = [0.8, 0.0, 0.0]
 
     class Slow(Parrot):
@@ -556,11 +566,11 @@ def test_an_answer_that_the_agent_gave_up_is_not_trained_on():
             await asyncio.sleep(1.0)  # until it would have been there
             await client.chat.completions.create(model=MODEL, messages=[user("x")])
 
-    (one,) = played(impatient, engine=Slow(), group_size=1)
+    (trajectory,) = played(impatient, engine=Slow(), group_size=1)
     (other,) = played(lambda base_url, api_key: ask(base_url, api_key, [user("x")]) and None, group_size=1)
-    assert one.failure is None
-    assert repr(one.histories) == repr(other.histories)
-    assert one.metrics["turns"] == 1
+    assert trajectory.failure is None
+    assert repr(trajectory.histories) == repr(other.histories)
+    assert trajectory.metrics["turns"] == 1
 
 
 def test_several_answers_are_all_recorded_or_none():
@@ -572,9 +582,9 @@ def test_several_answers_are_all_recorded_or_none():
         caught.value.close()
         ask(base_url, api_key, [user("y")])
 
-    (one, *_) = played(agent, max_turns=3)
-    assert one.failure is None
-    assert [history.messages[0].content for history in one.histories] == ["x", "x", "y"]
+    (trajectory, *_) = played(agent, max_turns=3)
+    assert trajectory.failure is None
+    assert [history.messages[0].content for history in trajectory.histories] == ["x", "x", "y"]
 
     def fail(request):
         if failing and len(engine.requests) % 2 == 0:
@@ -587,9 +597,9 @@ def test_several_answers_are_all_recorded_or_none():
         ask(base_url, api_key, [user("x")])
 
     engine, failing = Parrot(fail=fail), [True]
-    (one,) = played(careless, engine=engine, group_size=1)
-    assert one.failure is None
-    assert [len(history.messages) for history in one.histories] == [2]
+    (trajectory,) = played(careless, engine=engine, group_size=1)
+    assert trajectory.failure is None
+    assert [len(history.messages) for history in trajectory.histories] == [2]
 
 
 def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():
@@ -606,11 +616,11 @@ def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():
 
     engine = Parrot()
     with endpoint(engine, agent) as (own, _, _):
-        (one,) = collect(engine, Echo, scenarios(1), player=own, timeout=0.8, group_size=1)
+        (trajectory,) = collect(engine, Echo, scenarios(1), player=own, timeout=0.8, group_size=1)
         assert refused.wait(600)
-    assert one.failure is not None
-    assert one.failure.kind == "WaitTimeout"
-    assert len(one.histories) == 1
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "WaitTimeout"
+    assert len(trajectory.histories) == 1
 
 
 def test_without_a_key_nobody_answers():
@@ -635,9 +645,9 @@ def test_an_engine_that_fails_is_no_zero_of_the_agents():
             error.close()
         return 0.0
 
-    (one, *_) = played(careless, engine=Parrot(fail=fail))
-    assert one.failure is not None
-    assert (one.failure.boundary, one.failure.message) == ("engine", "the machine is gone")
+    (trajectory, *_) = played(careless, engine=Parrot(fail=fail))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.boundary, trajectory.failure.message) == ("engine", "the machine is gone")
 
 
 def test_a_task_that_it_cancels_is_its_own_affair():
@@ -646,9 +656,9 @@ def test_a_task_that_it_cancels_is_its_own_affair():
         task.cancel()
         await task
 
-    (one, *_) = played(agent)
-    assert one.failure is not None
-    assert "CancelledError" in one.failure.message
+    (trajectory, *_) = played(agent)
+    assert trajectory.failure is not None
+    assert "CancelledError" in trajectory.failure.message
 
 
 def test_a_thread_that_hangs_has_its_environment_to_itself():
@@ -662,8 +672,8 @@ def test_a_thread_that_hangs_has_its_environment_to_itself():
         return 1.0
 
     held: list = []
-    found = played(agent, count=2, concurrency=1, timeout=0.4)
-    assert [one.failure is None for one in found] == [False, True, True, True]
+    trajectories = played(agent, count=2, concurrency=1, timeout=0.4)
+    assert [trajectory.failure is None for trajectory in trajectories] == [False, True, True, True]
     assert used[1] != used[0]
     assert len(set(used[1:])) == 1
 
@@ -682,9 +692,9 @@ def test_a_trajectory_of_its_own_is_checked(changes):
     def agent(scenario):
         return Trajectory("mine", scenario, 0, [], **changes)
 
-    (one, *_) = played(agent)
-    assert one.failure is not None
-    assert one.failure.kind == "AgentError"
+    (trajectory, *_) = played(agent)
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "AgentError"
 
 
 def test_an_object_may_be_an_agent():
@@ -692,9 +702,9 @@ def test_an_object_may_be_an_agent():
         async def __call__(self, scenario, client):
             return await with_openai(scenario, client)
 
-    (one, *_) = played(Mine())
-    assert one.failure is None
-    assert one.metrics["turns"] == 2
+    (trajectory, *_) = played(Mine())
+    assert trajectory.failure is None
+    assert trajectory.metrics["turns"] == 2
 
 
 def test_it_may_play_in_an_environment_of_its_own():
@@ -707,9 +717,9 @@ def test_it_may_play_in_an_environment_of_its_own():
             if step.done:
                 return step.info
 
-    (one, *_) = played(agent)
-    assert one.success
-    assert len(one.outcome["said"]) == 2
+    (trajectory, *_) = played(agent)
+    assert trajectory.success
+    assert len(trajectory.outcome["said"]) == 2
 
 
 def test_an_argument_that_nobody_has_is_named():

@@ -1,4 +1,4 @@
-"""What is recorded of a real engine: the sampled tokens and nothing else, whatever the chat template does."""
+"""Tests of recording with a real engine: exactly the sampled tokens, with any chat template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TURNS = 5
 
 
 class Interview(Echo):
-    """Five turns."""
+    """An environment of five turns."""
 
     def step(self, action):
         step = super().step(action)
@@ -44,7 +44,7 @@ def episode(engine, environment, scenario: Scenario):
 
 
 def recorded(trajectory) -> list[list[int]]:
-    """Tokens of every sampled message, in order."""
+    """Return the tokens of every sampled message, in order."""
     return [
         history.token_ids[slice(*message.span)]
         for history in trajectory.histories
@@ -98,11 +98,11 @@ def test_histories_begin_where_the_template_rewrites_the_past(scripted, chat, te
 
 @pytest.mark.parametrize("template", [None, HERMES, REASONING, FORGETFUL], ids=["chatml", "hermes", "reasoning", "old"])
 def test_a_demonstration_is_laid_out_as_a_rollout_of_the_same_words(scripted, template):
-    """Token for token: supervised learning sees the states that the policy will be in."""
+    """Demonstrations have the same tokens as rollouts, so that SFT trains on the states that the policy reaches."""
     shop = Shop(train=40, heldout=4)
     engine, script = scripted(template)
     for kind in ("refund", "address"):
-        scenario = next(one for one in shop.scenarios("train") if one.type == kind)
+        scenario = next(scenario for scenario in shop.scenarios("train") if scenario.type == kind)
         (shown,) = demonstrate(lambda: Shop(train=40, heldout=4), [scenario])
         messages = [to_openai(message) for message in shown.histories[0].messages]
         streams = engine.format.streams(messages, shown.tools)
@@ -118,7 +118,7 @@ def test_a_demonstration_is_laid_out_as_a_rollout_of_the_same_words(scripted, te
 
 
 def test_answers_cut_short_go_on(base_dir):
-    """A truncated answer has no end of its own; the template's follows it, and is not learned."""
+    """A truncated response has no end-of-turn token; the template adds one, which is not trained on."""
     engine = TransformersEngine(base_dir, max_length=1024, device="cpu")
     trajectories = collect(
         engine,
@@ -148,9 +148,9 @@ def test_two_runs_of_a_real_engine_are_equal(base_dir):
         jobs = [Scenario(f"s{n}", {"number": n}, "train") for n in range(3)]
         return collect(engine, Interview, jobs, sampling=Sampling(max_tokens=6), max_turns=9, concurrency=concurrency)
 
-    one, two, narrow = run(6), run(6), run(2)
-    assert repr(one) == repr(two)
-    assert [recorded(t) for t in one] == [recorded(t) for t in narrow]
+    first, second, narrow = run(6), run(6), run(2)
+    assert repr(first) == repr(second)
+    assert [recorded(t) for t in first] == [recorded(t) for t in narrow]
 
 
 def completion(prompt: list[int], answer: list[int], text: str) -> ChatCompletion:

@@ -1,4 +1,4 @@
-"""Reflection: what is played again, what it is told, and what of it can be trained on."""
+"""Tests of reflection: second attempts, their prompts, and their training data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEC = ReflectionSpec(max_tokens=5)
 
 
 class Door(Echo):
-    """Opens at a word; that of scenario 0 is said at once."""
+    """Environment that opens at a password, which scenario 0 reveals at once."""
 
     def reset(self, scenario):
         self.first = scenario.input["number"] == 0
@@ -30,7 +30,7 @@ class Door(Echo):
 
 
 class Learner(Parrot):
-    """Says the word when it has noted it."""
+    """An engine that says the password if the reflection is in the prompt."""
 
     async def chat(self, request):
         answer = await super().chat(request)
@@ -48,10 +48,17 @@ def reflecting(engine, environment=Door, count=2, **options):
 
 def test_a_failed_episode_is_thought_about_and_tried_again():
     engine = Learner()
-    found = reflecting(engine)
-    assert [one.id for one in found] == ["s0/0", "s0/1", "s1/0", "s1/1", "s1~second/0", "s1~second/1"]
-    assert [one.success for one in found] == [True, True, False, False, True, True]
-    for first, second in zip(found[2:4], found[4:], strict=True):
+    trajectories = reflecting(engine)
+    assert [trajectory.id for trajectory in trajectories] == [
+        "s0/0",
+        "s0/1",
+        "s1/0",
+        "s1/1",
+        "s1~second/0",
+        "s1~second/1",
+    ]
+    assert [trajectory.success for trajectory in trajectories] == [True, True, False, False, True, True]
+    for first, second in zip(trajectories[2:4], trajectories[4:], strict=True):
         assert len(first.histories) == 1
         reflection, attempt = second.histories
         assert reflection.messages[0].content == (f"{SPEC.prompt}\n\nsystem: A door.\nuser: Open it.\nassistant: open")
@@ -62,17 +69,19 @@ def test_a_failed_episode_is_thought_about_and_tried_again():
         assert second.metrics["sampled_tokens"] == len("Say sesame.sesame")
         assert second.metrics["turns"] == 1
         assert second.scenario.input == first.scenario.input
-    asked = [one for one in engine.requests if one.messages[-1]["content"].startswith(SPEC.prompt)]
-    assert {one.sampling.max_tokens for one in asked} == {SPEC.max_tokens}
-    assert len({one.seed for one in engine.requests}) == len(engine.requests)
+    asked = [request for request in engine.requests if request.messages[-1]["content"].startswith(SPEC.prompt)]
+    assert {message.sampling.max_tokens for message in asked} == {SPEC.max_tokens}
+    assert len({request.seed for request in engine.requests}) == len(engine.requests)
 
 
 def test_it_does_not_depend_on_what_was_finished_before():
     whole = reflecting(Learner())
     for missing in ("s1~second/0", "s1/1", "s0/0"):
         told = []
-        finished = {one.id: one for one in whole if one.id != missing}
-        again = reflecting(Learner(), finished=finished, on_episode=lambda one, seconds, told=told: told.append(one.id))
+        finished = {trajectory.id: trajectory for trajectory in whole if trajectory.id != missing}
+        again = reflecting(
+            Learner(), finished=finished, on_episode=lambda trajectory, seconds, told=told: told.append(trajectory.id)
+        )
         assert repr(again) == repr(whole)
         assert told == {
             "s0/0": ["s0/0"], "s1/1": ["s1/1", "s1~second/1"], "s1~second/0": ["s1/0", "s1~second/0"]
@@ -84,16 +93,16 @@ def test_a_reflection_that_fails_is_a_failed_second_attempt():
         if request.messages[-1]["content"].startswith(SPEC.prompt):
             raise EngineError("out of memory")
 
-    found = reflecting(Learner(fail=fail))
-    assert [one.failure.message for one in found if one.failure] == ["out of memory"] * 2
-    assert [one.id for one in found if one.failure] == ["s1~second/0", "s1~second/1"]
+    trajectories = reflecting(Learner(fail=fail))
+    assert [trajectory.failure.message for trajectory in trajectories if trajectory.failure] == ["out of memory"] * 2
+    assert [trajectory.id for trajectory in trajectories if trajectory.failure] == ["s1~second/0", "s1~second/1"]
 
 
 def test_an_episode_that_fails_is_not_thought_about():
     def fail(request):
         raise EngineError("out of memory")
 
-    assert [one.id for one in reflecting(Learner(fail=fail))] == ["s0/0", "s0/1", "s1/0", "s1/1"]
+    assert [trajectory.id for trajectory in reflecting(Learner(fail=fail))] == ["s0/0", "s0/1", "s1/0", "s1/1"]
 
 
 def test_a_scenario_cannot_have_the_name_of_a_second_attempt():
@@ -103,21 +112,24 @@ def test_a_scenario_cannot_have_the_name_of_a_second_attempt():
 
 
 def test_second_attempts_as_demonstrations():
-    found = reflecting(Learner())
-    shown = list(demonstrations(found, group_size=2))
-    assert {one.policy for one in shown} == {"demonstration"}
-    assert [(one.id, one.group, one.success) for one in shown] == [("s1/2", "s1", True), ("s1/3", "s1", True)]
-    for one in shown:
-        (history,) = one.histories
+    trajectories = reflecting(Learner())
+    shown = list(demonstrations(trajectories, group_size=2))
+    assert {trajectory.policy for trajectory in shown} == {"demonstration"}
+    assert [(trajectory.id, trajectory.group, trajectory.success) for trajectory in shown] == [
+        ("s1/2", "s1", True),
+        ("s1/3", "s1", True),
+    ]
+    for trajectory in shown:
+        (history,) = trajectory.histories
         assert [message.content for message in history.messages] == ["A door.", "Open it.", "sesame"]
         assert history.token_ids == []
-        assert one.step_rewards == [1.0]
-    found[-1].histories[1].messages[-1].finish_reason = "length"
-    assert [one.id for one in demonstrations(found, group_size=2)] == ["s1/2"]
+        assert trajectory.step_rewards == [1.0]
+    trajectories[-1].histories[1].messages[-1].finish_reason = "length"
+    assert [trajectory.id for trajectory in demonstrations(trajectories, group_size=2)] == ["s1/2"]
 
 
 class Hall(Door):
-    """A door with much to read before it."""
+    """A door with a long first observation."""
 
     def reset(self, scenario):
         super().reset(scenario)
@@ -125,9 +137,11 @@ class Hall(Door):
 
 
 def thinking(engine):
-    """What was asked for reflections."""
+    """Return the prompts of the reflections."""
     return [
-        one.messages[-1]["content"] for one in engine.requests if one.messages[-1]["content"].startswith(SPEC.prompt)
+        request.messages[-1]["content"]
+        for request in engine.requests
+        if request.messages[-1]["content"].startswith(SPEC.prompt)
     ]
 
 
@@ -140,14 +154,18 @@ def test_a_transcript_that_does_not_fit_the_context_is_cut_until_it_does_and_cou
     spec = SPEC.model_copy(update={"max_transcript": 1_000_000})
     reflect = Reflecting(partial(play, max_observation=200_000), spec)
     options = {"player": reflect, "group_size": 1, "max_turns": 1}
-    (whole,) = [one for one in collect(engine, Hall, scenarios(2), **options) if one.id == "s1~second/0"]
+    (whole,) = [
+        trajectory for trajectory in collect(engine, Hall, scenarios(2), **options) if trajectory.id == "s1~second/0"
+    ]
     (asked,) = thinking(engine)
     assert asked.endswith("a end\nassistant: open")
     assert "[cut:" not in asked
     assert "cut_transcript" not in whole.metrics
 
     engine = Learner(fail=lambda request: thinking_only(request, full))
-    (cut,) = [one for one in collect(engine, Hall, scenarios(2), **options) if one.id == "s1~second/0"]
+    (cut,) = [
+        trajectory for trajectory in collect(engine, Hall, scenarios(2), **options) if trajectory.id == "s1~second/0"
+    ]
     *refused, asked = thinking(engine)
     assert (len(refused), cut.failure, cut.success) == (2, None, True)
     assert asked.startswith(f"{SPEC.prompt}\n\nuser: begin aaa")
@@ -167,8 +185,8 @@ def test_a_reflection_for_which_no_transcript_is_short_enough_fails():
         raise ContextOverflow("the prompt has 4,096 tokens")
 
     engine = Learner(fail=lambda request: thinking_only(request, full))
-    (one,) = [one for one in reflecting(engine, Hall, group_size=1) if one.failure]
-    assert (one.id, one.failure.kind) == ("s1~second/0", "ContextOverflow")
+    (failed,) = [trajectory for trajectory in reflecting(engine, Hall, group_size=1) if trajectory.failure]
+    assert (failed.id, failed.failure.kind) == ("s1~second/0", "ContextOverflow")
     assert len(thinking(engine)) == 8  # 8,000 characters, then half as many, down to 100
 
 

@@ -1,4 +1,4 @@
-"""Planner and worker: who is shown what, whose tokens are recorded, and how an episode ends."""
+"""Tests of planner and worker: their prompts, recorded tokens, and the end of an episode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Safe(ToolEnvironment):
 
 
 class Actor(Parrot):
-    """Says what a script has for the role that is asked, in order; a list is a call of a tool."""
+    """An engine with scripted responses per role; a list is a tool call."""
 
     def __init__(self, planner, worker):
         super().__init__()
@@ -58,22 +58,22 @@ class Actor(Parrot):
             function = {"name": said[0], "arguments": json.dumps({})}
             message["tool_calls"] = [{"id": f"c{len(self.requests)}", "type": "function", "function": function}]
         ids = [ord(letter) for letter in message["content"]] or [7]
-        prompt = [ord(letter) for one in request.messages for letter in one["content"] or "\7"]
+        prompt = [ord(letter) for message in request.messages for letter in message["content"] or "\7"]
         return ChatCompletion(message, "stop", prompt, ids, [-0.5] * len(ids), answer.policy)
 
 
 def played(engine, **options):
     player = Once(partial(play, roles=ROLES))
-    (one,) = collect(engine, Safe, JOBS, player=player, group_size=1, **{"max_turns": 9, **options})
-    return one
+    (trajectory,) = collect(engine, Safe, JOBS, player=player, group_size=1, **{"max_turns": 9, **options})
+    return trajectory
 
 
 def test_both_roles_are_recorded_and_share_the_end():
     engine = Actor(["Turn it twice.", "Answer: open"], [["turn"], ["turn"]])
-    one = played(engine)
-    assert one.success
-    assert [history.agent for history in one.histories] == ["planner", "worker"]
-    planner, worker = ([(m.role, m.content) for m in history.messages] for history in one.histories)
+    trajectory = played(engine)
+    assert trajectory.success
+    assert [history.agent for history in trajectory.histories] == ["planner", "worker"]
+    planner, worker = ([(m.role, m.content) for m in history.messages] for history in trajectory.histories)
     assert planner == [
         ("system", "PLAN\n\nThe worker has these tools:\n- turn: turns the wheel\n\nA safe."),
         ("user", "Open it."),
@@ -84,34 +84,34 @@ def test_both_roles_are_recorded_and_share_the_end():
     assert worker[:2] == [("system", "WORK\n\nA safe."), ("user", "Turn it twice.")]
     assert worker[-1] == ("tool", "turned 2")
     asked = {request.messages[0]["content"][:4]: request.tools for request in engine.requests}
-    assert asked == {"PLAN": [], "WORK": one.tools}
-    assert sum(sum(history.sampled_mask()) for history in one.histories) == one.metrics["sampled_tokens"]
-    assert one.step_rewards == [0.0, 0.0, 0.25, 0.25]
-    assert (one.metrics["turns"], one.metrics["subgoals"]) == (4, 1)
+    assert asked == {"PLAN": [], "WORK": trajectory.tools}
+    assert sum(sum(history.sampled_mask()) for history in trajectory.histories) == trajectory.metrics["sampled_tokens"]
+    assert trajectory.step_rewards == [0.0, 0.0, 0.25, 0.25]
+    assert (trajectory.metrics["turns"], trajectory.metrics["subgoals"]) == (4, 1)
     assert len({request.seed for request in engine.requests}) == len(engine.requests)
 
 
 def test_each_worker_begins_anew_and_says_what_came_of_it():
     engine = Actor(["Turn it.", "Again.", "Answer: open"], [["turn"], "Done.", ["turn"], "Done too."])
-    one = played(engine)
-    assert one.success
-    assert [history.agent for history in one.histories] == ["planner", "worker", "worker"]
-    told = [m.content for m in one.histories[0].messages if m.role == "user"]
-    assert told == ["Open it.", "The worker says: Done.", "The worker says: Done too."]
-    assert one.histories[2].messages[1].content == "Again."
-    assert len(one.step_rewards) == one.metrics["turns"] == 7
+    trajectory = played(engine)
+    assert trajectory.success
+    assert [history.agent for history in trajectory.histories] == ["planner", "worker", "worker"]
+    reports = [m.content for m in trajectory.histories[0].messages if m.role == "user"]
+    assert reports == ["Open it.", "The worker says: Done.", "The worker says: Done too."]
+    assert trajectory.histories[2].messages[1].content == "Again."
+    assert len(trajectory.step_rewards) == trajectory.metrics["turns"] == 7
 
 
 @pytest.mark.parametrize(("turns", "histories"), [(1, 1), (2, 2), (3, 2), (4, 2)])
 def test_turns_are_of_both_together(turns, histories):
-    one = played(Actor(["Turn it.", "Answer: open"], [["turn"], "Done."]), max_turns=turns)
-    assert one.metrics["turns"] == turns
-    assert len(one.histories) == histories
-    assert one.failure is None
-    assert not one.success
+    trajectory = played(Actor(["Turn it.", "Answer: open"], [["turn"], "Done."]), max_turns=turns)
+    assert trajectory.metrics["turns"] == turns
+    assert len(trajectory.histories) == histories
+    assert trajectory.failure is None
+    assert not trajectory.success
 
 
 def test_a_planner_that_says_nothing_is_told():
-    one = played(Actor(["", "Answer: open"], []))
-    assert one.metrics["parse_errors"] == 1
-    assert one.histories[0].messages[3].content == "error: say a sub-goal, or Answer: and your answer"
+    trajectory = played(Actor(["", "Answer: open"], []))
+    assert trajectory.metrics["parse_errors"] == 1
+    assert trajectory.histories[0].messages[3].content == "error: say a sub-goal, or Answer: and your answer"

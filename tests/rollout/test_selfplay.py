@@ -1,4 +1,4 @@
-"""Self-play: two conversations of one game, each with its own tokens and its own end."""
+"""Tests of self-play: two conversations of one game, each with its own tokens and outcome."""
 
 from __future__ import annotations
 
@@ -18,54 +18,56 @@ def both() -> TicTacToe:
 
 
 class First(Parrot):
-    """Plays the first free cell: X wins by 1, 3, 5, 7."""
+    """An engine that plays the first free cell: X wins with 1, 3, 5, 7."""
 
     async def chat(self, request):
         answer = await super().chat(request)
         free = "".join(request.messages[-1]["content"].splitlines()[-3:])
-        said = next(cell for cell in "123456789" if cell in free)
-        answer.message["content"] = said
-        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, [ord(said)], [-0.5], answer.policy)
+        move = next(cell for cell in "123456789" if cell in free)
+        answer.message["content"] = move
+        return ChatCompletion(answer.message, "stop", answer.prompt_token_ids, [ord(move)], [-0.5], answer.policy)
 
 
 def test_a_game_is_an_episode_of_each_side():
     engine = First()
     jobs = GAME.scenarios("train")[:4]
-    found = collect(engine, both, jobs, player=SelfPlay(), max_turns=5)
-    by_id = {one.id: one for one in found}
+    trajectories = collect(engine, both, jobs, player=SelfPlay(), max_turns=5)
+    by_id = {trajectory.id: trajectory for trajectory in trajectories}
     assert list(by_id) == [f"{job.id}{name}/{k}" for job in jobs for name in ("", "~other") for k in range(2)]
     for job in jobs:
         own, other = by_id[f"{job.id}/0"], by_id[f"{job.id}~other/0"]
         x, o = (own, other) if job.input["mark"] == "X" else (other, own)
         assert (x.histories[0].agent, o.histories[0].agent) == ("X", "O")
-        said = [[m.content for m in one.histories[0].messages if m.role == "assistant"] for one in (x, o)]
-        assert said == [["1", "3", "5", "7"], ["2", "4", "6"]]
+        texts = [[m.content for m in side.histories[0].messages if m.role == "assistant"] for side in (x, o)]
+        assert texts == [["1", "3", "5", "7"], ["2", "4", "6"]]
         assert (x.success, o.success) == (True, False)
         assert (x.outcome["result"], o.outcome["result"]) == ("win", "loss")
         assert x.histories[0].messages[-1].content.endswith("You win.")
-        seen = o.histories[0].messages
-        assert seen[0].role == "system"
-        assert seen[1].content == "You are O. Win.\nX 2 3\n4 5 6\n7 8 9"
-        assert seen[3].content == "X plays 3.\nX O X\n4 5 6\n7 8 9"
-        for one in (x, o):
-            assert one.histories[0].sampled_mask().count(True) == one.metrics["turns"]
-            assert len(one.step_rewards) == one.metrics["turns"]
+        shown = o.histories[0].messages
+        assert shown[0].role == "system"
+        assert shown[1].content == "You are O. Win.\nX 2 3\n4 5 6\n7 8 9"
+        assert shown[3].content == "X plays 3.\nX O X\n4 5 6\n7 8 9"
+        for side in (x, o):
+            assert side.histories[0].sampled_mask().count(True) == side.metrics["turns"]
+            assert len(side.step_rewards) == side.metrics["turns"]
     assert len({request.seed for request in engine.requests}) == len(engine.requests)
 
 
 def test_the_other_side_can_be_another_models():
-    """Only the policy's side is an episode, and all of a group are the same side."""
+    """Only the policy's side is an episode, and a group has one side only."""
     other = First()
     other.load_policy("old", None)
     engine = First()
-    found = collect(engine, both, GAME.scenarios("train"), player=SelfPlay(other), max_turns=5)
-    assert [one.id for one in found] == [f"{job.id}/{k}" for job in GAME.scenarios("train") for k in range(2)]
-    sides = {one.group: one.histories[0].agent for one in found}
-    assert all(one.histories[0].agent == sides[one.group] for one in found)
+    trajectories = collect(engine, both, GAME.scenarios("train"), player=SelfPlay(other), max_turns=5)
+    assert [trajectory.id for trajectory in trajectories] == [
+        f"{job.id}/{k}" for job in GAME.scenarios("train") for k in range(2)
+    ]
+    sides = {trajectory.group: trajectory.histories[0].agent for trajectory in trajectories}
+    assert all(trajectory.histories[0].agent == sides[trajectory.group] for trajectory in trajectories)
     assert set(sides.values()) == {"X", "O"}
     assert {request.policy for request in other.requests} == {"old"}
     assert {request.policy for request in engine.requests} == {"base"}
-    assert all(one.success == (one.histories[0].agent == "X") for one in found)
+    assert all(trajectory.success == (trajectory.histories[0].agent == "X") for trajectory in trajectories)
 
 
 def test_a_failure_is_one_of_both_sides_and_both_are_played_again():
@@ -78,10 +80,10 @@ def test_a_failure_is_one_of_both_sides_and_both_are_played_again():
             raise EngineError("out of memory")
 
     broken = collect(First(fail=fail), both, jobs, player=SelfPlay(), group_size=1)
-    assert [one.failure.message for one in broken] == ["out of memory"] * 2
+    assert [trajectory.failure.message for trajectory in broken] == ["out of memory"] * 2
     whole = collect(First(), both, jobs, player=SelfPlay())
     for missing in whole:
-        finished = {one.id: one for one in whole if one is not missing}
+        finished = {trajectory.id: trajectory for trajectory in whole if trajectory is not missing}
         assert repr(collect(First(), both, jobs, player=SelfPlay(), finished=finished)) == repr(whole)
 
 
@@ -105,24 +107,24 @@ def test_a_game_that_wants_both_sides_is_not_played_by_one():
 
 def test_invalid_moves_are_counted_for_who_made_them():
     game = both()
-    scenario = next(one for one in GAME.scenarios("train") if one.input["mark"] == "X")
+    scenario = next(scenario for scenario in GAME.scenarios("train") if scenario.input["mark"] == "X")
     game.reset(scenario)
     call = {"type": "function", "function": {"name": "act", "arguments": '{"action": "1"}'}}
     twice = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", **call}, {"id": "b", **call}]}
-    told = game.step(twice)
-    assert [message["role"] for message in told.observation] == ["system", "user"]
+    step = game.step(twice)
+    assert [message["role"] for message in step.observation] == ["system", "user"]
     wrong = game.step({"role": "assistant", "content": "1"})
     assert wrong.observation == [{"role": "user", "content": "error: cell 1 is taken"}]
-    assert {name: one["invalid_actions"] for name, one in wrong.info["players"].items()} == {"X": 1, "O": 1}
+    assert {name: outcome["invalid_actions"] for name, outcome in wrong.info["players"].items()} == {"X": 1, "O": 1}
     state = game.save()
-    told = game.step({"role": "assistant", "content": "2"}).observation
-    assert [(one["tool_call_id"], one["content"].splitlines()[0]) for one in told] == [
+    messages = game.step({"role": "assistant", "content": "2"}).observation
+    assert [(message["tool_call_id"], message["content"].splitlines()[0]) for message in messages] == [
         ("a", "O plays 2."),
         ("b", "error: one move a turn"),
     ]
     other = both()
     other.restore(scenario, state)
-    assert other.step({"role": "assistant", "content": "2"}).observation == told
+    assert other.step({"role": "assistant", "content": "2"}).observation == messages
 
 
 def test_alone_it_is_the_game_it_was():

@@ -1,4 +1,4 @@
-"""Agents as configuration: what determines an episode is in its stage's key, and nothing else."""
+"""Tests of agent configuration: stage keys contain exactly the settings that determine an episode."""
 
 from __future__ import annotations
 

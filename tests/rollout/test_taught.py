@@ -1,4 +1,4 @@
-"""Teacher and student: who plays what, in which group, and that it is said."""
+"""Tests of teacher episodes: scenarios, groups, and the recorded policy."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ def taught(student, teacher, **spec):
 def test_the_teacher_follows_where_it_is_asked_to(spec, ids):
     student, teacher = Parrot(), Knows()
     run = taught(student, teacher, **spec)
-    found = run()
-    assert [one.id for one in found] == ids
-    shown = [one for one in found if one.sample > 1]
-    assert {one.policy for one in shown} == {"teacher"}
-    assert all(one.success and one.sampling["temperature"] == 0.25 for one in shown)
-    assert {one.policy for one in found if one not in shown} == {"base"}
+    trajectories = run()
+    assert [trajectory.id for trajectory in trajectories] == ids
+    shown = [trajectory for trajectory in trajectories if trajectory.sample > 1]
+    assert {trajectory.policy for trajectory in shown} == {"teacher"}
+    assert all(trajectory.success and trajectory.sampling["temperature"] == 0.25 for trajectory in shown)
+    assert {trajectory.policy for trajectory in trajectories if trajectory not in shown} == {"base"}
     assert {request.policy for request in teacher.requests} == {"large"}
-    for missing in found:
-        assert repr(run(finished={one.id: one for one in found if one is not missing})) == repr(found)
+    for missing in trajectories:
+        assert repr(
+            run(finished={trajectory.id: trajectory for trajectory in trajectories if trajectory is not missing})
+        ) == repr(trajectories)

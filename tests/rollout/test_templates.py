@@ -79,11 +79,13 @@ def test_a_demonstration_is_laid_out_as_it_would_be_played(formats, name):
     streams = chat.streams(messages, played.tools)
     learned = [stream.token_ids[start:end] for stream in streams for start, end in stream.spans]
     assert len(learned) == 2 * QUESTIONS
-    for tokens, message in zip(learned, [one for one in messages if one["role"] == "assistant"], strict=True):
+    for tokens, message in zip(
+        learned, [message for message in messages if message["role"] == "assistant"], strict=True
+    ):
         found = chat.parse(tokens, 0)
         assert found["content"].split() == message["content"].split()
-        assert [one["function"] for one in found.get("tool_calls", [])] == [
-            one["function"] for one in message.get("tool_calls", [])
+        assert [call["function"] for call in found.get("tool_calls", [])] == [
+            call["function"] for call in message.get("tool_calls", [])
         ]
 
 

@@ -1,4 +1,4 @@
-"""Short ways to make trajectories in tests."""
+"""Builders of trajectories for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny model, under any chat template."""
+"""Fixtures: the tokenizer of the tiny model, with any chat template."""
 
 from __future__ import annotations
 

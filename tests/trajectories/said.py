@@ -1,4 +1,4 @@
-"""Short ways to say something of episodes in tests."""
+"""Builders of feedback for tests."""
 
 from __future__ import annotations
 

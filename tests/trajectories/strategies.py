@@ -1,4 +1,4 @@
-"""Hypothesis strategies for everything that the store keeps."""
+"""Hypothesis strategies for all stored types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of episodes that somebody else has written."""
+"""Tests of trajectory tables from untrusted writers."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

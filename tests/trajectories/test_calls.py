@@ -1,4 +1,4 @@
-"""Tool calls as text: what is written is read again, and what is no call is never evaluated."""
+"""Tests of tool calls as text: round trips, and no evaluation of invalid calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_tag_inside_an_argument_is_text():
 
 @given(st.dictionaries(st.from_regex(r"\A[a-z]{1,5}\Z"), values, max_size=3))
 def test_reads_what_python_writes(arguments):
-    """Python's own spelling of literals, single quotes and all; ast reads it independently."""
+    """Literals in Python's spelling, with single quotes; `ast` is the independent reference."""
     import keyword
 
     arguments = {f"{name}_" if keyword.iskeyword(name) else name: value for name, value in arguments.items()}

@@ -1,4 +1,4 @@
-"""Conversions to demonstrations and preference pairs."""
+"""Tests of conversion to demonstrations and preference pairs."""
 
 from __future__ import annotations
 

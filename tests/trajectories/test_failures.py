@@ -1,4 +1,4 @@
-"""Why episodes failed, in few words and without secrets."""
+"""Tests of failure summaries: short and without secrets."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_a_reason_is_one_line_that_steers_no_terminal():
 
 def test_kinds_are_bounded():
     failures = raised(*(f"E{index}: x" for index in range(KINDS + 5)))
-    found = failure_kinds(failures)
-    assert len(found) == KINDS + 1
-    assert (found[-1].count, str(found[-1])) == (5, "5 of further kinds")
+    kinds = failure_kinds(failures)
+    assert len(kinds) == KINDS + 1
+    assert (kinds[-1].count, str(kinds[-1])) == (5, "5 of further kinds")
 
 
 def test_only_failures_are_read(tmp_path):

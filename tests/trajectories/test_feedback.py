@@ -1,4 +1,4 @@
-"""Answers of people: what a line may say, what stands in the end, and that nothing is lost on the way to the disk."""
+"""Tests of human feedback: validation of lines, valid answers, and durable writes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_last_answer_of_each_author_about_each_thing_stands():
     first, second, other = rated(ONE, 2, second=1), rated(ONE, 5, second=2), rated(ONE, 3, author="Bo", second=1)
     turned = chose(OTHER, ONE, "b", second=4)  # the same pair, from the other side
     lines = [second, first, other, chose(ONE, OTHER, "b", second=3), turned, corrected(ONE, 1)]
-    assert {one.id for one in standing(lines)} == {second.id, other.id, turned.id, corrected(ONE, 1).id}
+    assert {answer.id for answer in standing(lines)} == {second.id, other.id, turned.id, corrected(ONE, 1).id}
 
 
 def test_what_is_withdrawn_gives_way_to_what_it_had_replaced():
@@ -87,7 +87,7 @@ def test_what_is_added_is_there_once(tmp_path):
     other_form = json.dumps(dict(reversed(rated(OTHER, 1).model_dump(mode="json").items())), indent=None)
     file.write_text(file.read_text() + other_form)  # by hand, without a line break at the end
     assert append(file, [rated(OTHER, 1), rated(OTHER, 2)]) == 2 - 1
-    assert [one.id for one in read(file)][-2:] == [rated(OTHER, 1).id, rated(OTHER, 2).id]
+    assert [answer.id for answer in read(file)][-2:] == [rated(OTHER, 1).id, rated(OTHER, 2).id]
 
 
 def test_a_line_that_was_never_acknowledged_is_no_damage(tmp_path, caplog):
@@ -119,7 +119,7 @@ def test_people_in_several_processes_lose_nothing(tmp_path):
         worker.join(600)
         assert worker.exitcode == 0
     lines = read(file)
-    assert {(one.author, one.time) for one in lines} == {
+    assert {(line.author, line.time) for line in lines} == {
         (name, rated(ONE, 1, second=second).time) for name in ("Ada", "Bo", "Cy") for second in range(25)
     }
     assert len(lines) == 75
@@ -131,7 +131,7 @@ def said(**changes):
 
 
 DAMAGED = {
-    "no JSON": "{not json",
+    "invalid JSON": "{not json",
     "kind is None": json.dumps([1]),
     "kind is 'praise'; expected one of score": json.dumps(said(kind="praise")),
     "score: 6: expected at most 5": json.dumps(said(score=6)),
@@ -144,7 +144,7 @@ DAMAGED = {
     "time: 'yesterday': expected a time with its zone": json.dumps(said(time="yesterday")),
     "2026-11-05T10:11:12': expected a time with its zone": json.dumps(said(time="2026-11-05T10:11:12")),
     "author: ''": json.dumps(said(author="")),
-    "a correction without either says nothing": json.dumps({**corrected(ONE, 1).model_dump(mode="json"), "text": " "}),
+    "a correction needs at least one of them": json.dumps({**corrected(ONE, 1).model_dump(mode="json"), "text": " "}),
     "two episodes": json.dumps({**chose(ONE, OTHER).model_dump(mode="json"), "other": ONE.id}),
     "JSON text of an object": json.dumps(
         {**corrected(ONE, 1).model_dump(mode="json"), "calls": [{"name": "x", "arguments": "[1]"}]}
@@ -175,7 +175,7 @@ def test_all_damaged_lines_are_named_up_to_ten(tmp_path):
 def test_a_folder_is_all_its_files(tmp_path):
     append(tmp_path / "a.jsonl", [rated(ONE, 1, second=1)])
     append(tmp_path / "b.jsonl", [rated(ONE, 5, second=2), corrected(OTHER, 1)])
-    assert [one.kind for one in read_all(tmp_path)] == ["correction", "score"]
+    assert [answer.kind for answer in read_all(tmp_path)] == ["correction", "score"]
     assert read_all(tmp_path)[1].score == 5
     (tmp_path / "empty").mkdir()
     with pytest.raises(ResourceError, match="holds no feedback"):

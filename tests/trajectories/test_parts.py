@@ -1,4 +1,4 @@
-"""Parts of a collection, which have figures of their own."""
+"""Tests of the parts of a collection, whose metrics are separate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The template of an export lays conversations out as training did, in the hands of a server that knows only it."""
+"""Tests of the exported chat template: it renders conversations as in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOOLS = ([], [FIND], [BARE, FIND, ODD])
 
 
 def served(chat: ChatFormat, messages, tools, generate: bool) -> str:
-    """As a server does: arguments of calls as mappings, the template alone."""
+    """Render as a server does: with the template alone, and call arguments as mappings."""
     handed = [dict(message) for message in messages]
     for message in handed:
         if message.get("tool_calls"):

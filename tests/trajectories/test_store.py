@@ -1,4 +1,4 @@
-"""What is written is what is read; what is not ours, or not whole, is refused by name."""
+"""Tests of the trajectory store: lossless round trips, and rejection of foreign and incomplete files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.trajectories.builders import FAILURE, episode, tool_talk
 
 
 def exact(value: Any) -> Any:
-    """A form in which equal means the same bits: NaN equals NaN, 0.0 differs from -0.0, None from NaN."""
+    """Return a form that compares bits: NaN equals NaN, 0.0 differs from -0.0, None from NaN."""
     if dataclasses.is_dataclass(value):
         return type(value).__name__, {f.name: exact(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What people say becomes episodes to learn from: exactly what they said, and nothing held out."""
+"""Tests of training episodes from human feedback: exact contents, and no held-out episodes."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ def test_a_score_is_the_mean_of_what_people_gave():
 
 def test_a_correction_ends_the_conversation_with_what_the_person_wrote():
     long = episode("s", 0, histories=[tool_talk()])
-    ((made, reward),) = learned([long], [corrected(long, 2, "I look.")])
-    texts = [(message.role, message.content) for message in made.histories[0].messages]
+    ((trajectory, reward),) = learned([long], [corrected(long, 2, "I look.")])
+    texts = [(message.role, message.content) for message in trajectory.histories[0].messages]
     assert texts == [("system", "You serve customers."), ("user", "Where is A7?"), ("assistant", "I look.")]
-    assert (reward, made.policy, made.histories[0].token_ids) == (1.0, CORRECTION, [])
-    assert all(message.span is None for message in made.histories[0].messages)
+    assert (reward, trajectory.policy, trajectory.histories[0].token_ids) == (1.0, CORRECTION, [])
+    assert all(message.span is None for message in trajectory.histories[0].messages)
 
 
 def test_a_correction_keeps_only_its_own_history():
     two = episode("s", 0, histories=[talk("a", "b"), talk("c", "d", agent="worker")])
-    ((made, _),) = learned([two], [corrected(two, 1, "e", history=1)])
-    assert [(one.agent, [m.content for m in one.messages]) for one in made.histories] == [("worker", ["c", "e"])]
+    ((trajectory, _),) = learned([two], [corrected(two, 1, "e", history=1)])
+    assert [(history.agent, [m.content for m in history.messages]) for history in trajectory.histories] == [
+        ("worker", ["c", "e"])
+    ]
 
 
 def test_pairs_are_exactly_those_that_people_chose():
@@ -51,7 +53,7 @@ def test_pairs_are_exactly_those_that_people_chose():
         made = pairs(scored, lambda one: one.reward, which, 0.0)
         names = {(better.id.partition("~")[0], worse.id.partition("~")[0]) for better, worse in made}
         assert names == {("s/1", "s/0"), ("s/1", "s/2")}
-    assert {scenario_of(one.group) for one in scored} == {"s"}
+    assert {scenario_of(trajectory.group) for trajectory in scored} == {"s"}
 
 
 def test_most_votes_decide_and_equal_ones_leave_the_pair_out():
@@ -64,7 +66,7 @@ def test_groups_lie_next_to_each_other_under_ids_of_their_own():
     answers = [rated(A, 5), chose(A, B), corrected(A, 1), rated(episode("t", 0), 3), rated(B, 2), chose(B, C)]
     found = [one for one, _ in taught([A, B, C, episode("t", 0)], answers, ALL)]
     assert len(list(adjacent_groups(found))) == 5
-    assert len({one.id for one in found}) == len(found) == 8
+    assert len({trajectory.id for trajectory in found}) == len(found) == 8
 
 
 def test_what_is_held_out_failed_or_another_episode_teaches_nothing():
@@ -73,8 +75,8 @@ def test_what_is_held_out_failed_or_another_episode_teaches_nothing():
     other = replace(C, histories=[talk("Hello.", "Something else.")])
     answers = [rated(A, 5), rated(B, 5), rated(C, 5), chose(A, B), corrected(A, 1)]
     assert learned([held_out, failed, other], answers) == []
-    ((made, _),) = learned([failed], [corrected(B, 1)])  # what it should have said is worth learning all the same
-    assert made.failure is None
+    ((trajectory, _),) = learned([failed], [corrected(B, 1)])  # what it should have said is worth learning all the same
+    assert trajectory.failure is None
 
 
 def test_only_what_is_asked_for_is_learned():

@@ -1,1 +1,1 @@
-"""vLLM as a server in an environment of its own: started and watched, or found behind a URL."""
+"""vLLM in a separate Python environment: a server that the run starts and monitors, or an existing one."""

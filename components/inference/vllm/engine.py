@@ -1,15 +1,14 @@
-"""The engine on vLLM: conversations are laid out and read here, the server turns tokens into tokens.
+"""The vLLM engine: prompts are rendered and responses parsed here; the server maps token ids to token ids.
 
-A request goes to `/v1/completions` as token ids, and token ids with their log-probabilities come back: the layout of
-tools, the reading of calls and the exact continuation of a conversation are those of the embedded engine
-(`components.trajectories.chat`, `conversations`), whatever the server's own template and parsers do.
+A request goes to `/v1/completions` as token ids, and the response has token ids and log-probabilities. Rendering of
+tools, parsing of calls and exact continuation of conversations are those of the embedded engine
+(`components.trajectories.chat`, `conversations`), independent of the server's template and parsers.
 
-Each version of the policy is an adapter with a name of its own on the server, `BASE@VERSION`. It is loaded there, read
-back from the server's list, and asserted in every answer, so that no answer is another version's; a server that was
-started again has forgotten it, says so, and is given it again. Adapters are not swapped under one name
-(`load_inplace`): vLLM then reads the folder again for each batch, and prefixes of the cache are told apart by name.
-They are not unloaded either: another engine of the run may use the same one, and vLLM keeps no more than it has room
-for.
+Each policy version is an adapter with its own name on the server, `BASE@VERSION`. After loading, the name is verified
+in the server's model list and in every response, so that no other version responds. A restarted server has lost its
+adapters and reports an unknown model; the adapter is then loaded again. Adapters are not replaced under one name
+(`load_inplace`), because vLLM would then read the folder for each batch, and its prefix cache distinguishes adapters by
+name. They are not unloaded either: another engine of the run may use them, and vLLM evicts adapters itself.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from components.trajectories.chat import ChatFormat
 logger = logging.getLogger(__name__)
 
 PROBE = "Zwei Fäden, 北京 42 — <b>naïve</b>\n\tdef f(x): return x**2 # 🙂 "
-"""Text that tokenizers cut up differently."""
+"""Text that different tokenizers split differently."""
 PROCESSED = 1e-3
-"""Of the only token that can be drawn, the log-probability is 0; a server that says less than this below 0 for four of
-them gives those of the distribution that is drawn from."""
+"""Tolerance of the log-probability check: with top_k=1 the sampled token has log-probability 0 under the truncated
+distribution. A server below -PROCESSED returns log-probabilities of another distribution."""
 
 
-class _Forgotten(Exception):
-    """The server does not know the adapter: it was started again."""
+class _UnknownAdapter(Exception):
+    """The server does not have the adapter, because it was restarted."""
 
 
 class VllmEngine:
-    """One policy at a time on one or several servers of the same model.
+    """An engine with one policy at a time on one or more servers of the same model.
 
-    base_dir: folder of the model, for its tokenizer. max_length: longest sequence in tokens. urls: the servers. ours:
-    they were started by the run, with the options that are needed. watch: raises ResourceError where the server that
-    was started is given up.
+    base_dir: folder of the model, for its tokenizer. max_length: maximum sequence length in tokens. urls: addresses of
+    the servers. ours: True if the run started them, with the required options. watch: raises ResourceError if a started
+    server has died for good.
     """
 
     def __init__(
@@ -78,12 +77,12 @@ class VllmEngine:
         self._router = Router(len(urls))
         self._policy = BASE_POLICY
         self._base = ""
-        """Served name of the base model, known after `check`."""
+        """Served name of the base model, set by `check`."""
         self._names = {BASE_POLICY: ""}
-        """Served name of each version that is held."""
+        """Served name of each loaded version."""
         self._folders: dict[str, str] = {}
         self._under_way: dict[asyncio.Task[Any], str] = {}
-        self._bringing = threading.Lock()
+        self._load_lock = threading.Lock()
         patience = Patience(spec.timeout, spec.retry_for, spec.key_path)
         hint = f"set {spec.key_variable or 'one: inference.key_variable=NAME'}"
         key = "" if ours else spec.key()
@@ -97,8 +96,8 @@ class VllmEngine:
         return self._policy
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Answers one conversation. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for what every
-        request would fail of."""
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for
+        errors that affect every request."""
         name = self._names.get(request.policy)
         if name is None:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
@@ -110,29 +109,29 @@ class VllmEngine:
                 "task"
             )
         body = self._body(request, name, prompt, min(request.sampling.max_tokens, room))
-        asking = asyncio.ensure_future(self._ask(body, request.policy, continued(request)))
-        self._under_way[asking] = request.policy
+        running = asyncio.ensure_future(self._ask(body, request.policy, continued(request)))
+        self._under_way[running] = request.policy
         try:
-            place, sampled, logprobs = await asking
+            place, sampled, logprobs = await running
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if request.policy in self._names or (task is not None and task.cancelling()):
                 raise
-            raise StalePolicy(f"policy {request.policy} was given up for {self._policy} meanwhile") from None
+            raise StalePolicy(f"policy {request.policy} was replaced by {self._policy} during the request") from None
         finally:
-            del self._under_way[asking]
+            del self._under_way[running]
         stopped = sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
         message = self.format.parse(sampled[:-1] if stopped else sampled, turn)
-        self._conversations.answered(request, message, prompt + sampled)
-        self._router.answered(key_of([*request.messages, message], request.tools), place)
+        self._conversations.record_response(request, message, prompt + sampled)
+        self._router.record_response(key_of([*request.messages, message], request.tools), place)
         reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
         return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
 
     def load_policy(self, version: str, folder: str | None) -> None:
-        """Holds `version` from now on. Answers under way of the version before are finished or given up as
-        `inference.on_swap` says. Raises ResourceError where a server does not take it, StalePolicy where one does not
-        list it afterwards, EngineError where one fails at it; the engine then holds what it held."""
+        """Load `version`. Requests in flight of the previous version are finished or cancelled, as set by
+        `inference.on_swap`. Raises ResourceError if a server rejects the adapter, StalePolicy if it does not list the
+        adapter afterwards, EngineError if it fails; the engine then keeps its version."""
         self._wake()
         if version == self._policy:
             return
@@ -146,20 +145,19 @@ class VllmEngine:
                     "or take inference=embedded"
                 )
             for client in self._clients:
-                self._bring(client, name)
+                self._load_adapter(client, name)
         self._policy = version
         if self.spec.on_swap == "finish":
             self._names[version] = name
             return
         self._names = {version: name}
-        for asking, asked in list(self._under_way.items()):
-            if asked not in self._names:
-                asking.get_loop().call_soon_threadsafe(asking.cancel)
+        for running, policy in list(self._under_way.items()):
+            if policy not in self._names:
+                running.get_loop().call_soon_threadsafe(running.cancel)
 
     def check(self) -> None:
-        """Raises ResourceError where a server is away, for as long as requests are sent again, or is none that samples
-        what would be trained on: another model, another tokenizer, too short a context, log-probabilities of another
-        distribution."""
+        """Raise ResourceError if a server is unreachable for the retry period, or unsuitable for training: another
+        model or tokenizer, too short a context, or log-probabilities of another distribution."""
         for client in self._clients:
             try:
                 self._check(client)
@@ -168,7 +166,7 @@ class VllmEngine:
                 raise ResourceError(f"{client.url} is no vLLM server that can be used: {error}") from None
 
     def release(self) -> None:
-        """Where the servers sleep between stages, they do now."""
+        """Put the servers to sleep until the next stage, if `inference.sleep` is set."""
         if self.spec.sleep:
             for client in self._clients:
                 client.now("POST", "/sleep?level=1", {}, _nothing, self._no_sleep)
@@ -177,20 +175,20 @@ class VllmEngine:
         for client in self._clients:
             client.close()
 
-    # Asking
+    # Requests
 
-    def _body(self, request: ChatRequest, name: str, prompt: list[int], most: int) -> dict[str, Any]:
-        """What changes nothing is left out."""
+    def _body(self, request: ChatRequest, name: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """Return the request body, without parameters at their neutral values."""
         sampling = request.sampling
         body: dict[str, Any] = {
             "model": name,
             "prompt": prompt,
-            "max_tokens": most,
+            "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "seed": request.seed % 2**63,
             "logprobs": 0,  # of the sampled tokens alone
             "return_token_ids": True,
-            "ignore_eos": True,  # it ends where ours does, whatever its configuration lists
+            "ignore_eos": True,  # `stop_token_ids` replaces the end tokens of the server's configuration
             "stop_token_ids": sorted(self.stop_ids),
         }
         if sampling.temperature:
@@ -200,7 +198,7 @@ class VllmEngine:
     async def _ask(
         self, body: dict[str, Any], policy: str, conversation: Hashable
     ) -> tuple[int, list[int], list[float]]:
-        """The server that answered, the tokens and their log-probabilities."""
+        """Return the index of the responding server, the sampled tokens and their log-probabilities."""
         while True:
             place = self._router.take(conversation)
             try:
@@ -222,14 +220,14 @@ class VllmEngine:
         for _ in range(1 + self.spec.restarts):
             try:
                 return await client.post("/v1/completions", body, read, self._refused)
-            except _Forgotten:
-                logger.info("%s does not have %s any more, and is given it again", client.url, body["model"])
-                await asyncio.to_thread(self._bring, client, body["model"])
+            except _UnknownAdapter:
+                logger.info("%s has lost %s; the adapter is loaded again", client.url, body["model"])
+                await asyncio.to_thread(self._load_adapter, client, body["model"])
         return await client.post("/v1/completions", body, read, self._refused)
 
     def _refused(self, reply: Reply, text: str) -> Exception | None:
         if reply.status == 404 and "does not exist" in text:
-            return _Forgotten()
+            return _UnknownAdapter()
         if reply.status == 404:
             return ResourceError(f"a server has no /v1/completions ({text}); expected vLLM")
         if reply.status == 400 and "maximum" in text and "length" in text:
@@ -238,29 +236,29 @@ class VllmEngine:
 
     # Adapters
 
-    def _bring(self, client: Client, name: str) -> None:
-        """The server has this adapter afterwards, as its list says. One of many threads does it."""
-        with self._bringing:
+    def _load_adapter(self, client: Client, name: str) -> None:
+        """Load an adapter on a server and verify it in the server's list. Concurrent threads wait for the first one."""
+        with self._load_lock:
             folder = self._folders.get(name)
             if folder is None:
                 raise ResourceError(f"{client.url} does not have the model {name} any more")
             if self._listed(client, name) != folder:
-                # Not in place where the name is new; where another folder had it, that one goes.
+                # In place only if another folder has the name.
                 body = {"lora_name": name, "lora_path": folder, "load_inplace": self._listed(client, name) is not None}
                 client.now("POST", "/v1/load_lora_adapter", body, _nothing, self._not_loaded(name, folder))
-            if (found := self._listed(client, name)) != folder:
-                raise StalePolicy(f"{client.url} was given {name} from {folder}, and has it from {found}")
+            if (listed := self._listed(client, name)) != folder:
+                raise StalePolicy(f"{client.url} was given {name} from {folder}, and lists it from {listed}")
 
     def _listed(self, client: Client, name: str) -> str | None:
-        """The folder from which the server says that it has an adapter."""
-        return next((one.get("root") for one in self._models(client) if one.get("id") == name), None)
+        """Return the folder of an adapter according to the server's list; None if it is not loaded."""
+        return next((model.get("root") for model in self._models(client) if model.get("id") == name), None)
 
     def _models(self, client: Client) -> list[dict[str, Any]]:
         def read(reply: Reply) -> list[dict[str, Any]]:
             try:
-                return [{**one, "id": str(one["id"])} for one in reply.json()["data"]]
+                return [{**model, "id": str(model["id"])} for model in reply.json()["data"]]
             except (KeyError, TypeError):
-                raise EngineError("its list of models is none") from None
+                raise EngineError("its list of models is invalid") from None
 
         return client.now("GET", "/v1/models", None, read)
 
@@ -270,8 +268,8 @@ class VllmEngine:
                 rank = read_json(Path(folder) / "adapter_config.json").get("r")
                 return ResourceError(
                     f"the adapter {folder} has rank {rank}, more than the server takes ({text}); start it with "
-                    f"--max-lora-rank {rank} (of a server of the run's own: inference.max_lora_rank={rank}), or train "
-                    "one of a smaller rank (model.lora.rank)"
+                    f"--max-lora-rank {rank} (for a server that the run starts: inference.max_lora_rank={rank}), or "
+                    "train one of a smaller rank (model.lora.rank)"
                 )
             if reply.status in (404, 405) and "lora" not in text.lower():
                 return ResourceError(
@@ -289,7 +287,7 @@ class VllmEngine:
     # The server
 
     def _check(self, client: Client) -> None:
-        models = [one for one in self._models(client) if not one.get("parent")]
+        models = [model for model in self._models(client) if not model.get("parent")]
         if not models:
             raise EngineError("it has no model")
         name, length = models[0]["id"], models[0].get("max_model_len")
@@ -321,17 +319,17 @@ class VllmEngine:
             return list(reply.json().get("tokens") or [])
 
         body = {"model": name, "prompt": text, "add_special_tokens": False}
-        theirs, ours = client.now("POST", "/tokenize", body, read), self.format.encode(text)
-        if theirs != ours:
-            at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), None)
-            where = f"from token {at} on" if at is not None else f"{len(theirs)} tokens against {len(ours)}"
+        server_ids, local_ids = client.now("POST", "/tokenize", body, read), self.format.encode(text)
+        if server_ids != local_ids:
+            at = next((i for i, (a, b) in enumerate(zip(server_ids, local_ids, strict=False)) if a != b), None)
+            where = f"from token {at} on" if at is not None else f"{len(server_ids)} tokens against {len(local_ids)}"
             raise ResourceError(
                 f"inference.urls: the tokenizer of {client.url} ({name}) is not that of model.name: a text comes out "
                 f"differently {where}. Serve the model that is trained"
             )
 
     def _check_logprobs(self, client: Client, name: str) -> None:
-        """The only token that is left by top_k=1 has the log-probability 0, if the server says it after the cut."""
+        """Check that log-probabilities are computed after truncation: with top_k=1 they must be 0."""
         prompt = self.format.prompt_ids([{"role": "user", "content": "Name a colour."}], [])
         body = {
             "model": name,
@@ -366,7 +364,7 @@ class VllmEngine:
 
 
 def continued(request: ChatRequest) -> str | None:
-    """The conversation up to the last answer in it, as `Router` knows it; None where there is no answer yet."""
+    """Return the key of the conversation up to its last response, for `Router`; None without a response."""
     for turn in range(len(request.messages) - 1, -1, -1):
         if request.messages[turn]["role"] == "assistant":
             return key_of(request.messages[: turn + 1], request.tools)
@@ -374,35 +372,35 @@ def continued(request: ChatRequest) -> str | None:
 
 
 def stop_ids(base_dir: Path, chat: ChatFormat) -> frozenset[int]:
-    """Tokens that end an answer: those that the model's files list, and the end of a turn."""
+    """Return the tokens that end a response: those in the model's files, and the end-of-turn token."""
     from transformers import GenerationConfig
 
     try:
         declared = GenerationConfig.from_pretrained(base_dir).eos_token_id
-    except OSError:  # no such file: transformers reads the model's configuration then
+    except OSError:  # no such file: use the model's configuration, as transformers does
         declared = json.loads((base_dir / "config.json").read_text()).get("eos_token_id")
     listed = declared if isinstance(declared, list) else [declared]
     return frozenset([*(token for token in listed if token is not None), chat.end_id])
 
 
-def _tokens(answer: dict[str, Any], asked: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
-    """Sampled tokens and their log-probabilities. Raises Failed for an answer that is none, StalePolicy for one by
-    another model than was asked, ResourceError for one without token ids."""
+def _tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
+    """Return sampled tokens and log-probabilities of a response. Raises Failed for an invalid response, StalePolicy for
+    a response of another model, ResourceError for a response without token ids."""
     try:
         model, choice = str(answer["model"]), answer["choices"][0]
-        sampled, given = choice.get("token_ids"), choice.get("logprobs")
-        if sampled is None or given is None:
+        sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
+        if sampled is None or logprob_data is None:
             raise ResourceError("a server answers without token ids and log-probabilities; expected vLLM")
-        logprobs = [float(one) for one in given["token_logprobs"]]
+        logprobs = [float(logprob) for logprob in logprob_data["token_logprobs"]]
         tokens = [int(token) for token in sampled]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
-    if model != asked["model"]:
-        raise StalePolicy(f"asked for policy {policy} ({asked['model']}), and {model} answered")
+        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
+    if model != body["model"]:
+        raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {model} answered")
     if not tokens or len(tokens) != len(logprobs) or not math.isfinite(sum(logprobs)):
         raise Failed(f"{len(tokens)} tokens and {len(logprobs)} log-probabilities, not all of them finite", empty=True)
     return tokens, logprobs
 
 
 def _nothing(reply: Reply) -> None:
-    """The status says it all."""
+    """Ignore the body; the status suffices."""

@@ -1,8 +1,8 @@
-"""Runs vLLM's server as `python launch.py OPTIONS...` in vLLM's own environment, for as long as standard input is open.
+"""Launcher of vLLM's server: `python launch.py OPTIONS...` in vLLM's environment, while standard input is open.
 
-Whoever started it holds the other end of that pipe, so the server ends with them, however they end, `kill -9` included.
-It is started in a session of its own; all processes of the session end together. Uses the standard library alone:
-nothing of Espalier is installed in that environment.
+The parent process holds the other end of the pipe, so the server ends with its parent, even after `kill -9`. The server
+runs in a separate session, and all processes of the session end together. Only the standard library is used, because
+Espalier is not installed in that environment.
 """
 
 import os
@@ -14,11 +14,11 @@ import time
 
 SERVER = "vllm.entrypoints.openai.api_server"
 GRACE = 5.0
-"""Seconds in which the server may end by itself."""
+"""Grace period in seconds between SIGTERM and SIGKILL."""
 
 
 def watch() -> None:
-    """Waits for the end of standard input, and ends the session."""
+    """Wait for the end of standard input, then terminate the session."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -27,6 +27,6 @@ def watch() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # our own folder, which is no place to import from
+    sys.path.pop(0)  # this file's folder is not an import path
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)

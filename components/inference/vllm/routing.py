@@ -1,5 +1,5 @@
-"""Which of several servers answers: the one with the fewest requests under way; the turns of a conversation go where
-its last answer came from, which still holds their keys and values."""
+"""Load balancing over several servers: a request goes to the server with the fewest requests in flight. The turns of a
+conversation go to the server of its last response, whose KV cache has their tokens."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 REMEMBERED = 65536
-"""Conversations whose server is known."""
+"""Maximum number of conversations with a cached server."""
 AWAY = 60.0
-"""Seconds in which a server that failed is asked nothing, where there are others."""
+"""Seconds during which a failed server gets no requests if other servers are available."""
 
 
 class Router:
+    """Assignment of requests to servers, by index."""
+
     def __init__(self, count: int):
         self.under_way = [0] * count
-        """Requests to each server."""
+        """Number of requests in flight per server."""
         self._away_until = [0.0] * count
         self._places: OrderedDict[Hashable, int] = OrderedDict()
         self._lock = threading.Lock()
 
     def take(self, conversation: Hashable = None) -> int:
-        """The server for a request, which counts as under way until `release`. conversation: which it continues; None
-        where it continues none."""
+        """Return the server of a request, which is in flight until `release`. conversation: key of the conversation
+        that the request continues, or None."""
         with self._lock:
             now = time.monotonic()
-            there = [place for place, until in enumerate(self._away_until) if until <= now]
-            known = self._places.get(conversation)
-            place = known if known in there else None
+            available = [place for place, until in enumerate(self._away_until) if until <= now]
+            cached = self._places.get(conversation)
+            place = cached if cached in available else None
             if place is None:
-                place = min(there or range(len(self.under_way)), key=lambda one: (self.under_way[one], one))
+                candidates = available or range(len(self.under_way))
+                place = min(candidates, key=lambda candidate: (self.under_way[candidate], candidate))
             self.under_way[place] += 1
             return place
 
     def release(self, place: int) -> None:
+        """End a request in flight."""
         with self._lock:
             self.under_way[place] -= 1
 
-    def answered(self, conversation: Hashable, place: int) -> None:
-        """The conversation is held there now."""
+    def record_response(self, conversation: Hashable, place: int) -> None:
+        """Record the server of a conversation's last response."""
         with self._lock:
             self._places[conversation] = place
             self._places.move_to_end(conversation)
@@ -48,7 +52,7 @@ class Router:
                 self._places.popitem(last=False)
 
     def failed(self, place: int) -> bool:
-        """Asks it nothing for a while; whether there is another one that can be asked."""
+        """Exclude a failed server for a while. Return True if another server is available."""
         with self._lock:
             now = time.monotonic()
             self._away_until[place] = now + AWAY

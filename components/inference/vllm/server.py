@@ -1,9 +1,9 @@
-"""A vLLM server that the run starts, watches, starts again where it dies, and ends.
+"""A vLLM server process that the run starts, monitors, restarts after a crash, and stops.
 
-It runs in an environment of its own (`make vllm`), listens on this machine only, and ends with the process that started
-it, also when that is killed (`launch`). It is up when `/health` answers; what it says goes to a log file, whose last
-lines are shown where it dies. Started again, it is behind the same address, so that whoever asked it asks again
-(`components.json_client`); adapters it has then forgotten, and `engine` brings them again.
+It runs in a separate Python environment (`make vllm`), listens on loopback only, and ends with its parent process, even
+if that is killed (`launch`). It is ready when `/health` responds. Its output goes to a log file, whose last lines are
+part of the error after a crash. A restarted server has the same address, so clients retry their requests
+(`components.json_client`); its adapters are lost, and `engine` loads them again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ logger = logging.getLogger(__name__)
 
 LAUNCH = Path(__file__).with_name("launch.py")
 NAME = "policy"
-"""The base model's name on servers that we start."""
+"""Served name of the base model."""
 HOST = "127.0.0.1"
 LAST_LINES = 12
-"""Of the log, shown where the server dies."""
+"""Number of log lines in the error after a crash."""
 GRACE = 8.0
-"""Seconds in which the server may end by itself: a little more than `launch` gives it."""
+"""Grace period in seconds before SIGKILL: slightly longer than that of `launch`."""
 
 
 class VllmServer:
-    """Raises ResourceError where the port is taken, vLLM is not installed, or the server dies at its start;
-    WaitTimeout where it is not up within `start_timeout`.
+    """A running vLLM server. Raises ResourceError if the port is in use, vLLM is not installed, or the server exits
+    during startup; WaitTimeout if it is not ready within `start_timeout`.
 
-    base_dir: folder of the model. model: how it computes. log: file for what the server says. say: told of starts and
-    restarts.
+    base_dir: folder of the model. model: dtype, maximum length and LoRA settings. log: file for the server's output.
+    say: callback for messages about starts and restarts.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class VllmServer:
         self._environment = environment(spec, on_cpu)
         self.starts = 0
         self.dead: str | None = None
-        """Why it is not started any more."""
+        """Reason why the server is not restarted any more; None while it runs."""
         self._closing = threading.Event()
         self._process = self._start()
         try:
@@ -77,7 +77,7 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        """What OpenAI's clients take as `base_url`."""
+        """Address of the server, as `base_url` of OpenAI's clients."""
         return f"http://{HOST}:{self.port}/v1"
 
     @property
@@ -85,12 +85,12 @@ class VllmServer:
         return self._process.pid
 
     def close(self) -> None:
-        """Ends the server, and all processes of its session."""
+        """Stop the server and all processes of its session."""
         self._closing.set()
         _end(self._process)
 
     def check(self) -> None:
-        """Raises ResourceError where the server has died for good."""
+        """Raise ResourceError if the server has died and is not restarted."""
         if self.dead:
             raise ResourceError(self.dead)
 
@@ -102,7 +102,7 @@ class VllmServer:
             return subprocess.Popen(
                 self._command,
                 env=self._environment,
-                cwd=self.log.parent,  # not ours: Python would import from there
+                cwd=self.log.parent,  # not the current folder, from which Python would import
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -110,12 +110,12 @@ class VllmServer:
             )
 
     def _wait(self) -> None:
-        """Until the server answers."""
+        """Wait until the server is ready. Raises ResourceError if it exits, WaitTimeout after `start_timeout`."""
         start = time.monotonic()
         self._say(f"vLLM starts on {self.url}, which takes a while; log: {self.log}")
         while not _healthy(self.port):
             if (code := self._process.poll()) is not None:
-                raise ResourceError(f"the vLLM server ended at its start {_how(code)}. {self.last_lines()}")
+                raise ResourceError(f"the vLLM server ended at its start {_exit_cause(code)}. {self.last_lines()}")
             if time.monotonic() - start > self.spec.start_timeout:
                 raise WaitTimeout(
                     f"waited {self.spec.start_timeout:g} s (inference.start_timeout) for the vLLM server to start. "
@@ -126,20 +126,20 @@ class VllmServer:
         self._say(f"vLLM is up after {time.monotonic() - start:.0f} s")
 
     def _watch(self) -> None:
-        """Starts it again where it dies."""
+        """Restart the server after each crash, up to `restarts` times."""
         while not self._closing.is_set():
             code = self._process.wait()
             if self._closing.is_set():
                 return
-            died = f"the vLLM server died {_how(code)}. {self.last_lines()}"
+            died = f"the vLLM server died {_exit_cause(code)}. {self.last_lines()}"
             logger.error("%s", died)
-            _end(self._process)  # what is left of its session
+            _end(self._process)  # remaining processes of its session
             if self.starts > self.spec.restarts:
                 self.dead = f"{died}\nIt was started {self.starts} times (inference.restarts={self.spec.restarts})"
                 return
-            self._say(f"the vLLM server died {_how(code)} and is started again")
+            self._say(f"the vLLM server died {_exit_cause(code)} and is started again")
             self._process = self._start()
-            if self._closing.is_set():  # meanwhile: nobody else knows of the new one
+            if self._closing.is_set():  # closed in the meantime: `close` did not see the new process
                 _end(self._process)
                 return
             try:
@@ -150,17 +150,17 @@ class VllmServer:
                 return
 
     def last_lines(self) -> str:
-        """Of the log since the last start."""
+        """Return the last lines of the log since the last start."""
         with open(self.log, "rb") as log:
             log.seek(self._from)
             lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        said = "\n".join(f"  {line[:300]}" for line in lines[-LAST_LINES:]) or "  (nothing)"
-        return f"The last lines of its log {self.log}:\n{said}"
+        shown = "\n".join(f"  {line[:300]}" for line in lines[-LAST_LINES:]) or "  (nothing)"
+        return f"The last lines of its log {self.log}:\n{shown}"
 
 
 def options(spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu: bool) -> list[str]:
-    """Of `vllm.entrypoints.openai.api_server`."""
-    given: dict[str, Any] = {
+    """Return the command-line options of `vllm.entrypoints.openai.api_server`."""
+    values: dict[str, Any] = {
         "host": HOST,
         "port": port,
         "model": base_dir,
@@ -168,23 +168,23 @@ def options(spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu:
         "dtype": model.dtype,
         "max-model-len": model.max_length,
         "generation-config": "vllm",  # no sampling defaults of the model's author
-        "logprobs-mode": "processed_logprobs",  # of the distribution that is drawn from
+        "logprobs-mode": "processed_logprobs",  # of the sampling distribution
     }
     if model.lora is not None:
         rank = spec.max_lora_rank or model.lora.rank
-        given |= {"enable-lora": True, "max-loras": spec.max_loras}
-        given["max-lora-rank"] = next(one for one in RANKS if one >= rank)
+        values |= {"enable-lora": True, "max-loras": spec.max_loras}
+        values["max-lora-rank"] = next(supported for supported in RANKS if supported >= rank)
     if on_cpu:
-        given["enforce-eager"] = True
+        values["enforce-eager"] = True
     else:
-        given["gpu-memory-utilization"] = spec.gpu_memory
+        values["gpu-memory-utilization"] = spec.gpu_memory
     if spec.sleep:
-        given["enable-sleep-mode"] = True
-    return flags(given | spec.arguments)
+        values["enable-sleep-mode"] = True
+    return flags(values | spec.arguments)
 
 
 def environment(spec: VllmSpec, on_cpu: bool) -> dict[str, str]:
-    """Ours, as the server that this run starts needs it."""
+    """Return the environment variables of a started server."""
     return {
         **vllm_environment(),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -194,14 +194,14 @@ def environment(spec: VllmSpec, on_cpu: bool) -> dict[str, str]:
 
 
 def _free_port(wanted: int) -> int:
-    """Raises ResourceError where the port is taken."""
+    """Return `wanted`, or a free port for 0. Raises ResourceError if the port is in use."""
     try:
-        with socket.create_server((HOST, wanted)) as found:
-            return found.getsockname()[1]
+        with socket.create_server((HOST, wanted)) as listener:
+            return listener.getsockname()[1]
     except OSError as error:
         raise ResourceError(
-            f"inference.port: port {wanted} of {HOST} cannot be had ({error.strerror or error}); choose another, 0 for "
-            f"any free one, or use the server that is there: inference.urls=[http://{HOST}:{wanted}/v1]"
+            f"inference.port: port {wanted} of {HOST} cannot be bound ({error.strerror or error}); choose another, 0 "
+            f"for any free one, or use the existing server: inference.urls=[http://{HOST}:{wanted}/v1]"
         ) from None
 
 
@@ -214,12 +214,13 @@ def _healthy(port: int) -> bool:
         return False
 
 
-def _how(code: int) -> str:
+def _exit_cause(code: int) -> str:
+    """Return the description of an exit code."""
     return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
 def _end(process: subprocess.Popen) -> None:
-    """The whole session: asks by the end of its standard input, waits, kills."""
+    """Stop the whole session: close its standard input, wait, then kill."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()

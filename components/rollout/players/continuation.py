@@ -1,17 +1,17 @@
-"""Monte Carlo continuation: how good a step was, by what the policy makes of it (Math-Shepherd, arXiv:2312.08935).
+"""Monte Carlo continuation: step labels estimated by rollouts from each step (Math-Shepherd, arXiv:2312.08935).
 
-After an episode has come to its end, each of its steps but the last is returned to, and the policy plays on from there
-so many times. The share of successes is the label of the step; that of the last step is the episode's own success. The
-labels are metrics of the episode, `continued/0`, `continued/1` and so on, one for each turn: heads of a process reward
-model learn them by the name `continued`, and the reward `continued` makes step rewards of them. How many continuations
-there were and what they sampled stands beside them (`continuations`, `continued_tokens`).
+After an episode ends, the policy continues `count` times from each step but the last. A step's label is its share of
+successful continuations; the last step's label is the success of the episode. The labels are metrics of the episode,
+`continued/0`, `continued/1` and so on, one per turn. Process reward model heads learn them by the name `continued`, and
+the reward `continued` turns them into step rewards. The metrics `continuations` and `continued_tokens` count the
+continuations and their sampled tokens.
 
-An environment that can save is restored (`protocol.Restorable`). Any other is reset and given the actions again: by the
-protocol it then says the same again, and one that does not is refused by name.
+An environment that can save its state is restored (`protocol.Restorable`). Any other environment is reset and the
+actions are replayed. The protocol requires the same observations; otherwise a SpecError names the environment.
 
-What is played on is measured and not trained on. The conversation goes on from its own tokens, which the engine that
-gave them remembers: so an episode whose labels are not there yet is played again as a whole, and the last step is
-continued first, whose conversation names all answers that the others go on from.
+Continuations are not training data. A conversation continues from its own tokens, which are cached in the engine that
+sampled them. Therefore an episode without labels is replayed from its start, and the last step is continued first:
+its conversation contains all responses that the other continuations start from.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTIN
 
 
 class Continuing:
-    """Plays an episode by the agent loop, and on from each of its steps `count` times. format, max_observation: as
-    those of `agent.play`."""
+    """Player of an episode by the agent loop, with `count` continuations from each of its steps. format,
+    max_observation: as for `agent.play`."""
 
     def __init__(self, count: int, *, format: formats.Name = "native", max_observation: int = MAX_OBSERVATION):
         self._count = count
-        self._how: dict[str, Any] = {"format": format, "max_observation": max_observation}
+        self._options: dict[str, Any] = {"format": format, "max_observation": max_observation}
 
     async def play(
         self,
@@ -52,9 +52,9 @@ class Continuing:
         seed: int,
         **patience: Any,
     ) -> list[Trajectory]:
-        """patience: holds for the episode, and for each continuation. One that fails is returned after the episode,
-        which then has no labels."""
-        episode = Episode(engine, environment, sampling, seed, **self._how)
+        """Play the episode and its continuations. Return the labelled episode, or the unlabelled episode and the failed
+        continuation. patience: time limits of the episode and of each continuation."""
+        episode = Episode(engine, environment, sampling, seed, **self._options)
         steps: list[tuple[Episode, str | None]] = []
         async with episode.within(**patience):
             await episode.begin(scenario)
@@ -69,14 +69,14 @@ class Continuing:
         for turn, (step, state) in reversed([*enumerate(steps[:-1])]):
             wins = 0
             for number in range(self._count):
-                going_on = step.branch(episode_number(seed, f"{turn}/{number}"))
-                async with going_on.within(**patience):
-                    await _return_to(going_on, scenario, state)
-                    while not going_on.done and going_on.talk.turns < max_turns:
-                        await going_on.turn()
-                end = going_on.trajectory(aside(scenario, CONTINUED), sample)
+                continuation = step.branch(episode_number(seed, f"{turn}/{number}"))
+                async with continuation.within(**patience):
+                    await _return_to(continuation, scenario, state)
+                    while not continuation.done and continuation.talk.turns < max_turns:
+                        await continuation.turn()
+                end = continuation.trajectory(aside(scenario, CONTINUED), sample)
                 episodes += 1
-                tokens += going_on.talk.sampled - step.talk.sampled
+                tokens += continuation.talk.sampled - step.talk.sampled
                 if end.failure is not None:
                     return [first, end]
                 wins += end.success
@@ -85,19 +85,20 @@ class Continuing:
         return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels) | counts)]
 
     def following(self, first: Trajectory) -> list[str]:
-        """A continuation that failed, of an episode without labels."""
+        """Return the id of the failed continuation if the episode has no labels."""
         labelled = step_labels.read(CONTINUED, first)
         return [] if labelled else [f"{aside(first.scenario, CONTINUED).id}/{first.sample}"]
 
 
 async def _saved(episode: Episode) -> str | None:
-    """Where the environment is now; None of one that cannot save."""
+    """Return the environment's serialized state; None if it cannot save."""
     environment = episode.environment
     return json.dumps(await episode.world("save", environment.save)) if isinstance(environment, Restorable) else None
 
 
 async def _return_to(step: Episode, scenario: Scenario, state: str | None) -> None:
-    """Puts the environment where it was after a step. Raises SpecError where its actions do not lead there again."""
+    """Restore the environment to its state after a step. Raises SpecError if replaying the actions gives other
+    results."""
     environment = step.environment
     if state is not None:
         await step.world("restore", environment.restore, scenario, json.loads(state))  # type: ignore[attr-defined]
@@ -106,10 +107,10 @@ async def _return_to(step: Episode, scenario: Scenario, state: str | None) -> No
     for action, before in step.steps:
         same = same and as_step(await step.world("a step", environment.step, action)) == before
     if not same:
-        raise SpecError([Problem("environment", _NOT_AGAIN.format(type(environment).__name__, scenario.id))])
+        raise SpecError([Problem("environment", _NOT_REPRODUCIBLE.format(type(environment).__name__, scenario.id))])
 
 
-_NOT_AGAIN = (
-    "{} said something else when scenario {} was played again with the same actions, so that no step of it can be "
-    "returned to: expected the same, or methods `save` and `restore` (components.environments.protocol.Restorable)"
+_NOT_REPRODUCIBLE = (
+    "{} gave other observations or rewards when the actions of scenario {} were replayed, so its steps cannot be "
+    "continued; expected equal results, or methods `save` and `restore` (components.environments.protocol.Restorable)"
 )

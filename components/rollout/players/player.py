@@ -1,10 +1,10 @@
-"""Who plays the episodes of a collection, and what follows from an episode.
+"""Players: ways to play a scenario, with derived episodes.
 
-An attempt is one episode: of the agent loop (`agent.play`), of several roles (`roles`), of an agent of one's own. A
-player makes attempts; most make one. One that makes more returns the further episodes with the first: they belong to
-it, are played in the same environment after it, and are kept or played again with it.
+An attempt is one episode: of the agent loop (`agent.play`), of several roles (`roles`), or of a custom agent. A player
+makes one or more attempts. Derived episodes are returned with the first one: they run in the same environment after it,
+and are stored or retried together with it.
 
-Further episodes that began differently are compared among themselves: their scenario has a name of its own
+Derived episodes that began differently form a group of their own: their scenario has another id
 (`components.trajectories.groups.aside`).
 """
 
@@ -19,11 +19,13 @@ from components.inference.protocol import Engine, Sampling
 from components.trajectories.schema import Scenario, Trajectory
 
 Attempt = Callable[..., Coroutine[Any, Any, Trajectory]]
-"""Called as `agent.play` is: (engine, environment, scenario, sample=, sampling=, max_turns=, seed=, timeout=, and as
-they are given step_timeout= and again=)."""
+"""Callable with the signature of `agent.play`: (engine, environment, scenario, sample=, sampling=, max_turns=, seed=,
+timeout=, and optionally step_timeout= and raise_unreachable=)."""
 
 
 class Player(Protocol):
+    """A way to play a scenario."""
+
     async def play(
         self,
         engine: Engine,
@@ -36,29 +38,30 @@ class Player(Protocol):
         seed: int,
         **patience: Any,
     ) -> list[Trajectory]:
-        """The episode `scenario.id/sample`, and after it those that follow from it. patience: `timeout`, and
-        `step_timeout` and `again` where they are given (`agent.play`)."""
+        """Return the episode `scenario.id/sample`, followed by the episodes derived from it. patience: `timeout`, and
+        optionally `step_timeout` and `raise_unreachable` (`agent.play`)."""
         ...
 
     def following(self, first: Trajectory) -> list[str]:
-        """Ids of the episodes that follow from a finished one."""
+        """Return the ids of the episodes derived from a finished one."""
         ...
 
 
 class Once:
-    """Plays each episode once."""
+    """A player with a single attempt per episode."""
 
     def __init__(self, attempt: Attempt):
         self._attempt = attempt
 
-    async def play(self, engine: Engine, environment: Environment, scenario: Scenario, **how: Any) -> list[Trajectory]:
-        return [await self._attempt(engine, environment, scenario, **how)]
+    async def play(
+        self, engine: Engine, environment: Environment, scenario: Scenario, **options: Any
+    ) -> list[Trajectory]:
+        return [await self._attempt(engine, environment, scenario, **options)]
 
     def following(self, first: Trajectory) -> list[str]:
         return []
 
 
 def episode_number(seed: int, name: str) -> int:
-    """The seed of an episode, or of a part of one: a function of the seed of the whole and of its name, not of when it
-    is played."""
+    """Return the seed of an episode or of a part of one, derived from the parent seed and the name only."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")

@@ -1,19 +1,18 @@
-"""Reflection: a failed episode is thought about, and tried once more (Reflexion, arXiv:2303.11366).
+"""Reflection on an unsuccessful episode, followed by a second attempt (Reflexion, arXiv:2303.11366).
 
-An attempt that came to its end without success is shown to the policy as a transcript. What the policy writes on it,
-the reflection, stands in the prompt of a second attempt at the same scenario. The first attempt stays as it is. The
-second is an episode of its own, `SCENARIO~second/SAMPLE`, with the reflection and the attempt as histories of sampled
-tokens. It is judged by how the attempt ended, so that is what the reflection is rewarded by; of the step rewards the
-first, 0, is its own. The second attempts of a scenario are a group: they are compared with each other, not with
-attempts that began without a reflection.
+The policy reads a transcript of an attempt that ended without success and writes a reflection. The reflection is part
+of the prompt of a second attempt at the same scenario. The first attempt is unchanged. The second attempt is a separate
+episode, `SCENARIO~second/SAMPLE`, with the reflection and the attempt as histories of sampled tokens. Its reward
+depends on the outcome of the attempt and so rewards the reflection too; the reflection's step reward is the first one,
+0. The second attempts of a scenario form a group: they are compared with each other, not with first attempts.
 
-The transcript is text in a conversation of its own: what is asked depends on what was said, and on nothing that an
-engine remembers. Of one that is too long, for `max_transcript` or for the context, the middle is cut, with a mark, and
-counted (`cut_transcript`).
+The transcript is text in a separate conversation, so the request depends only on the messages and not on the engine's
+cache. The middle of a transcript that exceeds `max_transcript` or the context is cut, marked and counted
+(`cut_transcript`).
 
-A second attempt that succeeded can also be had as a demonstration (`demonstrations`): the same conversation without
-the reflection, in the group of the first attempts. It is text: nobody sampled it so, and its tokens are laid out anew
-by what trains on it.
+A successful second attempt can also be returned as a demonstration (`demonstrations`): the same conversation without
+the reflection, in the group of the first attempts. A demonstration is text without sampled tokens; training tokenizes
+it.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from components.trajectories.schema import History, Scenario, Trajectory
 SECOND = "second"
 """Name of the group of second attempts."""
 NOTE = "You have tried this before and did not succeed. What you noted then:\n"
-"""Stands before a reflection in the prompt."""
+"""Text before a reflection in the prompt."""
 
 
 SHORTEST = 100
-"""Characters of a transcript; of fewer there is nothing to say."""
+"""Minimum length of a truncated transcript in characters."""
 
 
 class Reflecting:
-    """Makes an attempt, and after one without success a reflection and a second attempt."""
+    """Player of an attempt and, after one without success, a reflection and a second attempt."""
 
     def __init__(self, attempt: Attempt, spec: ReflectionSpec):
         self._attempt = attempt
@@ -63,28 +62,29 @@ class Reflecting:
         seed: int,
         **patience: Any,
     ) -> list[Trajectory]:
-        """patience: holds for each attempt, and for the reflection."""
-        how: dict[str, Any] = {"sample": sample, "sampling": sampling, "max_turns": max_turns, **patience}
-        first = await self._attempt(engine, environment, scenario, **how, seed=seed)
+        """Return the first attempt, followed by the second one if the first had no success. patience: time limits of
+        each attempt and of the reflection."""
+        options: dict[str, Any] = {"sample": sample, "sampling": sampling, "max_turns": max_turns, **patience}
+        first = await self._attempt(engine, environment, scenario, **options, seed=seed)
         if not self.following(first):
             return [first]
-        again = aside(scenario, SECOND)
+        second_scenario = aside(scenario, SECOND)
         seed = episode_number(seed, SECOND)
-        thinking = Thought(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
-        async with thinking.within(**patience):
-            await thinking.about(first, self._spec)
-        reflection = thinking.trajectory(again, sample)
+        reflecting = ReflectionEpisode(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
+        async with reflecting.within(**patience):
+            await reflecting.about(first, self._spec)
+        reflection = reflecting.trajectory(second_scenario, sample)
         if reflection.failure is not None:
             return [first, reflection]
-        noted = Noted(environment, note(reflection.histories[0]))
-        second = await self._attempt(engine, noted, scenario, **how, seed=episode_number(seed, "attempt"))
-        counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if thinking.cut else []))
+        noted = NotedEnvironment(environment, note(reflection.histories[0]))
+        second = await self._attempt(engine, noted, scenario, **options, seed=episode_number(seed, "attempt"))
+        counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if reflecting.cut else []))
         return [
             first,
             replace(
                 second,
                 id=reflection.id,
-                scenario=again,
+                scenario=second_scenario,
                 histories=[*reflection.histories, *second.histories],
                 step_rewards=[0.0, *second.step_rewards],
                 metrics=second.metrics
@@ -93,39 +93,39 @@ class Reflecting:
         ]
 
     def following(self, first: Trajectory) -> list[str]:
-        """The second attempt, where the first came to its end without success."""
-        again = first.failure is None and not first.success
-        return [f"{aside(first.scenario, SECOND).id}/{first.sample}"] if again else []
+        """Return the id of the second attempt if the first one ended without success."""
+        unsuccessful = first.failure is None and not first.success
+        return [f"{aside(first.scenario, SECOND).id}/{first.sample}"] if unsuccessful else []
 
 
-class Thought(Episode):
-    """A reflection under way: one question, and its answer."""
+class ReflectionEpisode(Episode):
+    """The running reflection: one prompt and its response."""
 
     cut = False
-    """Whether the transcript is not the whole one."""
+    """True if the transcript is truncated."""
 
     async def about(self, episode: Trajectory, spec: ReflectionSpec) -> None:
-        """Where the transcript does not fit the context, it is cut to half as much until it does. Raises
-        ContextOverflow where even the shortest does not."""
-        most = spec.max_transcript
+        """Sample the reflection on an episode. The transcript's length is halved until it fits the context. Raises
+        ContextOverflow if even the minimum length does not fit."""
+        length_limit = spec.max_transcript
         while True:
-            text, self.cut = transcript(episode, most)
+            text, self.cut = transcript(episode, length_limit)
             self.talk.messages = [{"role": "user", "content": whole(f"{spec.prompt}\n\n{text}")}]
             try:
                 await self.answer()
                 return
             except ContextOverflow:
-                if most <= SHORTEST:
+                if length_limit <= SHORTEST:
                     raise
-            most = max(min(most, len(text)) // 2, SHORTEST)
+            length_limit = max(min(length_limit, len(text)) // 2, SHORTEST)
 
     def trajectory(self, scenario: Scenario, sample: int) -> Trajectory:
-        found = super().trajectory(scenario, sample)
-        return replace(found, metrics=found.metrics | {"cut_transcript": 1.0}) if self.cut else found
+        trajectory = super().trajectory(scenario, sample)
+        return replace(trajectory, metrics=trajectory.metrics | {"cut_transcript": 1.0}) if self.cut else trajectory
 
 
-class Noted:
-    """An environment with a note before its first words to the user: at their end a limit would cut it away."""
+class NotedEnvironment:
+    """An environment wrapper that prepends a note to the first user message. At its end, truncation would remove it."""
 
     def __init__(self, environment: Environment, text: str):
         self._environment = environment
@@ -142,23 +142,23 @@ class Noted:
 
 
 def note(reflection: History) -> str:
-    """What a second attempt is told of a reflection."""
+    """Return the prompt text with a reflection for the second attempt."""
     return NOTE + whole(reflection.messages[-1].content).strip()
 
 
 def whole(text: str) -> str:
-    """All of a text, clean."""
+    """Return the whole text, sanitized."""
     return clean(text, len(text))[0]
 
 
 def transcript(episode: Trajectory, most: int) -> tuple[str, bool]:
-    """What was said in an episode, and whether it was cut to so many characters: its beginning and its end, with a mark
-    between them."""
+    """Return the episode's transcript, and True if it was truncated to `most` characters: its beginning and end, with
+    a mark between them."""
     lines = []
     for message in (message for talk in conversations(episode) for message in talk):
         calls = [call["function"] for call in message.get("tool_calls", [])]
-        said = [message["content"], *(f"calls {one['name']} {one['arguments']}" for one in calls)]
-        lines.append(f"{message['role']}: " + "\n".join(one for one in said if one))
+        parts = [message["content"], *(f"calls {call['name']} {call['arguments']}" for call in calls)]
+        lines.append(f"{message['role']}: " + "\n".join(part for part in parts if part))
     text = "\n".join(lines)
     if len(text) <= most:
         return text, False
@@ -167,36 +167,36 @@ def transcript(episode: Trajectory, most: int) -> tuple[str, bool]:
 
 
 def demonstrations(trajectories: Sequence[Trajectory], group_size: int) -> Iterator[Trajectory]:
-    """Second attempts that succeeded, without their reflections: sample `group_size + k` of their scenario was attempt
-    k. Those with an answer that was cut off are left out: laid out anew, it would teach to stop in the middle."""
-    scenarios = {one.group: one.scenario for one in trajectories}
-    for one in trajectories:
-        name = scenario_of(one.group)
-        if not one.success or one.group != aside(scenarios[name], SECOND).id:
+    """Yield successful second attempts without their reflections. Attempt k becomes sample `group_size + k` of its
+    scenario. Attempts with a truncated response are skipped: they would teach the policy to stop mid-message."""
+    scenarios = {trajectory.group: trajectory.scenario for trajectory in trajectories}
+    for trajectory in trajectories:
+        name = scenario_of(trajectory.group)
+        if not trajectory.success or trajectory.group != aside(scenarios[name], SECOND).id:
             continue
-        reflection, *attempt = one.histories
+        reflection, *attempt = trajectory.histories
         if any(message.finish_reason == "length" for history in attempt for message in history.messages):
             continue
-        sample, text = group_size + one.sample, note(reflection)
+        sample, text = group_size + trajectory.sample, note(reflection)
         yield replace(
-            one,
+            trajectory,
             id=f"{name}/{sample}",
             scenario=scenarios[name],
             sample=sample,
-            histories=[_without(text, said) for said in conversations(replace(one, histories=attempt))],
-            step_rewards=one.step_rewards[1:],
-            metrics={"turns": one.metrics["turns"]},
+            histories=[_without(text, messages) for messages in conversations(replace(trajectory, histories=attempt))],
+            step_rewards=trajectory.step_rewards[1:],
+            metrics={"turns": trajectory.metrics["turns"]},
             policy=DEMONSTRATION,
         )
 
 
 def _without(text: str, messages: Messages) -> History:
-    """The conversation without a note, as text."""
-    found = []
+    """Return the conversation without a note, as text."""
+    converted = []
     for message in messages:
         if message["role"] == "user" and message["content"].startswith(text):
             message = {**message, "content": message["content"].removeprefix(text).lstrip()}
             if not message["content"]:
                 continue
-        found.append(to_message(message))
-    return History(found)
+        converted.append(to_message(message))
+    return History(converted)

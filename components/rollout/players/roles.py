@@ -1,12 +1,12 @@
 """Planner and worker: two roles of one policy in one episode, each with its own instructions and conversations.
 
-The planner is shown the task, and what the worker's tools are. It says one sub-goal at a time, or `Answer: ...`, which
-is what the environment is told. For each sub-goal a worker begins anew: it knows its instructions, the sub-goal and the
-tools, and acts in the environment until it says what came of it; the planner is told that, or, where the worker has
-used up its messages, what the environment said last.
+The planner reads the task and a list of the worker's tools. It writes one sub-goal at a time, or `Answer: ...`, which
+goes to the environment. Each sub-goal starts a new worker, whose conversation has its instructions, the sub-goal and
+the tools. The worker acts in the environment until it reports a result. The planner reads that report or, if the worker
+has used up its messages, the last observation.
 
-Histories are those of the planner (agent `planner`), then those of the workers (`worker`), and both are trained by the
-reward of the episode. Step rewards stand in the order of the histories, which is not that of time.
+The histories are the planner's (agent `planner`), then the workers' (`worker`); the episode's reward trains both. Step
+rewards follow the order of the histories, not the chronological order.
 """
 
 from __future__ import annotations
@@ -39,60 +39,62 @@ async def play(
     seed: int,
     timeout: float | None = None,
     step_timeout: float | None = None,
-    again: bool = False,
+    raise_unreachable: bool = False,
     roles: RolesSpec,
     format: formats.Name = "native",
     max_observation: int = MAX_OBSERVATION,
 ) -> Trajectory:
-    """As `agent.play`. max_turns: of both roles together. format: how workers write their actions."""
-    shown: dict[str, Any] = {"format": format, "max_observation": max_observation}
+    """Play one episode and return its trajectory, as `agent.play`. max_turns: total messages of both roles. format:
+    action format of the workers."""
+    options: dict[str, Any] = {"format": format, "max_observation": max_observation}
     planner = Episode(engine, environment, sampling, seed, max_observation=max_observation, agent="planner")
     workers: list[Episode] = []
-    acted, unsaid = planner, 0
-    async with planner.within(timeout, step_timeout, again):
+    last_actor, empty_messages = planner, 0
+    async with planner.within(timeout, step_timeout, raise_unreachable):
         first, tools = await planner.start(scenario)
-        rules = [one["content"] for one in first if one["role"] == "system"]
-        task = [one for one in first if one["role"] != "system"]
-        planner.open([_system(roles.planner, *_able(tools), *rules), *task], [])
-        while not planner.done and (left := max_turns - _turns(planner, *workers)) > 0:
-            said = (await planner.answer())["content"].strip()
-            if answer := _ANSWER.fullmatch(said):
+        rules = [message["content"] for message in first if message["role"] == "system"]
+        task = [message for message in first if message["role"] != "system"]
+        planner.open([_system(roles.planner, *_tool_list(tools), *rules), *task], [])
+        while not planner.done and (remaining := max_turns - _turns(planner, *workers)) > 0:
+            text = (await planner.answer())["content"].strip()
+            if answer := _ANSWER.fullmatch(text):
                 planner.see(await planner.step({"role": "assistant", "content": answer[1].strip()}))
-                acted = planner
+                last_actor = planner
                 continue
             planner.rewards.append(0.0)
-            if not said:
-                unsaid += 1
+            if not text:
+                empty_messages += 1
                 planner.hear([{"role": "user", "content": "error: say a sub-goal, or Answer: and your answer"}])
-            elif left > 1:
-                own = episode_number(seed, f"worker/{len(workers)}")
-                worker = Episode(engine, environment, sampling, own, agent="worker", **shown)
+            elif remaining > 1:
+                worker_seed = episode_number(seed, f"worker/{len(workers)}")
+                worker = Episode(engine, environment, sampling, worker_seed, agent="worker", **options)
                 workers.append(worker)
-                worker.open([_system(roles.worker, *rules), {"role": "user", "content": said}], tools)
-                report = await _work(worker, min(roles.worker_turns, left - 1), planner)
-                acted = worker if worker.steps else acted
+                worker.open([_system(roles.worker, *rules), {"role": "user", "content": text}], tools)
+                report = await _work(worker, min(roles.worker_turns, remaining - 1), planner)
+                last_actor = worker if worker.steps else last_actor
                 planner.done = worker.done
                 planner.hear([{"role": "user", "content": report}])
-    plan, *worked = (one.trajectory(scenario, sample) for one in (planner, *workers))
+    plan, *subgoals = (episode.trajectory(scenario, sample) for episode in (planner, *workers))
     metrics = Counter(plan.metrics)
-    for one in worked:
-        metrics.update(one.metrics)
+    for subgoal in subgoals:
+        metrics.update(subgoal.metrics)
     return replace(
         plan,
-        histories=[history for one in (plan, *worked) for history in one.histories],
-        tools=worked[0].tools if worked else [],
-        step_rewards=[reward for one in (plan, *worked) for reward in one.step_rewards],
-        outcome=acted.outcome,
+        histories=[history for part in (plan, *subgoals) for history in part.histories],
+        tools=subgoals[0].tools if subgoals else [],
+        step_rewards=[reward for part in (plan, *subgoals) for reward in part.step_rewards],
+        outcome=last_actor.outcome,
         metrics={
             **metrics,
             "subgoals": float(len(workers)),
-            "parse_errors": metrics["parse_errors"] + unsaid,
+            "parse_errors": metrics["parse_errors"] + empty_messages,
         },
     )
 
 
 async def _work(worker: Episode, turns: int, watched: Episode) -> str:
-    """Works on a sub-goal; what the planner is told of it. `watched` is told what is waited for."""
+    """Run a worker on its sub-goal and return the report for the planner. `watched.awaited` names the awaited
+    boundary."""
     while worker.talk.turns < turns and not worker.done:
         watched.awaited = EngineError
         action = await worker.decide()
@@ -109,12 +111,12 @@ async def _work(worker: Episode, turns: int, watched: Episode) -> str:
 
 
 def _turns(*episodes: Episode) -> int:
-    return sum(one.talk.turns for one in episodes)
+    return sum(episode.talk.turns for episode in episodes)
 
 
-def _able(tools: formats.Tools) -> list[str]:
-    """What the planner is told of the worker's tools."""
-    listed = [f"- {one['function']['name']}: {one['function'].get('description', '')}" for one in tools]
+def _tool_list(tools: formats.Tools) -> list[str]:
+    """Return the planner's description of the worker's tools."""
+    listed = [f"- {tool['function']['name']}: {tool['function'].get('description', '')}" for tool in tools]
     return ["\n".join(["The worker has these tools:", *listed])] if listed else []
 
 

@@ -1,14 +1,12 @@
-"""Self-play: both sides of a game are played by models, each in a conversation of its own (`protocol.Players`).
+"""Self-play: models play both sides of a game, each in a separate conversation (`protocol.Players`).
 
-With the policy on both sides, a game is two episodes: that of the first player, `SCENARIO/SAMPLE`, and that of the
-other one, `SCENARIO~other/SAMPLE`, each with its own sampled tokens and its own outcome. Those of one side are
-compared with each other.
+If the policy plays both sides, a game is two episodes: `SCENARIO/SAMPLE` of the first player and
+`SCENARIO~other/SAMPLE` of the second, each with its own sampled tokens and outcome. Each side forms a group.
 
-With another engine for the other side, such as one that holds the base model, a game is one episode of the policy; what
-the other says is part of the environment. Which side the policy takes follows from the scenario, so that a group holds
-one side only.
+If another engine, such as one with the base model, plays the other side, a game is one episode of the policy, and the
+opponent is part of the environment. The scenario determines the policy's side, so a group has one side only.
 
-A game ends as it stands when the player whose turn it is has used up its turns. What fails is a failure of both sides.
+A game is truncated when the player to move has used up its turns. A failure applies to both sides.
 """
 
 from __future__ import annotations
@@ -30,13 +28,14 @@ OTHER = "other"
 
 
 class SelfPlay:
-    """other: engine of the other side; None: the policy's own. format, max_observation: as those of `agent.play`."""
+    """Player of a two-player game. other: engine of the opponent; None: the policy's own engine. format,
+    max_observation: as for `agent.play`."""
 
     def __init__(
         self, other: Engine | None = None, *, format: formats.Name = "native", max_observation: int = MAX_OBSERVATION
     ):
         self._other = other
-        self._how: dict[str, Any] = {"format": format, "max_observation": max_observation}
+        self._options: dict[str, Any] = {"format": format, "max_observation": max_observation}
 
     async def play(
         self,
@@ -50,15 +49,22 @@ class SelfPlay:
         seed: int,
         **patience: Any,
     ) -> list[Trajectory]:
-        """max_turns: of each player."""
-        policys = 0 if self._other is None else episode_number(0, scenario.id) % 2
+        """Return the policy's episode, followed by the other side's if the policy plays both. max_turns: messages of
+        each player."""
+        policy_side = 0 if self._other is None else episode_number(0, scenario.id) % 2
         engines = [engine, engine] if self._other is None else [self._other, self._other]
-        engines[policys] = engine
+        engines[policy_side] = engine
         sides = [
-            Episode(one, environment, sampling, seed if place == policys else episode_number(seed, OTHER), **self._how)
-            for place, one in enumerate(engines)
+            Episode(
+                player,
+                environment,
+                sampling,
+                seed if place == policy_side else episode_number(seed, OTHER),
+                **self._options,
+            )
+            for place, player in enumerate(engines)
         ]
-        policy = sides[policys]
+        policy = sides[policy_side]
         async with policy.within(**patience):
             await _play(policy, sides, scenario, max_turns)
         for side in sides:
@@ -69,20 +75,20 @@ class SelfPlay:
         return [first, sides[1].trajectory(aside(scenario, OTHER), sample)]
 
     def following(self, first: Trajectory) -> list[str]:
-        """The episode of the other player, where that is the policy too."""
+        """Return the id of the other player's episode if the policy plays both sides."""
         return [f"{aside(first.scenario, OTHER).id}/{first.sample}"] if self._other is None else []
 
 
 async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_turns: int) -> None:
-    """The game; `watched` is told what is waited for."""
+    """Play the game. `watched.awaited` names the awaited boundary."""
     environment = watched.environment
-    told, tools = await watched.start(scenario)
+    observation, tools = await watched.start(scenario)
     names = _names(environment)
     for side, name in zip(sides, names, strict=True):
         side.talk.recorder.agent = name
     while True:
         side = sides[environment.turn]  # type: ignore[attr-defined]
-        _tell(side, told, tools)
+        _tell(side, observation, tools)
         action = None
         while action is None:
             if side.talk.turns >= max_turns:
@@ -92,34 +98,35 @@ async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_
             watched.awaited = EnvironmentFailed
         step = await watched.step(action)
         side.rewards.append(step.reward)
-        for one, name in zip(sides, names, strict=True):
-            one.outcome, one.done = _outcome(step, name), step.done
+        for player, name in zip(sides, names, strict=True):
+            player.outcome, player.done = _outcome(step, name), step.done
         if step.done:
             _tell(side, step.observation, tools)
             return
-        told = step.observation
+        observation = step.observation
 
 
-def _tell(side: Episode, told: Messages, tools: formats.Tools) -> None:
+def _tell(side: Episode, messages: Messages, tools: formats.Tools) -> None:
+    """Show messages to a player; the first ones open its conversation."""
     if side.talk.messages:
-        side.hear(told)
+        side.hear(messages)
     else:
-        side.open(told, tools)
+        side.open(messages, tools)
 
 
 def _names(environment: Environment) -> list[str]:
-    """Of the two players. Raises SpecError where there are not two to be played."""
+    """Return the names of the two players. Raises SpecError if the environment has another number of players."""
     names = list(environment.players) if isinstance(environment, Players) else []
     if len(names) != 2:
-        what = f"{type(environment).__name__} has {len(names)} players to be played" if names else "has no players"
+        problem = f"{type(environment).__name__} has {len(names)} players to be played" if names else "has no players"
         raise SpecError(
-            [Problem("collect.opponent", f"the environment {what}; expected two, or opponent: environment")]
+            [Problem("collect.opponent", f"the environment {problem}; expected two, or opponent: environment")]
         )
     return names
 
 
 def _outcome(step: Step, name: str) -> dict[str, Any]:
-    """What a step says of one player."""
+    """Return one player's outcome of a step. Raises EnvironmentFailed if it is missing."""
     players = step.info.get("players")
     if not isinstance(players, dict) or not isinstance(players.get(name), dict):
         raise EnvironmentFailed(f"step returned no info['players'][{name!r}], the outcome of a player")

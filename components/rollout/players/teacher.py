@@ -1,7 +1,7 @@
-"""Teacher and student: where the policy had no success, another model plays the same scenario.
+"""Teacher episodes: another model plays the scenarios that the policy failed.
 
-The teacher's episode is sample `group_size + SAMPLE` of the scenario, in the group of the policy's own: it began alike.
-It was not sampled by the policy, and says so (`policy`: teacher): what is learned from it is shown, not reinforced.
+The teacher's episode is sample `group_size + SAMPLE` of the scenario, in the policy's group, because it starts from the
+same prompt. Its `policy` is `teacher`: algorithms imitate it as a demonstration and do not reinforce it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from components.trajectories.schema import Scenario, Trajectory
 
 
 class Taught:
-    """Makes an attempt, and where the spec says so one by the teacher. engine: the teacher's. group_size: of the
-    collection."""
+    """Player of an attempt and, as the spec requires, a second one by the teacher. engine: engine of the teacher.
+    group_size: episodes per scenario of the collection."""
 
     def __init__(self, attempt: Attempt, spec: CollectTeacherSpec, engine: Engine, group_size: int):
         self._attempt = attempt
@@ -39,18 +39,23 @@ class Taught:
         seed: int,
         **patience: Any,
     ) -> list[Trajectory]:
-        """patience: holds for each of the two."""
-        how: dict[str, Any] = {"max_turns": max_turns, **patience}
-        first = await self._attempt(engine, environment, scenario, sample=sample, sampling=sampling, seed=seed, **how)
+        """Return the policy's episode, followed by the teacher's if required. patience: time limits of each of the
+        two."""
+        options: dict[str, Any] = {"max_turns": max_turns, **patience}
+        first = await self._attempt(
+            engine, environment, scenario, sample=sample, sampling=sampling, seed=seed, **options
+        )
         if not self.following(first):
             return [first]
-        own = Sampling(self._spec.temperature, self._spec.top_p, max_tokens=sampling.max_tokens)
+        teacher_sampling = Sampling(self._spec.temperature, self._spec.top_p, max_tokens=sampling.max_tokens)
         number, seed = self._group_size + sample, episode_number(seed, TEACHER)
-        shown = await self._attempt(self._teacher, environment, scenario, sample=number, sampling=own, seed=seed, **how)
-        return [first, replace(shown, policy=TEACHER)]
+        demonstration = await self._attempt(
+            self._teacher, environment, scenario, sample=number, sampling=teacher_sampling, seed=seed, **options
+        )
+        return [first, replace(demonstration, policy=TEACHER)]
 
     def following(self, first: Trajectory) -> list[str]:
-        """The teacher's episode, where there is to be one."""
-        asked = first.sample < self._spec.samples and not (self._spec.only_failed and first.success)
-        shown = first.failure is None and asked
-        return [f"{first.scenario.id}/{self._group_size + first.sample}"] if shown else []
+        """Return the id of the teacher's episode if one is required."""
+        required = first.sample < self._spec.samples and not (self._spec.only_failed and first.success)
+        demonstrated = first.failure is None and required
+        return [f"{first.scenario.id}/{self._group_size + first.sample}"] if demonstrated else []
