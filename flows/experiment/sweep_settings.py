@@ -13,7 +13,7 @@ from components.compute.sky.spec import SkyPlace
 from components.deployment.targets.spec import LocalTarget
 from components.errors import Problem, SpecError
 from components.specs import Spec, nearest, validate
-from flows.experiment.checks.computing import reached
+from flows.experiment.checks.computing import unreachable_store
 from flows.experiment.spec import ExperimentSpec
 
 OPTUNA = "hydra_plugins.espalier.OptunaSweeper"
@@ -167,7 +167,7 @@ def problems(
 def _elsewhere(sky: LauncherSpec, spec: ExperimentSpec) -> Iterator[Problem]:
     """What of a run cannot be where the launcher sends it."""
     here = "and the points of this sweep run on other machines"
-    yield from reached(sky.place, sky.places[sky.place], spec.store, "the points of the sweep")
+    yield from unreachable_store(sky.place, sky.places[sky.place], spec.store, "the points of the sweep")
     used = (spec.compute.default, *spec.compute.stages.values())
     if any(isinstance(spec.compute.places[name], SkyPlace) for name in used):
         message = f"stages would be sent on from there, {here}; expected local, process or accelerate"

@@ -17,7 +17,7 @@ from components.trajectories.schema import History, Message, Scenario, Trajector
 from components.trajectories.store import read_scores
 from flows import calibrate as command
 from flows.calibration.calibration import has_solutions, read_people
-from flows.experiment.checks.judging import others
+from flows.experiment.checks.judging import other_rewards
 from flows.stages.base import Request
 from flows.stages.calibrate import CalibrateStage, reseeded, turned
 from flows.stages.execute import request_key, run_stage
@@ -257,11 +257,11 @@ def test_every_key_that_is_lacking_is_named_at_once_and_those_of_engines_only_wh
 
 def test_solutions_need_an_environment_that_has_them():
     none = validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",))
-    (problem,) = others(EvaluateSpec(), CalibrateSpec(solutions=True), none)
+    (problem,) = other_rewards(EvaluateSpec(), CalibrateSpec(solutions=True), none)
     assert str(problem) == (
         "calibrate.solutions: true, and tests.flows.judges.First has no solve(scenario); expected null or false"
     )
-    assert not list(others(EvaluateSpec(), CalibrateSpec(), none))
+    assert not list(other_rewards(EvaluateSpec(), CalibrateSpec(), none))
 
 
 def test_solutions_are_judged_beside_the_policy_where_there_are_any():
