@@ -436,7 +436,7 @@ class Composer:
             option = nearest(override.value(), self._options(near))
             sign = "" if near in config.hydra.runtime.choices else "+"
             near = f"{sign}{near}={option}" if option else near
-        return Problem(key, "no such key", near)
+        return Problem(key, "there is no such key", near)
 
 
 def _allowed(data: Mapping[Any, Any]) -> list[str]:

@@ -75,7 +75,7 @@ def run(root, **changes):
             )
             return artifact
 
-        outcome = online_rl(spec, call, begin=fork, said=said)
+        outcome = online_rl(spec, call, begin=fork, feedback=said)
     context.warm.close()
     return writer.run, outcome
 

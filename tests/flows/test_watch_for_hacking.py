@@ -15,8 +15,8 @@ from components.rewards.rules.outcome import repetition
 from components.trajectories.policy_text import identical, said, text
 from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
-from flows.experiment.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, Look, drifted
-from flows.experiment.guards.drift import rose_clearly
+from flows.experiment.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, RoundMetrics, drift_message
+from flows.experiment.guards.drift import success_rose
 from flows.history.records import GuardName, Notice, Records, Shown, recording
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
@@ -30,10 +30,10 @@ from tests.trajectories.builders import episode, talk, tool_talk
 LENGTH, REPEATS = "tokens_per_episode", "repetition"
 
 
-def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0) -> dict[int, Look]:
+def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0) -> dict[int, RoundMetrics]:
     known = dict(zip(range(1, 99), success, strict=False))
     return {
-        n: Look({} if value is None else {name: value}, known.get(n), episodes) for n, value in enumerate(values, 1)
+        n: RoundMetrics({} if value is None else {name: value}, known.get(n), episodes) for n, value in enumerate(values, 1)
     }
 
 
@@ -58,38 +58,38 @@ def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0
     ],
 )
 def test_a_figure_has_drifted_where_two_rounds_in_a_row_are_beyond_the_limit(values, strikes):
-    found = drifted(rounds(LENGTH, *values), LENGTH, "tokens", factor=2.0, both=True)
+    found = drift_message(rounds(LENGTH, *values), LENGTH, "tokens", factor=2.0, both=True)
     assert (found is not None) == strikes
 
 
 def test_a_share_has_drifted_by_how_much_it_has_risen_and_a_fall_is_none():
-    assert drifted(rounds(REPEATS, 0.1, 0.2, 0.36, 0.5), REPEATS, "the share", rise=0.2) == (
+    assert drift_message(rounds(REPEATS, 0.1, 0.2, 0.36, 0.5), REPEATS, "the share", rise=0.2) == (
         "the share rose from 0.15 (rounds 1 to 2) to 0.36 and 0.5 (rounds 3 to 4), above 0.35 (0.2)"
     )
-    assert drifted(rounds(REPEATS, 0.1, 0.2, 0.36, 0.34), REPEATS, "the share", rise=0.2) is None
-    assert drifted(rounds(REPEATS, 0.8, 0.8, 0.1, 0.1), REPEATS, "the share", rise=0.2) is None
-    assert drifted(rounds(REPEATS, 0.0, 0.0, 0.4, 0.4), REPEATS, "the share", rise=0.2) is not None
+    assert drift_message(rounds(REPEATS, 0.1, 0.2, 0.36, 0.34), REPEATS, "the share", rise=0.2) is None
+    assert drift_message(rounds(REPEATS, 0.8, 0.8, 0.1, 0.1), REPEATS, "the share", rise=0.2) is None
+    assert drift_message(rounds(REPEATS, 0.0, 0.0, 0.4, 0.4), REPEATS, "the share", rise=0.2) is not None
 
 
 def test_what_success_has_risen_with_is_no_drift_and_a_little_success_is_not_enough():
     values = (10, 10, 30, 30)
     clear, chance, none = (0.2, 0.2, 0.6, 0.6), (0.2, 0.2, 0.24, 0.25), (0.2, 0.2, 0.1, 0.1)
-    assert drifted(rounds(LENGTH, *values, success=clear), LENGTH, "tokens", factor=2.0) is None
+    assert drift_message(rounds(LENGTH, *values, success=clear), LENGTH, "tokens", factor=2.0) is None
     for success in (chance, none):
-        message = drifted(rounds(LENGTH, *values, success=success), LENGTH, "tokens", factor=2.0)
+        message = drift_message(rounds(LENGTH, *values, success=success), LENGTH, "tokens", factor=2.0)
         assert message is not None
         assert f"while success went from 0.200 to {sum(success[2:]) / 2:.3f}" in message
-    assert drifted(rounds(LENGTH, *values, success=clear), LENGTH, "t", factor=2.0, whatever_success=True) is not None
+    assert drift_message(rounds(LENGTH, *values, success=clear), LENGTH, "t", factor=2.0, ignore_success=True) is not None
 
 
 def test_success_has_clearly_risen_by_the_interval_of_two_shares():
     p, q, n = 0.2, 0.33, 200.0
     bound = 1.959964 * math.sqrt(p * (1 - p) / n + q * (1 - q) / n)
     looks = rounds(LENGTH, 1, 1, 1, 1, success=(p, p, q, q))
-    assert (q - p > bound, rose_clearly(looks)) == (True, True)
-    assert not rose_clearly(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, p + 0.9 * bound * 0.9, p + 0.9 * bound * 0.9)))
-    assert not rose_clearly(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, q, q), episodes=20))
-    assert not rose_clearly(rounds(LENGTH, 1, 1, 1, 1))  # not known
+    assert (q - p > bound, success_rose(looks)) == (True, True)
+    assert not success_rose(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, p + 0.9 * bound * 0.9, p + 0.9 * bound * 0.9)))
+    assert not success_rose(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, q, q), episodes=20))
+    assert not success_rose(rounds(LENGTH, 1, 1, 1, 1))  # not known
 
 
 # --- what is measured of a round ------------------------------------------------------------------------------------
