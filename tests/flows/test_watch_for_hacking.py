@@ -33,7 +33,8 @@ LENGTH, REPEATS = "tokens_per_episode", "repetition"
 def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0) -> dict[int, RoundMetrics]:
     known = dict(zip(range(1, 99), success, strict=False))
     return {
-        n: RoundMetrics({} if value is None else {name: value}, known.get(n), episodes) for n, value in enumerate(values, 1)
+        n: RoundMetrics({} if value is None else {name: value}, known.get(n), episodes)
+        for n, value in enumerate(values, 1)
     }
 
 
@@ -79,7 +80,8 @@ def test_what_success_has_risen_with_is_no_drift_and_a_little_success_is_not_eno
         message = drift_message(rounds(LENGTH, *values, success=success), LENGTH, "tokens", factor=2.0)
         assert message is not None
         assert f"while success went from 0.200 to {sum(success[2:]) / 2:.3f}" in message
-    assert drift_message(rounds(LENGTH, *values, success=clear), LENGTH, "t", factor=2.0, ignore_success=True) is not None
+    clearly = rounds(LENGTH, *values, success=clear)
+    assert drift_message(clearly, LENGTH, "t", factor=2.0, ignore_success=True) is not None
 
 
 def test_success_has_clearly_risen_by_the_interval_of_two_shares():
