@@ -259,7 +259,7 @@ def test_solutions_need_an_environment_that_has_them():
     none = validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",))
     (problem,) = other_rewards(EvaluateSpec(), CalibrateSpec(solutions=True), none)
     assert str(problem) == (
-        "calibrate.solutions: true, and tests.flows.judges.First has no solve(scenario); expected null or false"
+        "calibrate.solutions: true, but tests.flows.judges.First has no method solve(scenario); expected null or false"
     )
     assert not list(other_rewards(EvaluateSpec(), CalibrateSpec(), none))
 

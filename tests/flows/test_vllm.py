@@ -53,11 +53,13 @@ def test_stages_of_a_run_share_one_server(context, inference):
 
 COMMAND = ("+experiment=smoke", "inference=vllm")
 MISTAKES = {
-    ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: model.lora.rank=",
+    ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: less than model.lora.rank=",
     ("inference.sleep=true", "collect.overlap=1"): "inference.sleep: true",
-    ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM cuts by it before",
-    ("inference.key_variable=MINE",): "inference.key_variable: MINE: a server of the run's own has no key",
-    ("model.lora=null",): "model.lora: null: the server of inference=vllm is given adapters",
+    ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM applies it before",
+    (
+        "inference.key_variable=MINE",
+    ): "inference.key_variable: MINE: the server that the run starts itself has no API key",
+    ("model.lora=null",): "model.lora: null: the server of inference=vllm loads adapters",
     ("inference.urls=[there]",): "inference.urls",
     ("+inference.arguments.port=3",): "port is set by the run",
 }

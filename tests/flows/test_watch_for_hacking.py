@@ -172,7 +172,7 @@ def test_a_rule_warns_stops_or_is_off(tmp_path, rule):
     with pytest.raises(GuardStruck) as struck:
         pretend(tmp_path / "a", metrics=STRIKES[rule], **stop)
     assert str(struck.value).endswith(
-        f"{ADVICE[rule]}. What was finished is kept; guards.{rule}=warn goes on from here"
+        f"{ADVICE[rule]}. Finished stages are kept; the same command with guards.{rule}=warn resumes from here"
     )
     assert Records(tmp_path / "a").all()[0].stages[-1].label == "filter[4]"
     assert f"guards.{rule} may end" in plan(spec_of(tmp_path / "e", **stop)).notes[0]
@@ -224,7 +224,7 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises(tmp_path, 
             pretend(tmp_path / "slight", episodes=played | {"evaluate[final]": slight}, **{**TRAINED, **own}).notices
             == []
         )
-        with pytest.raises(GuardStruck, match=r"guards\.heldout_reward=warn goes on from here"):
+        with pytest.raises(GuardStruck, match=r"guards\.heldout_reward=warn resumes from here"):
             pretend(tmp_path, episodes=played, **{**TRAINED, **own}, guards={"heldout_reward": "stop"})
 
 
@@ -239,7 +239,7 @@ def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "path", "why"),
     [
-        ({"guards": {"length_drift": "stop"}, "rounds": 3}, "guards.length_drift", "rounds=3 are too few"),
+        ({"guards": {"length_drift": "stop"}, "rounds": 3}, "guards.length_drift", "rounds=3 is too few"),
         ({"guards": {"heldout_reward": "stop"}, "evaluate": {"every": 1}}, "guards.heldout_reward", "another reward"),
         ({"guards": {"heldout_reward": "stop"}, "evaluate": {"reward": OTHER}}, "guards.heldout_reward", "every=0"),
         (
@@ -249,7 +249,7 @@ def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
                 "reward_model": {"algorithm": {"name": "reward_model"}},
             },
             "guards.ensemble_disagreement",
-            "models=1 is one",
+            "needs an ensemble of reward models, but reward_model.models=1",
         ),
         ({"guards": {"length_factor": 1.0}}, "guards.length_factor", "more than 1"),
         ({"guards": {"repetition_rise": 0}}, "guards.repetition_rise", "more than 0"),
@@ -269,7 +269,7 @@ def test_what_could_never_strike_is_no_rule(tmp_path, changes, path, why):
 
 def test_an_ensemble_to_be_watched_that_none_is_is_said_after_the_first_round(tmp_path):
     alone = {"judge[1]": {"reward": 0.5, "scored": 8.0}}
-    with pytest.raises(SpecError, match=r"guards\.ensemble_disagreement: stop, and the scores of round 1 have no"):
+    with pytest.raises(SpecError, match=r"guards\.ensemble_disagreement: stop, but the scores of round 1 have no"):
         pretend(tmp_path, rounds=4, metrics=alone, guards={"ensemble_disagreement": "stop"})
 
 
@@ -309,7 +309,7 @@ def test_the_longest_episodes_show_length_drift_and_the_shortest_a_fall(tmp_path
     assert [one.id for one in notice.episodes] == ["train-01/0", "train-03/0", "train-04/0"]
     assert notice.episodes[0].why == "50 sampled tokens, reward 50"
     assert notice.episodes[0].excerpt.startswith("w7 w8 w9")
-    assert notice.message.endswith("Shown best by collect[4]: train-01/0, train-03/0, train-04/0")
+    assert notice.message.endswith("Example episodes of collect[4]: train-01/0, train-03/0, train-04/0")
     (notice,) = shown_by(tmp_path, played, scores, {LENGTH: 0.01})
     assert notice.episodes[0].id == "train-00/0"
 
