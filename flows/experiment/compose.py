@@ -184,7 +184,7 @@ class Composer:
     def no_experiment(self) -> Problem:
         """Return the problem of a configuration without an experiment."""
         names = ", ".join(self._options(EXPERIMENT))
-        text = f"no experiment is chosen; expected one of {names}, or name=NAME to run the defaults"
+        text = f"no experiment is chosen; expected +experiment=NAME, one of {names}, or name=NAME to run the defaults"
         return Problem("+experiment", text)
 
     def traced(self, problem: Problem, overrides: list[Override], data: dict[str, Any]) -> Problem:

@@ -41,7 +41,7 @@ class Measured:
     evaluation: Artifact
 
     @property
-    def made(self) -> bool:
+    def exists(self) -> bool:
         """True if the evaluation exists; in a plan it may be pending, and then it has no digest."""
         return self.evaluation.digest != ""
 
@@ -86,4 +86,4 @@ def choose(measured: Sequence[Measured], metric: Metric) -> Measured:
     is pending or no value is known. The last policy must have a checkpoint."""
     candidates = [policy for policy in measured if policy.checkpoint is not None]
     best = best_of([policy.value(metric) for policy in candidates])
-    return candidates[best] if best is not None and all(policy.made for policy in candidates) else measured[-1]
+    return candidates[best] if best is not None and all(policy.exists for policy in candidates) else measured[-1]

@@ -125,18 +125,18 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str,
     planner = _Planner(spec, context, Records(spec.root), ask)
     fork = resolve(spec, context.store)
     if fork is not None:
-        planner.given(fork.checkpoint, f"{fork.run.short}@{fork.step}")
+        planner.register(fork.checkpoint, f"{fork.run.short}@{fork.step}")
         if fork.reference is not None:
-            planner.given(fork.reference, f"{fork.run.short}@0")
+            planner.register(fork.reference, f"{fork.run.short}@0")
         for step, checkpoint in fork.followed.items():
-            planner.given(checkpoint, f"{fork.run.short}@{step}")
+            planner.register(checkpoint, f"{fork.run.short}@{step}")
         for rounds in (fork.earlier, fork.anchored):
             for ago, artifacts in enumerate(rounds):
                 for artifact in artifacts.values():
-                    planner.given(artifact, f"{fork.run.short} {artifact.stage}[{fork.step - ago or 'sft'}]")
+                    planner.register(artifact, f"{fork.run.short} {artifact.stage}[{fork.step - ago or 'sft'}]")
     feedback_data = feedback.resolve(spec.feedback, context.store)
     for name, artifact in (feedback_data.artifacts if feedback_data is not None else {}).items():
-        planner.given(artifact, f"annotated {name}")
+        planner.register(artifact, f"annotated {name}")
     notices: list[Notice] = []
     guard_error = None
     try:
@@ -229,7 +229,7 @@ class _Planner:
         self._labels: dict[str, str] = {}
         self._requests: list[tuple[Request, Artifact]] = []
 
-    def given(self, artifact: Artifact, label: str) -> None:
+    def register(self, artifact: Artifact, label: str) -> None:
         """Register an artifact that exists before the first stage."""
         self._store.known[artifact.key] = artifact
         self._labels[artifact.key] = label

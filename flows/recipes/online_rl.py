@@ -115,7 +115,7 @@ def online_rl(
         gathered = background.value if background else gather(outcome.checkpoint, number, call)
         judged_since = max(outcome.reward_models, default=0)
         guards.gathered(number, gathered.fed["trajectories"], gathered.fed["scores"], judged_since)
-        guards.filtered(f"filter[{number}]", number, gathered.fullest)
+        guards.filtered(f"filter[{number}]", number, gathered.largest)
         fed = gathered.fed
         request = requests.train(
             fed,
@@ -170,7 +170,7 @@ class _Gathered:
     fed: dict[str, Artifact]
     """Trajectories, scores and selection; those of refills, after the filter kept too few scenarios, are named
     `trajectories+1` and so on."""
-    fullest: Artifact
+    largest: Artifact
     """Selection that kept the most episodes."""
 
 
@@ -190,7 +190,7 @@ def _gather(
         return trajectories, scores, call(f"filter[{label}]", number, requests.filter(trajectories, scores))
 
     artifacts = gather(str(number), requests.collect(policy, number))
-    fed, fullest, drawn = dict(zip(FEEDS, artifacts, strict=True)), artifacts[-1], 0
+    fed, largest, drawn = dict(zip(FEEDS, artifacts, strict=True)), artifacts[-1], 0
     remaining = artifacts[-1].metrics.get("scenarios")
     for refill in range(1, spec.collect.refills + 1):
         if remaining is None or remaining >= spec.collect.scenarios:
@@ -201,8 +201,8 @@ def _gather(
         fed |= {f"{name}+{refill}": artifact for name, artifact in zip(FEEDS, artifacts, strict=True)}
         drawn += missing
         remaining += artifacts[-1].metrics.get("scenarios", missing)
-        fullest = max(fullest, artifacts[-1], key=lambda selection: selection.metrics.get("kept", 0.0))
-    return _Gathered(fed, fullest)
+        largest = max(largest, artifacts[-1], key=lambda selection: selection.metrics.get("kept", 0.0))
+    return _Gathered(fed, largest)
 
 
 def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> None:
@@ -210,7 +210,7 @@ def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> N
     metric = spec.early_stopping.metric if spec.early_stopping else "success"
     best = choose(outcome.measured, metric)
     outcome.checkpoint, outcome.step = best.checkpoint, best.step
-    if best.value(metric) is not None and all(policy.made for policy in outcome.measured):
+    if best.value(metric) is not None and all(policy.exists for policy in outcome.measured):
         point = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
         values = [(policy.step, policy.value(metric)) for policy in outcome.measured]
         figures = ", ".join(f"step {step}: {value:.3f}" for step, value in values if value is not None)

@@ -36,7 +36,8 @@ def feedback(spec: FeedbackStage, inputs: Inputs, draft: Draft, context: Context
         raise ResourceError(
             f"feedback.path: {spec.path} changed after the start of the run. Run the same command again"
         )
-    episodes = (one for name in sorted(inputs) for one in read_trajectories(inputs[name].path / "trajectories.parquet"))
+    paths = (inputs[name].path / "trajectories.parquet" for name in sorted(inputs))
+    episodes = (episode for path in paths for episode in read_trajectories(path))
     examples = taught(episodes, answers, spec.learns)
     if not examples:
         kinds = " or ".join(spec.learns)

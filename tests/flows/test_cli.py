@@ -225,7 +225,7 @@ def test_without_an_experiment_they_are_listed(capsys):
     for line in (["rounds=2"], ["--cfg", "job"], ["-m", "seed=1,2"]):
         code, said = answered(capsys, *line)
         assert code == 2
-        assert "+experiment: no experiment is chosen; expected one of agent_evol" in said
+        assert "+experiment: no experiment is chosen; expected +experiment=NAME, one of agent_evol" in said
         assert "smoke" in said
     for main in (plan.main, calibrate.main):
         assert main(["rounds=2"]) == 2
