@@ -238,7 +238,7 @@ def turn_credit(algorithm: Any) -> Iterator[Problem]:
         kl_options = "loss" if algorithm.turn_baseline == "process" else "loss or reward"
         yield Problem(
             "algorithm.turn_baseline",
-            f"{algorithm.turn_baseline}: compares returns of turns, but with kl_in=token_rewards each token has a "
+            f"{algorithm.turn_baseline}: compares returns of turns, but kl_in=token_rewards gives each token its own "
             f"return; expected turn_baseline=index, or kl_in={kl_options}",
         )
     elif algorithm.turn_baseline == "process" and algorithm.kl_in == "reward":
