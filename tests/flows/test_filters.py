@@ -50,7 +50,7 @@ def problems(*overrides: str) -> dict[str, str]:
         (["filter@warmup.filter=threshold", "warmup.filter.minimum=null"], "warmup.filter.minimum", "is dropped"),
         (["filter=best", "filter.count=2", "collect.refills=1"], "collect.refills", "filter Best drops none"),
         (["filter=top", "filter.of=group", "collect.refills=1"], "collect.refills", "filter Top drops none"),
-        (["filter=distinct", "collect.refills=1"], "collect.refills", "filter Distinct leaves out none"),
+        (["filter=distinct", "collect.refills=1"], "collect.refills", "filter Distinct drops none"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_before_the_start(overrides, path, said):
@@ -122,7 +122,7 @@ def test_a_function_or_class_of_the_user_is_a_filter(own):
         ("shorter", {}, r"filter\._target_: 'shorter' is not there in own_filters; .* Did you mean 'short'"),
         ("short", {"least": 2}, r"filter\.least: no such key"),
         ("nothing", {}, r"filter\._target_: own_filters\.nothing takes nothing, and is called with one thing here"),
-        ("Bare", {}, r"filter\._target_: own_filters\.Bare is no filter"),
+        ("Bare", {}, r"filter\._target_: own_filters\.Bare is not a filter"),
         ("Raises", {}, r"filter: own_filters\.Raises cannot be built: OSError: no such file"),
     ],
 )

@@ -164,7 +164,7 @@ def test_what_a_newer_version_has_written_is_refused(tmp_path):
     run = pretend(tmp_path, rounds=1)
     manifest = tmp_path / "artifacts" / run.stage("deploy").key / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 99}))
-    with pytest.raises(SchemaMismatch, match="newer Espalier"):
+    with pytest.raises(SchemaMismatch, match="newer version of Espalier"):
         plan(spec_of(tmp_path, rounds=1))
 
 

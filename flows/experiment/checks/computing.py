@@ -54,7 +54,7 @@ def unreachable_store(name: str, place: SkyPlace, store: str | None, workload: s
 def several_processes(
     compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
 ) -> Iterator[Problem]:
-    """Check that stages, batch sizes and the model support training in several processes."""
+    """Check that stages, the number of groups, and the model support training in several processes."""
     for stage in STAGES:
         name = compute.placement(stage)
         place = compute.places.get(name)
@@ -83,7 +83,8 @@ def several_processes(
         if model.quantization != "none":
             yield Problem(
                 f"{key}.strategy",
-                f"{place.strategy}: cannot shard model.quantization={model.quantization}; expected ddp",
+                f"{place.strategy}: cannot shard a quantized model (model.quantization={model.quantization}); expected "
+                "ddp",
             )
         if model.lora is None and model.dtype != "float32":
             yield Problem(

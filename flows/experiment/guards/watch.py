@@ -28,7 +28,7 @@ class Guards:
     not."""
 
     def __init__(self, spec: GuardsSpec, tell: Callable[[Notice], None], independent: bool = False):
-        """independent: evaluations use another reward than the rounds."""
+        """Initialize the state. independent: evaluations use another reward than the rounds."""
         self.spec = spec
         self.tell = tell
         self.independent = independent
