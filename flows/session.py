@@ -1,6 +1,6 @@
-"""One run of an experiment: what happens around its recipe.
+"""Session of one run of an experiment, around its recipe.
 
-`run` checks what a run needs, starts the Prefect server, MLflow tracking, the console and the record, runs the recipe,
+`run` checks the prerequisites, starts the Prefect server, MLflow tracking, the console and the record, runs the recipe,
 registers and releases the trained policy, and prints the results.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from components.artifacts.roots import private_root
 from components.errors import EspalierError, GuardStruck, ResourceError
 from components.redaction import refuse_secrets
-from flows.execution.overlap import Beside, one_by_one
+from flows.execution.overlap import Beside, sequential
 from flows.experiment import feedback, fork
 from flows.experiment.prerequisites import check_keys
 from flows.experiment.requests import Call
@@ -35,15 +35,15 @@ from flows.terminal.overrides import mask_overrides
 logger = logging.getLogger(__name__)
 
 
-def _writable(root: Path) -> None:
-    """Raises ResourceError where nothing can be written below the root."""
+def _check_writable(root: Path) -> None:
+    """Raise ResourceError if the root is not writable."""
     try:
         private_root(root)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
         raise ResourceError(
-            f"root: cannot write below {root}: {error.strerror or error}. Choose another folder: root=DIR"
+            f"root={root}: not writable: {error.strerror or error}. Choose another folder: root=DIR"
         ) from None
 
 
@@ -54,12 +54,11 @@ def run(
     sweep: str | None = None,
     prune: Prune = lambda measured: None,
 ) -> dict[str, Any]:
-    """Runs the experiment as a Prefect flow and prints its result: a table on stderr, one JSON object as the last line
-    on stdout, which is returned.
+    """Run the experiment as a Prefect flow. Print a table of results on stderr and one JSON object as the last line on
+    stdout; return this object.
 
-    sweep: id of the sweep that this run belongs to; its MLflow run becomes a child of the sweep's. prune: see
-    `online_rl`. Raises SpecError, ResourceError, whatever a stage raises, and KeyboardInterrupt where a signal stopped
-    it.
+    sweep: id of the sweep that the run belongs to; its MLflow run becomes a child of the sweep's. prune: see
+    `online_rl`. Raises SpecError, ResourceError, the errors of stages, and KeyboardInterrupt after a signal.
     """
     from components.models.weights import check_weights
     from components.tracking.provenance import git_commit
@@ -74,48 +73,47 @@ def run(
     refuse_secrets(spec.model_dump(mode="json", by_alias=True))
     overrides = mask_overrides(overrides)
     if spec.fork is not None:
-        fork.named(spec, spec.fork.partition("@")[0])  # before anything is made below the root
+        fork.named(spec, spec.fork.partition("@")[0])  # before any file is created below the root
     check_keys(spec)
     approval.check(spec)
-    _writable(root)
+    _check_writable(root)
     tracking_uri = spec.tracking.uri or local_uri(root)
     check_tracking(tracking_uri)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     forked = fork.resolve(spec, context.store)
-    said = feedback.resolve(spec.feedback, context.store)
+    feedback_data = feedback.resolve(spec.feedback, context.store)
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
         for model in (spec.model, *spec.teachers(), *spec.judges()):
             check_weights(model, context.cache)
-        _deployable(spec, context)
-        stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
+        _check_deployable(spec, context)
+        stack.enter_context(redirect_stdout(sys.stderr))  # stdout is for the result only
         console = Console()
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
         console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
         logger.info("overrides: %s", " ".join(overrides) or "none")
         if forked is not None:
-            console.line(f"begins with the policy of run {forked.run.short} after step {forked.step}")
+            console.line(f"starts from the policy of run {forked.run.short} after step {forked.step}")
         stack.callback(context.warm.close)
 
         from flows.planning import cached_run
         from flows.reporting import results
 
-        stages = cached_run.cached_stages(spec, context, forked, said)
-        alone = sweep is None and not server.inside_flow()  # else the sweep or Prefect expects a run of its own
-        earlier = cached_run.same_run(spec, forked, stages) if stages is not None and alone else None
+        stages = cached_run.cached_stages(spec, context, forked, feedback_data)
+        standalone = sweep is None and not server.inside_flow()  # a sweep and Prefect expect a new run
+        earlier = cached_run.same_run(spec, forked, stages) if stages is not None and standalone else None
         if stages is not None and earlier is not None:
-            begun = (forked, said, start)
-            found = cached_run.repeat(spec, context, console, log, stages, earlier, *begun)
-            results.show(found, console, ui_command(tracking_uri), server.ui_command(root))
-            print(found.to_json(), file=stdout, flush=True)
-            return json.loads(found.to_json())
+            result = cached_run.repeat(spec, context, console, log, stages, earlier, forked, feedback_data, start)
+            results.show(result, console, ui_command(tracking_uri), server.ui_command(root))
+            print(result.to_json(), file=stdout, flush=True)
+            return json.loads(result.to_json())
         prefect = None
         if stages is None or server.of_user():
-            prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # boots while we import
+            prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # starts during the imports
             interruption.last_words.append(prefect.kill)
 
         from flows.execution import tracking
@@ -144,14 +142,16 @@ def run(
         execution = Execution(spec, context, console, tracker, log, record)
         stack.callback(execution.close)
         logger.info("MLflow run %s", tracker.run_id)
-        say_round = results.round_teller(execution)
+        on_round = results.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
         def body(call: Call, beside: Beside) -> results.Results:
             outcome = Outcome()
-            asked = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
+            options = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
             try:
-                online_rl(spec, call, say_round, forked, execution.notice, beside, said, outcome, prune, **asked)
+                online_rl(
+                    spec, call, on_round, forked, execution.notice, beside, feedback_data, outcome, prune, **options
+                )
             except GuardStruck as guard:
                 report.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise
@@ -161,26 +161,26 @@ def run(
             return results.conclude(execution, outcome, overrides, released, seconds=time.monotonic() - start)
 
         if prefect is None:
-            found = body(execution.artifact, one_by_one(execution.artifact))
+            result = body(execution.artifact, sequential(execution.artifact))
         else:
-            found = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
-        line: dict[str, Any] = json.loads(found.to_json())
+            result = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
+        line: dict[str, Any] = json.loads(result.to_json())
         record.run.result = line
-        results.show(found, console, tracker.ui_command, server.ui_command(root))
-    print(found.to_json(), file=stdout, flush=True)
+        results.show(result, console, tracker.ui_command, server.ui_command(root))
+    print(result.to_json(), file=stdout, flush=True)
     if deployment_errors:
-        raise deployment_errors[0]  # the trained policy is kept and registered, but not in use
+        raise deployment_errors[0]  # the trained policy is stored and registered, but not deployed
     return line
 
 
-def _deployable(spec: ExperimentSpec, context: Context) -> None:
-    """Raises ResourceError where the model could not be exported as it is wanted, or not deployed there."""
+def _check_deployable(spec: ExperimentSpec, context: Context) -> None:
+    """Raise ResourceError if the model cannot be exported in the requested formats or deployed to the target."""
     from components.models.weights import folder
 
     deploy, base = spec.deploy, folder(spec.model, context.cache)
     if deploy.mode == "none":
         return
-    if "gguf" in deploy.formats and (base / "config.json").is_file():  # else when it is there
+    if "gguf" in deploy.formats and (base / "config.json").is_file():  # otherwise checked after the download
         from components.deployment.gguf import check_architecture
 
         check_architecture(base)

@@ -217,15 +217,15 @@ def mistakes(*lines: str) -> dict[str, str]:
 REFUSED = {
     "collect.group_size=1": ("collect.group_size", "compares"),
     "algorithm.minibatches=3": ("algorithm.minibatches", "1, 2, 4, 8"),
-    "collect.temperature=0": ("collect.temperature", "samples nothing"),
+    "collect.temperature=0": ("collect.temperature", "greedy decoding does not sample"),
     "collect.min_p=2": ("collect.min_p", "at most 1"),
-    "algorithm.overlong_buffer=5": ("algorithm.overlong_buffer", "more than algorithm.overlong=0"),
+    "algorithm.overlong_buffer=5": ("algorithm.overlong_buffer", "the buffer ends at algorithm.overlong=0"),
     "algorithm.dual_clip=0.5": ("algorithm.dual_clip", "more than 1"),
     "collect.scenarios=600": ("collect.scenarios", "512"),
     "warmup.demonstrations=600": ("warmup.demonstrations", "512"),
     "evaluate.scenarios=600": ("evaluate.scenarios", "128"),
     "evaluate.split=test": ("evaluate.split", "'test'"),
-    "evaluate.split=train": ("evaluate.split", "trained on"),
+    "evaluate.split=train": ("evaluate.split", "is the training split"),
     "early_stopping={patience: 2}": ("early_stopping", "evaluate.every=1"),
     "guards.reward_hacking=stop": ("guards.reward_hacking", "evaluate.every=1"),
     "guards.reward_hacking=halt": ("guards.reward_hacking", "off, warn, stop"),
@@ -294,7 +294,7 @@ def test_a_filter_that_asks_for_differences_has_none_in_groups_of_one():
 
 
 def test_a_coefficient_of_zero_cannot_be_steered():
-    assert "stays 0" in mistakes("algorithm=ppo", "algorithm.kl_coefficient=0")["algorithm.kl_target"]
+    assert "no effect on 0" in mistakes("algorithm=ppo", "algorithm.kl_coefficient=0")["algorithm.kl_target"]
     assert compose(["algorithm=ppo", "algorithm.kl_coefficient=0", "algorithm.kl_target=null"])
 
 
@@ -311,7 +311,7 @@ def test_an_algorithm_is_the_same_in_its_file_and_in_its_class(name):
 
 REMOTE = ("inference=remote", "inference.url=http://there/v1", "inference.model=name")
 WEIGHTS = {
-    ("model.lora=null", *REMOTE): ("model.lora", "given adapters"),
+    ("model.lora=null", *REMOTE): ("model.lora", "loads adapters, not full weights"),
     ("model.lora=null", "algorithm=ppo", "algorithm.value=model"): ("algorithm.value", "expected head"),
     ("model.lora=null", "model.quantization=nf4"): ("model.quantization", "cannot be trained"),
     ("model.quantization=nf4", *REMOTE): ("model.quantization", "inference=embedded"),
@@ -332,7 +332,10 @@ def test_what_learns_fits_the_rest():
 
 
 def test_local_models_must_be_there(tmp_path):
-    assert "no folder" in mistakes("model=hf", f"model.name={tmp_path}/model")["model.name"]
+    assert (
+        f"folder '{tmp_path}/model' does not exist"
+        in mistakes("model=hf", f"model.name={tmp_path}/model")["model.name"]
+    )
     (tmp_path / "model").mkdir()
     assert compose(["model=hf", f"model.name={tmp_path}/model"])
     assert "needs a value" in mistakes("model=hf")["model.name"]
@@ -399,7 +402,7 @@ def test_environments_of_a_user_are_held_to_the_protocol(mine):
     assert "same id" in mine("Twice", "warmup=none")["environment"]
     assert "the scenario id 'b~second'; expected one without '~'" in mine("Marked", "warmup=none")["environment"]
     assert "KeyError: 'no data'" in mine("Broken", "warmup=none")["environment"]
-    assert "{'id': 'a'} (dict) for a scenario; expected" in mine("Rows", "warmup=none")["environment"]
+    assert "returned {'id': 'a'} (dict); expected" in mine("Rows", "warmup=none")["environment"]
     assert "scenarios, tools, step, close" in mine("Half", "warmup=none")["environment._target_"]
 
 
@@ -432,10 +435,10 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     with pytest.raises(SpecError) as caught:
         compose(["+experiment=mine"], config_dir=tmp_path)
     assert {one.path: one.message for one in caught.value.problems} == {
-        "+experiment": f"{tmp_path}/experiment/mine.yaml has to begin with the line '# @package _global_'"
+        "+experiment": f"{tmp_path}/experiment/mine.yaml must begin with the line '# @package _global_'"
     }
     (tmp_path / "experiment" / "mine.yaml").write_text("defaults:\n  - override /model: tiny\n")
-    with pytest.raises(SpecError, match=r"mine.yaml has to begin with the line '# @package _global_'$"):
+    with pytest.raises(SpecError, match=r"mine.yaml must begin with the line '# @package _global_'$"):
         compose(["+experiment=mine"], config_dir=tmp_path)
 
 
@@ -517,7 +520,7 @@ def test_mistakes_in_rewards_are_found_before_the_run(overrides):
 
 
 ANSWER = (
-    "'answer': no scenario of components.environments.worlds.shop.Shop has it in its input, which has address, order,"
+    "'answer': no scenario of components.environments.worlds.shop.Shop has this input field (available: address, order,"
 )
 UNREAD = {
     ("reward=exact",): ("reward.expected", ANSWER),

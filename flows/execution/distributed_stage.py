@@ -1,5 +1,5 @@
-"""One stage in several processes (`components.compute.process_group`): the first one runs it as it would alone, the
-others compute along in its folders and leave nothing of their own."""
+"""One stage in several processes (`components.compute.process_group`). Rank 0 runs the stage as in a single process;
+the other ranks compute in its folders and write no artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 def lead_stage(request: Request, context: Context, group: Group) -> tuple[Artifact, Status]:
-    """What `run_stage` gives, in the first process. The others hear when the work begins, or that there is none."""
+    """Run the stage on rank 0; return the result of `run_stage`. Tell the other ranks when the work begins, or that the
+    stage is cached."""
 
     def begin(draft: Path, scratch: Path) -> None:
         group.tell({"draft": str(draft), "scratch": str(scratch)})
@@ -34,7 +35,7 @@ def lead_stage(request: Request, context: Context, group: Group) -> tuple[Artifa
 
 
 def follow_stage(request: Request, context: Context, group: Group) -> None:
-    """Computes along in one of the other processes. Raises WaitTimeout where the first one says nothing."""
+    """Run the stage on another rank. Raises WaitTimeout if rank 0 does not respond."""
     work = group.hear(context.lock_timeout + group.timeout)
     if not work:
         return
@@ -46,31 +47,32 @@ def follow_stage(request: Request, context: Context, group: Group) -> None:
 def attempt(
     request: Callable[[], Request], context: Context, timeout: float, say: Callable[[Mapping[str, Any]], None]
 ) -> int:
-    """Runs the stage in this process, one of several. say: writes a line of the report; only the first process does.
-    Returns the exit code, as that of `flows.stage`."""
+    """Run the stage in this process, one of several. Return the exit code of `flows.stage`.
+
+    say: writes a line of the report; only rank 0 calls it."""
     group = None
     try:
         group = Group(timeout)
-        asked = request()
-        group.join(device(asked.spec))
+        parsed = request()
+        group.join(device(parsed.spec))
         if group.first:
-            artifact, status = lead_stage(asked, context, group)
+            artifact, status = lead_stage(parsed, context, group)
             say({"key": artifact.key, "digest": artifact.digest, "status": status})
         else:
-            follow_stage(asked, replace(context, progress=silent, on_wait=logger.info, watch=None), group)
+            follow_stage(parsed, replace(context, progress=silent, on_wait=logger.info, watch=None), group)
         return 0
     except EspalierError as error:
         assert group is not None
-        with contextlib.suppress(KeyboardInterrupt):  # the launcher ends those that are left
+        with contextlib.suppress(KeyboardInterrupt):  # the launcher ends the remaining processes
             group.failed(error_to_json(error), say, awaited=False)
         return 2 if isinstance(error, SpecError | ResourceError) else 1
-    except KeyboardInterrupt:  # the launcher sends it where another has failed, too
+    except KeyboardInterrupt:  # the launcher also sends it after another rank failed
         if group is None or not group.first or (failure := group.failure()) is None:
             return STOPPED
         say({"error": failure})
         return 1
     except Exception as error:
-        logger.exception("the stage failed in one of the processes")
+        logger.exception("the stage failed in this process")
         if group is None:
             return 1
         try:
@@ -81,5 +83,5 @@ def attempt(
 
 
 def device(spec: Mapping[str, Any]) -> str:
-    """Where the model of a stage's spec computes, as `model.device` says it."""
+    """Return `model.device` of a stage's spec; `auto` if it has none."""
     return str((spec.get("model") or {}).get("device", "auto"))

@@ -1,7 +1,7 @@
-"""One run at work: places stages, keeps what became of them, tells the console and MLflow.
+"""Execution of a run's stages: placement, results, and reports to the console, the record and MLflow.
 
 `Execution.stage` is a plain function from a request to an artifact. Prefect wraps it (`flows.orchestration.tasks`); a
-benchmark or a notebook calls it as it is.
+benchmark or a notebook calls it directly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flows.history.records import Notice, StageRecord, Writer
 from flows.stages import STAGES, episode_failures, selections
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
-from flows.stages.vllm_servers import told
+from flows.stages.vllm_servers import with_server_urls
 from flows.terminal.console import Console, duration
 
 if TYPE_CHECKING:
@@ -55,43 +55,43 @@ UNITS = {
 _OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")
 
 SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
-"""Metrics in the line about a stage."""
+"""Metrics in the console line of a stage."""
 
 
 Watcher = Callable[[str, str], AbstractContextManager[Progress]]
-"""Follows one stage, by its label and what it counts."""
+"""Progress display for one stage, created from its label and its unit."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of one stage in this run."""
+    """Finished stage of this run."""
 
     label: str
-    """Its name in the run: `train[3]`."""
+    """Name in the run, such as `train[3]`."""
     step: int
-    """Where it stands on the axis of rounds."""
+    """Round to which the stage belongs."""
     artifact: Artifact
     status: str
     """`ran` or `cached`."""
     seconds: float
-    """Time that it took now."""
+    """Time that the stage took in this run."""
     request: Request
     ended: float
-    """By the monotonic clock."""
+    """End by the monotonic clock, in seconds."""
     cost: float = 0.0
-    """What it cost now: its judges and its machine; nothing where it was found."""
+    """Cost of judges and machine in this run; 0 if cached."""
     unpriced: int = 0
-    """Calls of judges, made now, whose price nobody knows; they are not in the cost."""
+    """Number of judge calls in this run without a known price, which the cost excludes."""
     unnoticed: float = 0.0
-    """Seconds of it in which another stage ran that the run would have waited for anyway."""
+    """Seconds that overlap with another stage, for which the run did not wait."""
 
     @property
     def waited(self) -> float:
-        """Seconds that the run waited for it."""
+        """Seconds that the run waited for the stage."""
         return self.seconds - self.unnoticed
 
     def reference(self) -> dict[str, Any]:
-        """What passes through Prefect."""
+        """Return the JSON data that passes through Prefect."""
         artifact = self.artifact
         return {
             "status": self.status,
@@ -103,7 +103,8 @@ class Done:
 
 
 class Execution:
-    """The stages of one run. `tracker` and `record` may be None: then nothing is tracked, nothing recorded."""
+    """Executor of the stages of one run. Without a `tracker` nothing is tracked, without a `record` nothing is
+    recorded."""
 
     def __init__(
         self,
@@ -121,29 +122,29 @@ class Execution:
         self.record = record
         self.lineage = Lineage(record.records.root) if record is not None else None
         self.done: dict[str, Done] = {}
-        """By label, in order."""
+        """Finished stages by label, in order."""
         self.notices: list[Notice] = []
         self.watchers: list[Watcher] = []
-        """Told how far each stage is, besides the console."""
+        """Progress displays besides the console."""
         stage = ["flows.stage", *_options(spec)]
         command = [sys.executable, "-m", *stage]
-        rest = (Path(spec.root), log.with_suffix(".stages.log"), environment(), spec.compute.stage_timeout)
+        options = (Path(spec.root), log.with_suffix(".stages.log"), environment(), spec.compute.stage_timeout)
         self._here = LocalRunner(self._run_here)
-        self._process = ProcessRunner(command, *rest)
-        self._processes = {  # those that train together
-            name: ProcessRunner(torchrun.command(place, stage, rest[1]), *rest)
+        self._process = ProcessRunner(command, *options)
+        self._processes = {  # process groups for distributed training
+            name: ProcessRunner(torchrun.command(place, stage, options[1]), *options)
             for name, place in spec.compute.places.items()
             if isinstance(place, AcceleratePlace)
         }
-        self.second = KeptProcessRunner(command, *rest)
-        """For what runs beside a stage: a process of its own, in which models stay loaded between rounds."""
+        self.second = KeptProcessRunner(command, *options)
+        """Runner of background work: a separate process whose models stay loaded between rounds."""
         self._log = log
         self._codes: set[str] = set()
-        self._elsewhere: dict[str, SkyRunner] = {}
-        """By the name of the place; each keeps its machines between stages."""
+        self._remote: dict[str, SkyRunner] = {}
+        """Remote runners by place; each keeps its machines between stages."""
 
     def stage(self, label: str, step: int, request: Request) -> Done:
-        """Runs the stage where `compute` places it, or finds it, and tells of it."""
+        """Run the stage where `compute` places it, or load it from the cache, and report it."""
         done = self.make(label, step, request)
         self.tell(done)
         return done
@@ -153,8 +154,10 @@ class Execution:
         return self.stage(label, step, request).artifact
 
     def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> Done:
-        """Runs the stage where `compute` places it, or finds it. beside: runs it in place of that, in a thread that is
-        not the main one; nothing but the console and the log is told yet, and only they are used by two threads."""
+        """Run the stage where `compute` places it, or load it from the cache, without reporting it.
+
+        beside: runner of background work, in place of `compute`. A background thread may call this method: it uses only
+        the console and the log, which are thread-safe."""
         start = time.monotonic()
         artifact, status = self._artifact(label, request, beside)
         ended = time.monotonic()
@@ -164,19 +167,19 @@ class Execution:
         return Done(label, step, artifact, status, ended - start, request, ended, cost, unpriced)
 
     def beside(self, done: Done, other: str, until: float) -> Done:
-        """The same, of what was done while a stage of the kind `other` ran, which ended then. The machine is paid for
-        once, at the higher price."""
-        unnoticed = min(done.seconds, max(0.0, until - (done.ended - done.seconds)))
+        """Return a background stage with its overlap and its reduced cost. other: kind of the stage beside it. until:
+        end of that stage. The overlap is paid once, at the higher price."""
+        overlap = min(done.seconds, max(0.0, until - (done.ended - done.seconds)))
         compute = self.spec.compute
         prices = [compute.hourly_price(kind) for kind in (done.artifact.stage, other)]  # type: ignore[arg-type]  # a stage's name
-        spared = 0.0 if done.status == "cached" else unnoticed / 3600 * min(prices)
-        return replace(done, unnoticed=unnoticed, cost=done.cost - spared)
+        saved = 0.0 if done.status == "cached" else overlap / 3600 * min(prices)
+        return replace(done, unnoticed=overlap, cost=done.cost - saved)
 
     def tell(self, done: Done) -> None:
-        """Writes down what became of a stage, and tells MLflow and the console."""
+        """Report a finished stage to the record, MLflow and the console."""
         self.write_down(done)
         self._track(done)
-        if not _OF_ROUND.fullmatch(done.label):  # those are summed up in the line of the round
+        if not _OF_ROUND.fullmatch(done.label):  # the line of the round summarizes these
             metrics = done.artifact.metrics
             figures = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
             if done.artifact.stage == "filter":
@@ -186,7 +189,7 @@ class Execution:
             self.console.line(line)
 
     def write_down(self, done: Done) -> None:
-        """Into the record of the run."""
+        """Add a finished stage to the record of the run."""
         self.done[done.label] = done
         if self.record is not None and self.lineage is not None:
             stage = _recorded(done)
@@ -194,7 +197,8 @@ class Execution:
             self.lineage.add(self.record.run, stage)
 
     def notice(self, notice: Notice) -> None:
-        """Tells console, log, record and MLflow: a tag with the message, a metric `notice/<kind>` of 1 at the step."""
+        """Report a notice to the console, the log, the record and MLflow (a tag with the message, and the metric
+        `notice/<kind>` = 1 at the step)."""
         self.notices.append(notice)
         guard = notice.kind in RULES
         self.console.line(f"warning: {notice.message}" if guard else notice.message)
@@ -207,8 +211,8 @@ class Execution:
             tracker.outbox.put(lambda: tracker.log_metrics({f"notice/{notice.kind}": 1.0}, notice.step))
 
     def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
-        if (found := find_stage(request, self.context)) is not None:
-            return found, "cached"
+        if (cached := find_stage(request, self.context)) is not None:
+            return cached, "cached"
         runner = beside or self._runner(self.spec.compute.placement(request.stage))  # type: ignore[arg-type]  # a stage's name
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
@@ -220,26 +224,30 @@ class Execution:
         ):
             views = [view, *(stack.enter_context(watcher(label, unit)) for watcher in self.watchers)]
             listen = _listener(views, self.console, dog)
-            if not isinstance(runner, LocalRunner | SkyRunner):  # a process of its own, on this machine
-                request = told(request, replace(self.context, on_wait=lambda text: listen({"waiting": text})))
+            if not isinstance(runner, LocalRunner | SkyRunner):  # a separate process on this machine
+                request = with_server_urls(
+                    request, replace(self.context, on_wait=lambda text: listen({"waiting": text}))
+                )
             result = runner.run(request.to_json(), listen)
         if isinstance(runner, SkyRunner):
-            self._note_code(runner)
+            self._report_code(runner)
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
 
     def close(self, wait: float = 1.0) -> None:
-        """Ends the processes that are kept, and has machines taken down; waits so many seconds for that."""
+        """End the worker processes and take down the machines. wait: maximum time for this, in seconds."""
         self.second.close()
-        for runner in self._elsewhere.values():
-            self.console.line(f"{runner.name} goes down" if runner.place.cluster is None else f"{runner.name} stays up")
+        for runner in self._remote.values():
+            self.console.line(
+                f"{runner.name} is shut down" if runner.place.cluster is None else f"{runner.name} stays up"
+            )
             runner.close(wait)
 
     def _runner(self, name: str) -> Runner:
         place = self.spec.compute.places[name]
         if isinstance(place, SkyPlace):
-            return self._elsewhere.get(name) or self._sky(name, place)
+            return self._remote.get(name) or self._sky(name, place)
         if name in self._processes:
             return self._processes[name]
         return self._here if isinstance(place, LocalPlace) else self._process
@@ -247,8 +255,8 @@ class Execution:
     def _sky(self, name: str, place: SkyPlace) -> SkyRunner:
         run = self.record.run.short if self.record is not None else str(os.getpid())
         log = self._log.with_suffix(f".{name}.log")
-        self.console.line(f"{name}: the log of its machines is {log}")
-        runner = self._elsewhere[name] = SkyRunner(
+        self.console.line(f"{name}: log of its machines: {log}")
+        runner = self._remote[name] = SkyRunner(
             place,
             re.sub(r"[^a-z0-9]+", "-", f"espalier-{run}-{name}".lower()).strip("-"),
             CODE,
@@ -261,8 +269,8 @@ class Execution:
         )
         return runner
 
-    def _note_code(self, runner: SkyRunner) -> None:
-        """Which code ran elsewhere: into the log and MLflow, once."""
+    def _report_code(self, runner: SkyRunner) -> None:
+        """Report the version of the code that ran remotely to the log and MLflow, once per version."""
         code = runner.snapshot
         if code is None or code.digest in self._codes:
             return
@@ -280,17 +288,17 @@ class Execution:
             return
         tracker, group = self.tracker, _group(done.label)
         costs = {f"{group}cost/{done.artifact.stage}": done.cost}
-        made = self.lineage.tags(done.artifact.key) if self.lineage and done.artifact.kind == "checkpoint" else None
-        tell = tracker.outbox.put
-        tell(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, made, group))
-        tell(lambda: tracker.log_metrics(costs, done.step))
+        tags = self.lineage.tags(done.artifact.key) if self.lineage and done.artifact.kind == "checkpoint" else None
+        put = tracker.outbox.put
+        put(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, tags, group))
+        put(lambda: tracker.log_metrics(costs, done.step))
         if done.artifact.kind == "evaluation":
             from components.trajectories.store import load_scored, read_scores
 
             folder = done.artifact.path
             episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
             scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
-            tell(lambda: tracker.log_trajectories(episodes, done.label, scores))
+            put(lambda: tracker.log_trajectories(episodes, done.label, scores))
 
     def _cost(self, artifact: Artifact, status: str, seconds: float) -> float:
         if status == "cached":
@@ -342,23 +350,22 @@ def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Cal
 
 
 def _options(spec: ExperimentSpec) -> list[str]:
-    """Of `flows.stage`, for every stage of this run."""
+    """Return the options of `flows.stage` for all stages of this run."""
     store = ["--store", spec.store] if spec.store else []
     return [*store, "--lock-timeout", str(spec.compute.lock_timeout)]
 
 
 def environment() -> dict[str, str]:
-    """A process of its own finds our code and the user's packages from any working directory. Stages do not talk to
-    Prefect: they get no credential of its server."""
+    """Return the environment variables of stage processes, which must import our code and the user's packages from any
+    working directory. Stages do not use Prefect, so they get no credential of its server."""
     path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
     inherited = {name: value for name, value in os.environ.items() if name not in prefect_credential.VARIABLES}
     return {**inherited, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
 def _group(label: str) -> str:
-    """What comes before the names of a stage's metrics, so that those of a round are one series: nothing for its own,
-    `refill_1/` for its first further collection, `reward/` and `reward_2/` for what reward models are made from, before
-    the rounds and after them."""
+    """Return the prefix of a stage's metric names, so that the rounds of a stage form one series: none for the stages
+    of a round, `refill_1/` for its first refill, `reward/` and `reward_2/` for the training of reward models."""
     name = label.partition("[")[2].rstrip("]")
     if "+" in name:
         return f"refill_{name.partition('+')[2]}/"

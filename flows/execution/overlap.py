@@ -1,13 +1,14 @@
-"""Work beside a stage: while round r is trained, round r + 1 is collected, judged and filtered (`collect.overlap`).
+"""Background work beside a stage: round r + 1 is collected, judged and filtered while round r trains
+(`collect.overlap`).
 
-The work is a line of stages of its own, in a thread that only waits: they run in a second process, wherever `compute`
-places their kind, for the model in training cannot sample meanwhile. It stays for the next round, with its models
-loaded. What became of them is told by the main thread once both are done, the stage first: records, MLflow and report
-have one order, whichever ended first.
-Keys know nothing of it: played one after the other (`one_by_one`), the same schedule makes the same artifacts.
+The background work is a sequence of stages, run by a thread that only waits. The stages run in a second worker process,
+wherever `compute` places their kind, because the model in training cannot sample. The worker stays alive for the next
+round, with its models loaded. The main thread reports the background stages after the foreground stage, once both are
+done, so records, MLflow and report have a deterministic order.
+Stage keys do not depend on the overlap: run sequentially (`sequential`), the same schedule produces the same artifacts.
 
-Where the stage fails or the run is interrupted, the work is ended; episodes that had finished are kept. Where the work
-fails, the stage is let end first, for it is worth something; then the run ends with the error of the work.
+If the foreground stage fails or the run is interrupted, the background work is stopped; finished episodes are kept. If
+the background work fails, the foreground stage finishes first, then the run ends with the error of the background work.
 """
 
 from __future__ import annotations
@@ -26,45 +27,46 @@ from flows.stages.base import Request
 if TYPE_CHECKING:
     from flows.execution.executor import Done, Execution
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
-class Ahead(Generic[Found]):
-    """What the work came to, once the stage that it was done beside is over."""
+class BackgroundResult(Generic[T]):
+    """Result of background work; set after the foreground stage."""
 
-    found: Found
+    value: T
 
 
 class Beside(Protocol):
-    """Does work beside a block that runs the stage `label`; the work is given what runs its stages."""
+    """Context manager factory: runs `work` in the background of a block that runs the stage `label`. `work` receives
+    the function that runs its stages."""
 
-    def __call__(self, label: str, work: Callable[[Call], Found]) -> AbstractContextManager[Ahead[Found]]: ...
+    def __call__(self, label: str, work: Callable[[Call], T]) -> AbstractContextManager[BackgroundResult[T]]: ...
 
 
-def one_by_one(call: Call) -> Beside:
-    """Does the work after the block."""
+def sequential(call: Call) -> Beside:
+    """Return a `Beside` that runs the work after the block."""
 
     @contextmanager
-    def beside(label: str, work: Callable[[Call], Found]) -> Iterator[Ahead[Found]]:
-        ahead: Ahead[Found] = Ahead()
-        yield ahead
-        ahead.found = work(call)
+    def beside(label: str, work: Callable[[Call], T]) -> Iterator[BackgroundResult[T]]:
+        result: BackgroundResult[T] = BackgroundResult()
+        yield result
+        result.value = work(call)
 
     return beside
 
 
 Wrap = Callable[[Callable[[str, int, Request], "Done"]], Call]
-"""Makes a function that runs stages what Prefect knows."""
+"""Function that turns a function that runs stages into a Prefect task."""
 
 
 def together(execution: Execution, wrap: Wrap) -> Beside:
-    """Does the work at the same time as the block."""
+    """Return a `Beside` that runs the work concurrently with the block."""
 
     @contextmanager
-    def beside(label: str, work: Callable[[Call], Found]) -> Iterator[Ahead[Found]]:
-        ahead: Ahead[Found] = Ahead()
+    def beside(label: str, work: Callable[[Call], T]) -> Iterator[BackgroundResult[T]]:
+        result: BackgroundResult[T] = BackgroundResult()
         done: list[Done] = []
-        failed: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def stage(label: str, step: int, request: Request) -> Done:
             done.append(execution.make(label, step, request, execution.second))
@@ -72,18 +74,18 @@ def together(execution: Execution, wrap: Wrap) -> Beside:
 
         def run() -> None:
             try:
-                ahead.found = work(wrap(stage))
-            except BaseException as error:  # noqa: BLE001  raised by the main thread
-                failed.append(error)
+                result.value = work(wrap(stage))
+            except BaseException as error:  # noqa: BLE001  the main thread raises it
+                errors.append(error)
                 if not over.is_set():
-                    execution.console.line(f"failed beside {label}, which is let end first: {error}")
+                    execution.console.line(f"background work failed; {label} finishes first: {error}")
 
         over = threading.Event()
-        context = contextvars.copy_context()  # Prefect's: the flow that is active
+        context = contextvars.copy_context()  # contains Prefect's active flow
         thread = threading.Thread(target=context.run, args=(run,), name=f"beside {label}", daemon=True)
         thread.start()
         try:
-            yield ahead
+            yield result
             over.set()
             until = time.monotonic()
             thread.join()
@@ -91,12 +93,12 @@ def together(execution: Execution, wrap: Wrap) -> Beside:
             over.set()
             execution.second.stop()
             thread.join(GRACE)
-            for one in done:
-                execution.write_down(one)
+            for finished in done:
+                execution.write_down(finished)
             raise
-        for one in done:
-            execution.tell(execution.beside(one, label.partition("[")[0], until))
-        if failed:
-            raise failed[0]
+        for finished in done:
+            execution.tell(execution.beside(finished, label.partition("[")[0], until))
+        if errors:
+            raise errors[0]
 
     return beside

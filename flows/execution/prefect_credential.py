@@ -1,8 +1,8 @@
-"""The credential of the Prefect servers of one run root.
+"""Credential of the Prefect servers of one run root.
 
-A server started by this project answers only requests that carry it (Prefect's basic authentication). It is a random
-text in a file below the root that only its owner can read; it reaches other processes through the environment, never
-through their arguments.
+A server started by this project accepts only requests with this credential (Prefect's basic authentication). It is a
+random text in a file below the root, readable by its owner only. Other processes receive it through the environment,
+never through arguments.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ FILE = "credential"
 LOCK_LIMIT = 30.0
 """Seconds to wait for another process that creates the credential."""
 VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY")
-"""Environment variables that hold a credential of a Prefect server."""
+"""Environment variables with a credential of a Prefect server."""
 _FORM = re.compile(r"espalier:[A-Za-z0-9_-]{43}\n?")
-_ANOTHER = "Delete it, and the next command creates another one"
+_ANOTHER = "Delete it; the next command creates a new one"
 
 
 def credential(folder: Path) -> str:
-    """Return the credential of the servers whose data lie in `folder`, and create it where there is none. Raises
-    ResourceError where others can read the file, or it is not a file of this user."""
+    """Return the credential of the servers with data in `folder`; create it if it does not exist.
+
+    Raises ResourceError if other users can read the file, or if it is not a regular file of this user."""
     path = folder / FILE
     if not os.path.lexists(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +41,7 @@ def credential(folder: Path) -> str:
 
 
 def _create(path: Path) -> None:
-    """Write a new credential. The file has mode 600 from the start, and its name only once it is complete."""
+    """Write a new credential atomically, with mode 600 from the start."""
     draft = path.with_name(f".{FILE}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -67,13 +68,13 @@ def _read(path: Path) -> str:
             raise ResourceError(f"{path} is not a regular file. {_ANOTHER}")
         if status.st_uid != os.geteuid():
             raise ResourceError(
-                f"{path} belongs to user {status.st_uid}; expected {os.geteuid()}. Each user needs a root of their "
-                "own: root=DIR"
+                f"{path} belongs to user {status.st_uid}; expected {os.geteuid()}. Each user needs a separate root: "
+                "root=DIR"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             mode = oct(stat.S_IMODE(status.st_mode))[2:]
-            raise ResourceError(f"{path} has mode {mode}: others can read or change it; expected 600. {_ANOTHER}")
+            raise ResourceError(f"{path} has mode {mode}: other users can read or change it; expected 600. {_ANOTHER}")
         text = file.read(1000).decode("ascii", errors="replace")
     if not _FORM.fullmatch(text):
-        raise ResourceError(f"{path} holds no credential of this project. {_ANOTHER}")
+        raise ResourceError(f"{path} contains no credential of this project. {_ANOTHER}")
     return text.strip()

@@ -1,4 +1,4 @@
-"""The MLflow run of a flow run: one each, children only in sweeps."""
+"""MLflow runs: one for each run of a flow, and a parent run for each sweep."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PARENT_LIMIT = 120.0
-"""Seconds to wait for another run of the sweep that makes the parent."""
+"""Seconds to wait for another run of the sweep that creates the parent run."""
 
 
 @contextmanager
 def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> Iterator[Tracker]:
-    """Opens the run with its config, versions and git commit. It ends FINISHED, FAILED, or KILLED by Ctrl-C; a run of a
-    sweep is a child of the sweep's run, which the first of them makes."""
+    """Open the MLflow run with its config, versions and git commit. It ends as FINISHED, FAILED, or KILLED after
+    Ctrl-C. A run of a sweep is a child of the sweep's run, which the first run of the sweep creates."""
     from components.tracking.mlflow_tracker import Tracker
     from components.tracking.provenance import git_commit, package_versions
 
@@ -49,42 +49,42 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
             status = "KILLED"
             raise
         finally:
-            if parent is not None:  # each run of the sweep says so, the last one stands
+            if parent is not None:  # each run of the sweep sets it; the last one wins
                 tracker.client.set_terminated(parent, status)
 
 
 def close_dead(records: Records, tracker: Tracker) -> list[RunRecord]:
-    """Ends the runs that were killed before they could say so, in MLflow. Returns those that Prefect knows: their
-    records are to be closed when it has been told; the others are closed here."""
+    """Mark runs that were killed before they could report it as KILLED in MLflow. Close their records, except those of
+    Prefect runs, which are returned: the caller closes them after it has updated Prefect."""
     from mlflow.exceptions import MlflowException
 
-    known = []
+    prefect_runs = []
     for run in records.dead():
-        logger.info("run %s was killed; what it had finished is used", run.id)
+        logger.info("run %s was killed; its finished stages are reused", run.id)
         try:
             tracker.client.set_terminated(run.id, "KILLED", end_time=int(records.last_sign(run) * 1000))
-        except MlflowException as error:  # deleted by hand, or in another store
-            logger.info("MLflow does not know run %s: %s", run.id, error)
+        except MlflowException as error:  # deleted manually, or in another store
+            logger.info("run %s is not in MLflow: %s", run.id, error)
         if run.prefect_flow_run:
-            known.append(run)
+            prefect_runs.append(run)
         else:
             records.close(run)
-    return known
+    return prefect_runs
 
 
 def conclude_sweep(
     root: Path, spec: ExperimentSpec, sweep: str, *, failed: bool, metrics: Mapping[str, float], files: Sequence[Path]
 ) -> None:
-    """What became of a sweep, into its own run: FINISHED or FAILED, figures, files. A store that fails costs a warning;
-    of a sweep none of whose runs came as far as MLflow, nothing is said."""
-    note = root / "sweeps" / sweep / "mlflow_run_id"
-    if not note.is_file():
+    """Write the status (FINISHED or FAILED), metrics and files of a sweep to its MLflow run. Do nothing if no run of
+    the sweep reached MLflow. Errors of the store are logged as a warning."""
+    id_file = root / "sweeps" / sweep / "mlflow_run_id"
+    if not id_file.is_file():
         return
     from mlflow.exceptions import MlflowException
 
     from components.tracking.store import connect, local_uri
 
-    parent = note.read_text()
+    parent = id_file.read_text()
     try:
         client = connect(spec.tracking.resolved_uri() or local_uri(root), root / "mlflow" / "artifacts")
         for name, value in metrics.items():
@@ -93,19 +93,19 @@ def conclude_sweep(
             client.log_artifact(parent, str(file))
         client.set_terminated(parent, "FAILED" if failed else "FINISHED")
     except (MlflowException, ResourceError) as error:
-        logger.warning("MLflow was not told what became of the sweep: %s", mask_text(str(error)))
+        logger.warning("the result of the sweep could not be written to MLflow: %s", mask_text(str(error)))
 
 
 def parent_run(root: Path, spec: ExperimentSpec, sweep: str) -> str:
-    """Id of the sweep's own run, made by whichever of its runs comes first; also when they start at the same time."""
+    """Return the id of the sweep's MLflow run. The first run of the sweep creates it; safe for concurrent starts."""
     from components.tracking.mlflow_tracker import Tracker
 
     folder = root / "sweeps" / sweep
     folder.mkdir(parents=True, exist_ok=True)
-    note = folder / "mlflow_run_id"
+    id_file = folder / "mlflow_run_id"
     with open(folder / ".lock", "a+") as lock:
         lock_file(lock, f"the MLflow run of sweep {sweep}", PARENT_LIMIT)
-        if not note.is_file():
+        if not id_file.is_file():
             parent = Tracker.open(root, spec.tracking, spec.name, tags={"sweep": sweep}, run_name=f"sweep {sweep}")
-            note.write_text(parent.run_id)
-        return note.read_text()
+            id_file.write_text(parent.run_id)
+        return id_file.read_text()

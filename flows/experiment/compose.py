@@ -1,18 +1,17 @@
-"""From overrides to validated specs: Hydra composes, and every mistake is found before it starts.
+"""Composition of overrides into validated specs with Hydra, and a report of all mistakes before a run starts.
 
-Hydra stops at the first override that it cannot use, and knows nothing of the specs. So overrides are looked at one by
-one against the config tree: is it a group, is there such an option, is there such a key; what is right is composed and
-validated, and all problems are reported as one `SpecError`. Where a group option is misspelt, the rest is checked as if
-the nearest one had been meant.
+Hydra stops at the first invalid override and does not know the specs. So this module checks each override against the
+config tree: groups, options and keys must exist. It composes and validates the valid ones, and reports all problems as
+one `SpecError`. If a group option is misspelt, the remaining overrides are checked with the nearest option.
 
-A sweep is checked point by point, as far as its points are known beforehand; of a continuous range, the ends.
+A sweep is validated point by point, as far as its points are known in advance; a continuous range at both ends.
 
-What the command line chooses for a group wins whole (`flows.experiment.config_loader`). Keys that an experiment sets
-for the option that it had chosen itself stay; those that the chosen option does not have are refused, with the override
-that leaves them out.
+A group option on the command line replaces the experiment's block as a whole (`flows.experiment.config_loader`). Keys
+that the experiment sets for its own option remain. Those that the chosen option does not have are rejected; the message
+names the override that removes them.
 
-Secrets are looked for first: in each override as it was given, and in each composed configuration. Where there is one,
-nothing else is reported, so that no other message repeats it.
+Secrets are detected first: in each override as written, and in each composed configuration. If there is one, nothing
+else is reported, so that no other message repeats it.
 """
 
 from __future__ import annotations
@@ -45,37 +44,37 @@ from flows.experiment.spec import ExperimentSpec
 from flows.terminal import overrides as override_lines
 
 EXPERIMENT = "experiment"
-"""Group of the experiments."""
+"""Config group of the experiments."""
 UNNAMED = "experiment"
-"""Name of a run in `conf/config.yaml`, which experiments replace."""
+"""Default run name in `conf/config.yaml`, which experiments override."""
 COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
-"""What Hydra raises where configs do not fit together or cannot be read."""
-_GLOBAL = "has to begin with the line '# @package _global_'"
+"""Exceptions that Hydra raises for configs that are inconsistent or cannot be parsed."""
+_GLOBAL = "must begin with the line '# @package _global_'"
 _FORMS = """a list as key=[1,2], a mapping as key={a: 1}, text with special characters in quotes: 'key="a b"'"""
 _OTHER_SIGN = re.compile(
     r"(?P<sign>[+~]?)(?P<key>[A-Za-z_][\w./@]{0,200})(?:(?:==|:|\s)\s{0,9}(?P<value>[\w./-]{1,200}))?"
 )
-"""An override without its `=`, or with another sign in its place."""
+"""Override without `=`, or with another sign in its place."""
 _FROM_ENVIRONMENT = re.compile(r"oc\.env:\s{0,9}[\"']?(\w+)")
 MOST_POINTS = 64
-"""Points of a sweep that are checked in all combinations; of more, each value is checked by itself."""
+"""Maximum number of sweep points validated in full; in a larger sweep each value is validated separately."""
 
 MOST_VALUES = 1000
-"""Values of one key that are checked."""
+"""Maximum number of values of one key that are validated."""
 
 
 def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> ExperimentSpec:
-    """The spec of one run. `config_dir` is a folder of your own config groups. Raises SpecError."""
+    """Return the spec of one run. config_dir: folder of the user's own config groups. Raises SpecError."""
     return check(overrides, config_dir=config_dir)[0]
 
 
 def check(
     overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, named: bool = False
 ) -> list[ExperimentSpec]:
-    """The specs of all points that the overrides describe; one, unless they sweep.
+    """Return the specs of all points of the overrides; a single one if they do not sweep.
 
-    named: refuses a configuration of the defaults alone, which has no experiment and no name of its own. Raises
-    SpecError with every problem of every point.
+    named: also reject a configuration without an experiment and without a name. Raises SpecError with all problems of
+    all points.
     """
     return looked_at(overrides, multirun=multirun, config_dir=config_dir, named=named)[0]
 
@@ -83,7 +82,7 @@ def check(
 def looked_at(
     overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None, named: bool = False
 ) -> tuple[list[ExperimentSpec], Sweep | None]:
-    """What `check` returns, and the sweep, where the overrides describe one."""
+    """Return the specs as `check` does, and the sweep, or None if the overrides do not sweep."""
     composer = Composer(config_dir)
     override_lines.refuse_secrets(overrides)
     parsed, problems = composer.parse(overrides)
@@ -91,16 +90,17 @@ def looked_at(
     points = composer.points(sweep.overrides if sweep else parsed, sweep is not None, problems)
     specs = []
     for point in points:
-        data, found = composer.point(point)
+        data, point_problems = composer.point(point)
         if data is not None:
             if named and data.get("name") == UNNAMED and not composer.chooses_experiment(point):
-                found.append(composer.no_experiment())
+                point_problems.append(composer.no_experiment())
             try:
                 specs.append(validate(ExperimentSpec, data))
             except SpecError as error:
-                seen = {problem.path for problem in found}
-                found += [composer.traced(one, point, data) for one in error.problems if one.path not in seen]
-        problems += [problem for problem in found if problem not in problems]
+                paths = {problem.path for problem in point_problems}
+                new = [problem for problem in error.problems if problem.path not in paths]
+                point_problems += [composer.traced(problem, point, data) for problem in new]
+        problems += [problem for problem in point_problems if problem not in problems]
     if sweep is not None:
         problems += sweep_settings.problems(sweep.hydra, sweep.overrides, specs)
     if problems:
@@ -109,7 +109,7 @@ def looked_at(
 
 
 def check_secrets(overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None) -> None:
-    """Raise SpecError where the configuration holds a secret, and for nothing else: before Hydra prints of it."""
+    """Raise SpecError if the configuration contains a secret, and for no other reason. Call it before Hydra prints."""
     override_lines.refuse_secrets(overrides)
     composer = Composer(config_dir)
     parsed, ignored = composer.parse(overrides)
@@ -119,7 +119,7 @@ def check_secrets(overrides: Sequence[str], *, multirun: bool = False, config_di
 
 
 def missing_keys(keys: Sequence[str], overrides: Sequence[str], *, config_dir: str | Path | None = None) -> list[str]:
-    """Return those of the keys that are neither a config group nor set by the config that the overrides compose."""
+    """Return the keys that are neither a config group nor set in the composed config."""
     composer = Composer(config_dir)
     data, _ = composer.point(composer.parse(overrides)[0])
     config = OmegaConf.create(data or {})
@@ -128,16 +128,16 @@ def missing_keys(keys: Sequence[str], overrides: Sequence[str], *, config_dir: s
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept, and how."""
+    """Hydra settings and overrides of a sweep."""
 
     hydra: dict[str, Any]
-    """Hydra's part of the composed config."""
+    """Sweeper and launcher settings of the composed config."""
     overrides: list[Override]
-    """Those of the command line, and before them what the sweeper's `params` say."""
+    """Overrides of the sweeper's `params`, followed by those of the command line."""
 
 
 class Composer:
-    """Composes configs and says what is wrong with overrides."""
+    """Composer of configs that reports invalid overrides as problems."""
 
     def __init__(self, config_dir: str | Path | None = None):
         self.loader = Loader(config_dir)
@@ -145,6 +145,7 @@ class Composer:
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def parse(self, lines: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+        """Return the parsed overrides, and problems of the lines that cannot be parsed."""
         overrides, problems = [], []
         for line in lines:
             try:
@@ -158,37 +159,37 @@ class Composer:
         return overrides, problems
 
     def _unreadable(self, line: str) -> Problem:
-        """What is wrong with an override that Hydra's grammar does not know."""
-        if not (found := _OTHER_SIGN.fullmatch(line)):
-            return Problem(line, f"cannot be read: expected key=value, {_FORMS}")
-        sign, key, value = found["sign"], found["key"], found["value"]
+        """Return the problem of an override that Hydra's grammar rejects."""
+        if not (match := _OTHER_SIGN.fullmatch(line)):
+            return Problem(line, f"cannot be parsed: expected key=value, {_FORMS}")
+        sign, key, value = match["sign"], match["key"], match["value"]
         name = key.partition("@")[0]
         if value:
-            known = self.is_group(name) or _has(self._load([]), name)
-            return Problem(line, "cannot be read: expected key=value", f"{sign}{key}={value}" if known else None)
+            exists = self.is_group(name) or _has(self._load([]), name)
+            return Problem(line, "cannot be parsed: expected key=value", f"{sign}{key}={value}" if exists else None)
         if self.is_group(name):
             options = ", ".join(self._options(name))
             return Problem(line, f"has no option; expected {sign}{key}=OPTION, one of {options}")
         if _has(self._load([]), name):
             return Problem(line, f"has no value; expected {sign}{key}=VALUE")
         near = nearest(name, [*_keys(self._plain([])), *self._own_groups()])
-        return Problem(line, "has no value, and there is no such key; expected key=value", near and f"{near}=VALUE")
+        return Problem(line, "has no value, and the key does not exist; expected key=value", near and f"{near}=VALUE")
 
     def chooses_experiment(self, overrides: list[Override]) -> bool:
-        """Return whether an experiment is chosen, by the overrides or by a primary config of the user."""
-        files = self._config(self._groups(overrides)[0])[0]
-        by_hand = any(override.key_or_group == EXPERIMENT for override in overrides)
-        return by_hand or files.hydra.runtime.choices.get(EXPERIMENT) is not None
+        """Return True if the overrides or a primary config of the user choose an experiment."""
+        config = self._config(self._groups(overrides)[0])[0]
+        by_override = any(override.key_or_group == EXPERIMENT for override in overrides)
+        return by_override or config.hydra.runtime.choices.get(EXPERIMENT) is not None
 
     def no_experiment(self) -> Problem:
-        """Return the problem of a configuration of the defaults alone."""
+        """Return the problem of a configuration without an experiment."""
         names = ", ".join(self._options(EXPERIMENT))
-        text = f"none is chosen; expected +experiment=NAME with one of {names}, or name=NAME for a run of the defaults"
+        text = f"no experiment is chosen; expected +experiment=NAME, one of {names}, or name=NAME to run the defaults"
         return Problem("+experiment", text)
 
     def traced(self, problem: Problem, overrides: list[Override], data: dict[str, Any]) -> Problem:
-        """Return a problem of validation, with the override that helps where a file sets a key that an option of the
-        command line does not have."""
+        """Return a validation problem. If a config file sets a key that the option chosen on the command line does not
+        have, add the override that removes the key."""
         *parents, last = problem.path.split(".")
         valid = names_below(ExperimentSpec, data, parents, _allowed(data))
         if not valid or last in valid:
@@ -198,46 +199,46 @@ class Composer:
             for override in overrides
             if self.is_group(override.key_or_group)
         ]
-        given = [override.key_or_group for override in overrides if not self.is_group(override.key_or_group)]
-        files = self._config(self._groups(overrides)[0])[0]
+        keys = [override.key_or_group for override in overrides if not self.is_group(override.key_or_group)]
+        config = self._config(self._groups(overrides)[0])[0]
         if (
             not any(problem.path.startswith(f"{package}.") for package in chosen)
-            or any(f"{problem.path}.".startswith(f"{key}.") for key in given)
-            or not _has(files, problem.path)
+            or any(f"{problem.path}.".startswith(f"{key}.") for key in keys)
+            or not _has(config, problem.path)
         ):
             return problem
-        name = files.hydra.runtime.choices.get(EXPERIMENT)
+        name = config.hydra.runtime.choices.get(EXPERIMENT)
         setter = f"+experiment={name} sets it for another option" if name else "a config file sets it"
-        return Problem(problem.path, f"{problem.message}. {setter}; expected '~{problem.path}', which leaves it out")
+        return Problem(problem.path, f"{problem.message}. {setter}; add '~{problem.path}' to remove it")
 
     def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
-        """The sweep, where one is asked for by `multirun` or by `hydra.mode`."""
+        """Return the sweep if `multirun` or `hydra.mode` requests one, else None. Adds to `problems`."""
         fixed = [override for override in parsed if not override.is_sweep_override()]
         config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
         for override in fixed:
             if override.is_hydra_override() and not self.is_group(override.key_or_group):
                 _apply(override, config)
-        self._refuse_of_hydra(config)
+        self._refuse_hydra_secrets(config)
         if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN:
             return None
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
         lines = [f"{key}={value}" for key, value in params.items()]
         override_lines.refuse_secrets(lines)
-        more, broken = self.parse(lines)
-        problems += broken
-        parsed = list({override.get_key_element(): override for override in [*more, *parsed]}.values())
+        swept, parse_problems = self.parse(lines)
+        problems += parse_problems
+        parsed = list({override.get_key_element(): override for override in [*swept, *parsed]}.values())
         parts = {name: OmegaConf.to_container(config.hydra[name], resolve=False) for name in ("sweeper", "launcher")}
         return Sweep(parts, parsed)
 
     def points(self, parsed: list[Override], sweeps: bool, problems: list[Problem]) -> Iterator[list[Override]]:
-        """The overrides of each point of a sweep; themselves, where they sweep over nothing."""
+        """Return the overrides of each point of a sweep; a single point if they do not sweep. Adds to `problems`."""
         if not sweeps:
             sweeping = [override.get_key_element() for override in parsed if override.is_sweep_override()]
             problems += [Problem(name, "has several values; to sweep over them, add -m") for name in sweeping]
             parsed = [override for override in parsed if not override.is_sweep_override()]
         axes = [self._axis(override) for override in parsed]
         empty = [override.get_key_element() for override, axis in zip(parsed, axes, strict=True) if not axis]
-        problems += [Problem(name, "sweeps over no value at all") for name in empty]
+        problems += [Problem(name, "sweeps over an empty list; expected at least one value") for name in empty]
         if len(list(itertools.islice(itertools.product(*axes), MOST_POINTS + 1))) <= MOST_POINTS:
             return map(list, itertools.product(*axes))
         first = [axis[0] for axis in axes]
@@ -255,25 +256,26 @@ class Composer:
         return [self.parser.parse_override(f"{override.get_key_element()}={value}") for value in values]
 
     def point(self, overrides: list[Override]) -> tuple[dict[str, Any] | None, list[Problem]]:
-        """Plain data of one point, as far as its overrides can be used, and what is wrong with the others."""
+        """Return the data of one point, composed of its valid overrides, and the problems of the others. The data is
+        None if an interpolation fails."""
         lines, problems, unsure = self._groups(overrides)
-        config, broken = self._config(lines)
-        problems += broken
+        config, composition_problems = self._config(lines)
+        problems += composition_problems
         config = copy.deepcopy(config)
         for override in overrides:
             key = override.key_or_group
             package = override.package or key.replace("/", ".")
-            if override.is_delete() and self.is_group(key) and not broken and _has(config, package):
-                message = f"leaves the option out, but not what the experiment sets there; expected {key}=OPTION"
+            if override.is_delete() and self.is_group(key) and not composition_problems and _has(config, package):
+                message = f"removes the option, but not the keys that the experiment sets; expected {key}=OPTION"
                 none = f"{key}=none" if "none" in self._options(key) else None
                 problems.append(Problem(override.get_key_element(), message, none))
             if self.is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
                 continue
-            problem = self._unknown(override, config) or _apply(override, config)
+            problem = self._key_problem(override, config) or _apply(override, config)
             if problem is not None:
                 problems.append(problem)
         problems += foreign_code(config["hydra"])
-        self._refuse_of_hydra(config)
+        self._refuse_hydra_secrets(config)
         with open_dict(config):
             del config["hydra"]
         _refuse(_interpolated(OmegaConf.to_container(config, resolve=False)))
@@ -281,28 +283,28 @@ class Composer:
             data: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
             _refuse(secrets_in(data))
         except OmegaConfBaseException as error:
-            return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), _words(error))]
+            return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), _error_text(error))]
         if "experiment" in data:
             del data["experiment"]
-            problems.append(Problem("+experiment", f"a file that it is based on {_GLOBAL}"))
+            problems.append(Problem("+experiment", f"a config file in its defaults list {_GLOBAL}"))
         return data, problems
 
-    def _refuse_of_hydra(self, config: DictConfig) -> None:
-        """Refuses secrets in Hydra's own part, which it stores beside the output and passes to its plugins."""
+    def _refuse_hydra_secrets(self, config: DictConfig) -> None:
+        """Raise SpecError for secrets in Hydra's section, which Hydra writes to disk and passes to its plugins."""
         hydra: Any = OmegaConf.to_container(config.hydra, resolve=False)
         hydra = {name: part for name, part in hydra.items() if name not in ("overrides", "runtime", "help")}
         _refuse([*_interpolated(hydra, "hydra"), *secrets_in(hydra, "hydra")])
 
     def is_group(self, key: str) -> bool:
-        """Return whether the key is a config group."""
+        """Return True if the key is a config group."""
         return bool(self.loader.repository.group_exists(key))
 
     def _options(self, group: str) -> list[str]:
         return sorted(self.loader.repository.get_group_options(group, ObjectType.CONFIG))
 
     def _groups(self, overrides: list[Override]) -> tuple[list[str], list[Problem], list[str]]:
-        """Group overrides as lines to compose with, misspelt options replaced by the nearest; the problems; and the
-        groups of which it is not known what was meant."""
+        """Return the group overrides as lines to compose, with each misspelt option replaced by the nearest one; their
+        problems; and the packages of the groups for which no option is near."""
         lines, problems, unsure = [], [], []
         for override in overrides:
             group = override.key_or_group
@@ -317,55 +319,55 @@ class Composer:
                 problems.append(_several(name, wanted))
                 lines.append(f"{name}={wanted[0]}")
                 continue
-            if not wrong and group == EXPERIMENT and (lacking := self._without_package(str(wanted[0]))):
-                problems.append(Problem(name, f"{lacking} {_GLOBAL}"))
+            if not wrong and group == EXPERIMENT and (path := self._without_package(str(wanted[0]))):
+                problems.append(Problem(name, f"{path} {_GLOBAL}"))
                 continue
             if not wrong:
                 lines.append(override.input_line or name)
                 continue
-            meant = [near for option in wanted if (near := nearest(option, options))]
+            replaced = [near for option in wanted if (near := nearest(option, options))]
             for option in wrong:
                 near = nearest(option, options)
                 hint = f"{name}={near}" if near else None
-                own = f". For one of your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
+                own = f". To use your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
                 text = f"{option!r}: expected one of {', '.join(options)}{own if isinstance(option, dict) else ''}"
                 problems.append(Problem(name, text, hint))
-            if len(meant) == len(wanted):
-                lines.append(f"{name}={'[' + ','.join(meant) + ']' if isinstance(value, list) else meant[0]}")
+            if len(replaced) == len(wanted):
+                lines.append(f"{name}={'[' + ','.join(replaced) + ']' if isinstance(value, list) else replaced[0]}")
             else:
                 unsure.append(override.package or group.replace("/", "."))
         return lines, problems, unsure
 
     def _without_package(self, option: str) -> str | None:
-        """Return the file of an experiment that does not say that it is laid over the whole configuration."""
+        """Return the file of an experiment that lacks the header `# @package _global_`, else None."""
         try:
-            found = self.loader.repository.load_config(f"{EXPERIMENT}/{option}")
+            result = self.loader.repository.load_config(f"{EXPERIMENT}/{option}")
         except COMPOSITION:
-            return None  # composing says what is wrong with it
-        if found is None or found.header.get("package") == "_global_":
+            return None  # composition reports the error
+        if result is None or result.header.get("package") == "_global_":
             return None
-        folder = str(found.path).removeprefix("file://")
+        folder = str(result.path).removeprefix("file://")
         return f"{folder}/{EXPERIMENT}/{option}.yaml"
 
     def _own_groups(self) -> list[str]:
         return [group for group in self.loader.list_groups("") if group != "hydra"]
 
     def _plain(self, lines: list[str]) -> dict[str, Any]:
-        """The composed config as plain data, without Hydra's part."""
+        """Return the composed config as plain data, without Hydra's section."""
         plain: Any = OmegaConf.to_container(self._load(lines), resolve=False)
         del plain["hydra"]
         return dict(plain)
 
     def _config(self, lines: list[str]) -> tuple[DictConfig, list[Problem]]:
-        """Composes; where that fails, with as many of the lines as it works with."""
+        """Compose the lines. If that fails, compose those that work and return a problem for each of the others."""
         try:
             return self._load(lines), []
         except COMPOSITION as error:
-            broken: BaseException = error
+            cause: BaseException = error
         try:
             self._load([])
         except COMPOSITION:
-            raise SpecError([Problem(PRIMARY, _words(broken))]) from broken
+            raise SpecError([Problem(PRIMARY, _error_text(cause))]) from cause
         used: list[str] = []
         problems = []
         for line in lines:
@@ -374,19 +376,17 @@ class Composer:
                 used.append(line)
             except COMPOSITION as error:
                 key, plain = line.partition("=")[0], line.lstrip("+")
-                known = key.lstrip("+~") in self._load(used).hydra.runtime.choices
+                chosen = key.lstrip("+~") in self._load(used).hydra.runtime.choices
                 if line.startswith("~"):
                     option = self._load(used).hydra.runtime.choices.get(key.lstrip("~"))
-                    what = f"{option!r} is chosen here" if option else "no option of this group is chosen"
-                    problems.append(Problem(line, what, key if option else None))
-                elif known and line.startswith("+"):
-                    problems.append(Problem(key, "an option of this group is chosen already", plain))
-                elif not known and not line.startswith(("+", "~")):
-                    problems.append(
-                        Problem(key, "no option of this group is chosen yet: it is added with +", f"+{plain}")
-                    )
+                    message = f"the chosen option is {option!r}" if option else "no option of this group is chosen"
+                    problems.append(Problem(line, message, key if option else None))
+                elif chosen and line.startswith("+"):
+                    problems.append(Problem(key, "an option of this group is already chosen", plain))
+                elif not chosen and not line.startswith(("+", "~")):
+                    problems.append(Problem(key, "no option of this group is chosen yet: add one with +", f"+{plain}"))
                 else:
-                    problems.append(Problem(key, _words(error)))
+                    problems.append(Problem(key, _error_text(error)))
         return self._load(used), problems
 
     def _load(self, lines: list[str]) -> DictConfig:
@@ -395,41 +395,41 @@ class Composer:
             self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
         return self._composed[key]
 
-    def _unknown(self, override: Override, config: DictConfig) -> Problem | None:
-        """What is wrong with the key of an override of a single value."""
+    def _key_problem(self, override: Override, config: DictConfig) -> Problem | None:
+        """Return the problem of the key of a single-value override, or None if the key is valid."""
         key = override.key_or_group
         if override.package is not None:
-            return Problem(override.get_key_element(), f"there is no group {key!r}; an @ follows the name of a group")
+            return Problem(override.get_key_element(), f"no such group {key!r}; an @ follows the name of a group")
         if override.is_add() and _has(config, key) and not isinstance(override.value(), list | dict):
-            return Problem(f"+{key}", "is set already, and + adds what is not", (override.input_line or "").lstrip("+"))
+            return Problem(f"+{key}", "is already set; omit the +", (override.input_line or "").lstrip("+"))
         if override.is_delete() and _has(config, key) and override.value() not in (None, OmegaConf.select(config, key)):
-            return Problem(f"~{key}", f"has another value here: {OmegaConf.select(config, key)!r:.80}", f"~{key}")
+            return Problem(f"~{key}", f"the key has another value: {OmegaConf.select(config, key)!r:.80}", f"~{key}")
         if override.is_hydra_override() or _has(config, key):
             return None
         plain = OmegaConf.to_container(config, resolve=False)
         assert isinstance(plain, dict)
         del plain["hydra"]
         *parents, last = key.split(".")
-        inside: Any = plain
+        parent: Any = plain
         for part in parents:
-            inside = inside.get(part) if isinstance(inside, dict) else None
-        if isinstance(inside, dict):
+            parent = parent.get(part) if isinstance(parent, dict) else None
+        if isinstance(parent, dict):
             valid = names_below(ExperimentSpec, plain, parents, _allowed(plain))
             if override.is_delete():
-                return Problem(f"~{key}", "there is no such key to delete", _below(parents, nearest(last, inside)))
-            if last in valid or not valid:  # where nothing is listed, validation knows what may stand there
+                return Problem(f"~{key}", "no such key to delete", _below(parents, nearest(last, parent)))
+            if last in valid or not valid:  # without a list of valid keys, validation decides
                 if override.is_add() or override.is_force_add():
                     return None
-                return Problem(key, "is set by no config file: it is added with +", f"+{override.input_line}")
+                return Problem(key, "is set by no config file: add it with +", f"+{override.input_line}")
             if parents:
-                message = f"no such key in {'.'.join(parents)}; there are {', '.join(valid)}"
+                message = f"no such key in {'.'.join(parents)}; expected one of {', '.join(valid)}"
                 return Problem(key, message, _below(parents, nearest(last, valid)))
-        if inside is None and (override.is_add() or override.is_force_add()) and _may_hold(plain, parents):
+        if parent is None and (override.is_add() or override.is_force_add()) and _may_add(plain, parents):
             return None
-        if parents and inside is None and _has(config, ".".join(parents)):
-            whole = ".".join(parents)
+        if parents and parent is None and _has(config, ".".join(parents)):
+            path = ".".join(parents)
             value = override.get_value_element_as_str()
-            return Problem(key, f"{whole} is null here, so all of it is given at once", f"{whole}={{{last}: {value}}}")
+            return Problem(key, f"{path} is null: set it as a whole", f"{path}={{{last}: {value}}}")
         groups = self._own_groups()
         near = nearest(key, [*_keys(plain), *groups])
         if near is not None and near in groups and not parents and isinstance(override.value(), str):
@@ -440,29 +440,27 @@ class Composer:
 
 
 def _allowed(data: Mapping[Any, Any]) -> list[str]:
-    """Packages that the configuration allows, as far as it names any."""
+    """Return the packages listed in `allow`; an empty list if it is not a list."""
     allow = data.get("allow")
     return [package for package in allow if isinstance(package, str)] if isinstance(allow, list) else []
 
 
 def _several(group: str, options: Sequence[Any]) -> Problem:
-    """Several options for a group, of which Hydra would lay each over those before it."""
+    """Return the problem of several options for one group, which Hydra would merge."""
     names = ",".join(map(str, options))
-    text = f"[{names}]: a group has one option; to try several, sweep over them: -m {group}={names}"
+    text = f"[{names}]: a group has one option; to run several, sweep over them: -m {group}={names}"
     return Problem(group, text, f"{group}={options[0]}")
 
 
-def _may_hold(plain: Any, parents: list[str]) -> bool:
-    """Whether the keys of `parents` that are not there yet can be added: the last one that is there may hold any."""
-    there: Any = plain
+def _may_add(plain: Any, parents: list[str]) -> bool:
+    """Return True if the missing keys of `parents` can be added: the last existing one accepts any key."""
+    node: Any = plain
     for count, part in enumerate(parents):
-        if not isinstance(there.get(part), dict):
+        if not isinstance(node.get(part), dict):
             return (
-                there.get(part) is None
-                and part not in there
-                and not names_below(ExperimentSpec, plain, parents[:count])
+                node.get(part) is None and part not in node and not names_below(ExperimentSpec, plain, parents[:count])
             )
-        there = there[part]
+        node = node[part]
     return False
 
 
@@ -478,13 +476,13 @@ def _apply(override: Override, config: DictConfig) -> Problem | None:
         key = override.get_key_element()
         if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
             *parents, last = str(cause.full_key).split(".")
-            there = [str(name) for name in cause.parent_node]
-            if not there:
-                where = ".".join(parents)
-                return Problem(key, f"{where} has no keys yet: they are added with +", f"+{where}.{last}=VALUE")
-            message = f"no such key in {'.'.join(parents)}; there are {', '.join(there)}"
-            return Problem(str(cause.full_key), message, _below(parents, nearest(last, there)))
-        return Problem(key, _words(cause))
+            keys = [str(name) for name in cause.parent_node]
+            if not keys:
+                parent = ".".join(parents)
+                return Problem(key, f"{parent} has no keys yet: add them with +", f"+{parent}.{last}=VALUE")
+            message = f"no such key in {'.'.join(parents)}; expected one of {', '.join(keys)}"
+            return Problem(str(cause.full_key), message, _below(parents, nearest(last, keys)))
+        return Problem(key, _error_text(cause))
     return None
 
 
@@ -508,13 +506,13 @@ def _keys(data: Any, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{key}.")
 
 
-def _refuse(found: Sequence[Secret]) -> None:
-    if found:
-        raise SpecError(secret_problems(found))
+def _refuse(secrets: Sequence[Secret]) -> None:
+    if secrets:
+        raise SpecError(secret_problems(secrets))
 
 
 def _interpolated(value: Any, path: str = "") -> list[Secret]:
-    """Secrets that an interpolation would copy from the environment into the configuration: `${oc.env:HF_TOKEN}`."""
+    """Return secrets that an interpolation such as `${oc.env:HF_TOKEN}` would copy from the environment."""
     if isinstance(value, dict):
         items = ((f"{path}.{name}" if path else str(name), item) for name, item in value.items())
         return [secret for below, item in items for secret in _interpolated(item, below)]
@@ -522,9 +520,9 @@ def _interpolated(value: Any, path: str = "") -> list[Secret]:
         return [secret for item in value for secret in _interpolated(item, path)]
     names = _FROM_ENVIRONMENT.findall(value) if isinstance(value, str) else []
     if any(is_secret(name) for name in names) or (names and is_secret(path)):
-        return [Secret(path, "an interpolation that copies a secret out of the environment")]
+        return [Secret(path, "an interpolation that copies a secret from the environment")]
     return []
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return mask_text(" ".join(str(error).partition("full_key: ")[0].split())) or type(error).__name__

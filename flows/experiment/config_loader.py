@@ -1,16 +1,16 @@
-"""Hydra's config loader with one rule added: an option that the command line chooses wins whole.
+"""Hydra's config loader with one additional rule: an option chosen on the command line replaces the block as a whole.
 
-Hydra merges an experiment over the options of all groups, also over those of the command line. For settings that is
-wanted: the learning rate of an experiment stays with `algorithm=gspo`. A block that describes another thing, however,
-would replace the chosen one in silence or mix with it. So where the command line chooses an option of a group, a block
-of a later file is left out if
+Hydra merges an experiment over the options of all groups, including those of the command line. For settings that is
+wanted: the learning rate of an experiment stays with `algorithm=gspo`. A block of another class, however, would
+silently replace the chosen option or mix with it. So if the command line chooses an option of a group, the loader
+drops a block of a later file if
 
-- it says by itself what it is, by `_target_` or `name`, and that is not the option that is chosen;
-- it is no mapping: `warmup: null`, or a reference to another block;
-- the files write the group out: they set it to null in a defaults list;
+- it identifies itself by `_target_` or `name`, and differs from the chosen option in that;
+- it is not a mapping: `warmup: null`, or an interpolation of another block;
+- the files deselect the group: they set it to null in a defaults list;
 - the chosen option is null, as `warmup=none`.
 
-Everything that composes uses this loader: the checks before a run, Hydra itself, and the launchers of sweeps.
+All composition uses this loader: the checks before a run, Hydra itself, and the launchers of sweeps.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from flows.experiment.spec import CODE
 CONF = CODE / "conf"
 PRIMARY = "config"
 IDENTITY = ("_target_", "name")
-"""Keys by which a block says what it is."""
+"""Keys that identify a block."""
 
 
 class Loader(ConfigLoaderImpl):
-    """Composes configs; groups that the command line chooses win whole."""
+    """Config loader in which group options of the command line replace blocks of later files as a whole."""
 
     def __init__(self, config_dir: str | Path | None = None):
-        """config_dir: folder of the user's config groups. Raises SpecError where it does not exist."""
+        """Add the user's config groups in `config_dir` to the search path. Raises SpecError if it does not exist."""
         setup_globals()
         search_path = create_config_search_path(str(CONF))
         if config_dir is not None:
             folder = Path(config_dir).absolute()
             if not folder.is_dir():
-                raise SpecError([Problem("--config-dir", f"there is no folder {str(folder)!r}")])
+                raise SpecError([Problem("--config-dir", f"folder {str(folder)!r} does not exist")])
             search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
         super().__init__(search_path)
         self._overrides: list[Override] = []
@@ -67,7 +67,7 @@ class Loader(ConfigLoaderImpl):
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         for group, options in _several(defaults):
-            raise ConfigCompositionException(f"{group}: [{','.join(options)}]: a group has one option")
+            raise ConfigCompositionException(f"{group}: [{','.join(options)}]: expected one option for a group")
         self._replaced = {}
         for choice in list(self._chosen(defaults, repo)):
             for later in defaults[choice.place + 1 :]:
@@ -85,26 +85,26 @@ class Loader(ConfigLoaderImpl):
         return result
 
     def _chosen(self, defaults: list[ResultDefault], repo: IConfigRepository) -> Iterator[_Choice]:
-        changes = [one for one in self._overrides if _chooses(one, repo)]
+        changes = [override for override in self._overrides if _chooses(override, repo)]
         if not changes:
             return
-        others = [one for one in self._overrides if one not in changes]
+        others = [override for override in self._overrides if override not in changes]
         try:
             before = create_defaults_list(repo, PRIMARY, others, prepend_hydra=True, skip_missing=True)
-        except ConfigCompositionException:  # an option of the command line is what the files lack
+        except ConfigCompositionException:  # the files need an option of the command line to compose
             choices: dict[str, Any] = {}
         else:
             choices = before.overrides.known_choices
-        for one in changes:
-            key, option = one.get_key_element().lstrip("+"), str(one.value())
-            package = one.package or one.key_or_group.replace("/", ".")
-            inside = {f"{one.key_or_group}/{option}"}
+        for override in changes:
+            key, option = override.get_key_element().lstrip("+"), str(override.value())
+            package = override.package or override.key_or_group.replace("/", ".")
+            paths = {f"{override.key_or_group}/{option}"}
             place = None
-            for at, default in enumerate(defaults):
+            for index, default in enumerate(defaults):
                 below = default.package in ("", package) or str(default.package).startswith(f"{package}.")
-                if below and (default.config_path in inside or default.parent in inside):
-                    place = at
-                    inside.add(str(default.config_path))
+                if below and (default.config_path in paths or default.parent in paths):
+                    place = index
+                    paths.add(str(default.config_path))
             if place is not None:
                 node = _node(self._load_single_config(defaults[place], repo).config, package)
                 whole = _is_null(node) or choices.get(key, "") is None
@@ -113,41 +113,43 @@ class Loader(ConfigLoaderImpl):
 
 @dataclass(frozen=True)
 class _Choice:
-    """An option that the command line chooses."""
+    """Group option chosen on the command line."""
 
     package: str
-    """Where it is put."""
+    """Package of the option."""
     place: int
-    """Index of the last file that belongs to it in the defaults list."""
+    """Index of the option's last file in the defaults list."""
     whole: bool
-    """Whether everything that later files say of the package is left out."""
+    """True if all keys of later files for the package are dropped."""
     own: dict[str, Any] | None
-    """What the option says that it is, where the files choose it too; None where they choose another."""
+    """Identity of the option (see IDENTITY) if the files choose the same option; None if they choose another."""
 
     def replaces(self, block: Any) -> bool:
-        """Return whether a block of a later file is left out."""
+        """Return True if a block of a later file is dropped."""
         if block is None:
             return False
         if self.whole or not _is_mapping(block):
             return True
-        said = _identity(block)
-        return bool(said) if self.own is None else any(self.own.get(key, value) != value for key, value in said.items())
+        identity = _identity(block)
+        if self.own is None:
+            return bool(identity)
+        return any(self.own.get(key, value) != value for key, value in identity.items())
 
 
 def _several(defaults: list[ResultDefault]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the groups of which a defaults list takes several options, each of which would be laid over those before
-    it. Files for the whole configuration are no such options."""
-    found: dict[tuple[Any, ...], list[str]] = {}
+    """Yield each group with several options in a defaults list, which Hydra would merge. Files for the global package
+    do not count."""
+    options_of: dict[tuple[Any, ...], list[str]] = {}
     for default in defaults:
         group, _, option = str(default.config_path).rpartition("/")
         if group and default.package and not f"{group}/".startswith("hydra/"):
-            found.setdefault((group, default.package, default.parent), []).append(option)
-    yield from ((group, options) for (group, _, _), options in found.items() if len(set(options)) > 1)
+            options_of.setdefault((group, default.package, default.parent), []).append(option)
+    yield from ((group, options) for (group, _, _), options in options_of.items() if len(set(options)) > 1)
 
 
 def _chooses(override: Override, repository: IConfigRepository) -> bool:
-    """Return whether an override chooses an option for a package. A file that is added to the whole configuration, as
-    `+experiment=NAME`, does not."""
+    """Return True if an override chooses a group option for a package. A file added to the global package, as
+    `+experiment=NAME`, does not count."""
     if override.is_delete() or override.is_sweep_override() or override.is_hydra_override():
         return False
     if override.is_add() and override.package is None:
@@ -156,7 +158,7 @@ def _chooses(override: Override, repository: IConfigRepository) -> bool:
 
 
 def _node(config: Any, path: str) -> Any:
-    """Return the node at a path, resolving nothing; None where it does not exist."""
+    """Return the node at a path without resolving interpolations; None if it does not exist."""
     for part in path.split(".") if path else ():
         if not _is_mapping(config):
             return None
@@ -173,6 +175,6 @@ def _is_null(node: Any) -> bool:
 
 
 def _identity(node: Any) -> dict[str, Any]:
-    """Return what a block says that it is, as far as it is set."""
-    found = {key: node._get_node(key) for key in IDENTITY} if _is_mapping(node) else {}
-    return {key: one._value() for key, one in found.items() if one is not None and not one._is_missing()}
+    """Return the identifying keys of a block that are set, with their values."""
+    nodes = {key: node._get_node(key) for key in IDENTITY} if _is_mapping(node) else {}
+    return {key: child._value() for key, child in nodes.items() if child is not None and not child._is_missing()}

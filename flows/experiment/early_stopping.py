@@ -1,8 +1,8 @@
-"""When the rounds end before their number, and which of the evaluated policies is the final one.
+"""Early stopping of the rounds, and the choice of the final policy.
 
-Both are decided from held-out measurements of the policies of one run, in order of training: the one at the start of
-the rounds first. The decisions are functions of these numbers alone, so the same command decides the same. A value of
-None is not known: its evaluation is not made yet (in a plan), or measured nothing.
+Both use held-out evaluations of the policies of one run, in order of training, beginning with the policy at the start
+of the rounds. Both are functions of these numbers alone, so they are deterministic. A value of None is unknown: the
+evaluation has not run yet (in a plan), or no episode could be measured.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ Metric = Literal["success", "reward"]
 
 
 class EarlyStoppingSpec(Spec):
-    """Ends the rounds when training has stopped to help on held-out scenarios."""
+    """Early stopping when training no longer improves a held-out metric."""
 
     patience: int = Field(ge=1)
-    """Evaluations that may pass without a gain."""
+    """Number of evaluations without a gain after which the rounds end."""
     metric: Metric = "success"
-    """Held-out measure that has to rise; by the same one `deploy.policy: best` chooses."""
+    """Held-out metric that must rise; `deploy.policy: best` uses the same metric."""
     min_gain: float = Field(0.0, ge=0)
-    """A rise counts only above this, in the unit of the metric."""
+    """Minimum rise that counts as a gain, exclusive, in the unit of the metric."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A policy that was evaluated in the rounds, or at their start."""
+    """Policy with its evaluation, during the rounds or at their start."""
 
     step: int
-    """The round after which the policy stood; 0 at the start of the rounds (of a fork, the step where it begins)."""
+    """Round after which the policy was evaluated; 0 at the start of the rounds (in a fork: the step of the fork)."""
     checkpoint: Artifact | None
-    """None for the base model."""
+    """Checkpoint of the policy; None for the base model."""
     evaluation: Artifact
 
     @property
-    def made(self) -> bool:
-        """Whether the evaluation is there; in a plan it may not be, and then it has no digest."""
+    def exists(self) -> bool:
+        """True if the evaluation exists; in a plan it may be pending, and then it has no digest."""
         return self.evaluation.digest != ""
 
     def value(self, metric: Metric) -> float | None:
@@ -50,8 +50,8 @@ class Measured:
 
 
 def should_stop(values: Sequence[float | None], patience: int, min_gain: float) -> bool:
-    """Whether none of the last `patience` values is more than `min_gain` above the best before them. False where one of
-    these is not known."""
+    """Return True if none of the last `patience` values is more than `min_gain` above the best before them; False if
+    one of the last values is unknown."""
     before = [value for value in values[:-patience] if value is not None]
     last = [value for value in values[-patience:] if value is not None]
     if not before or len(last) < patience:
@@ -60,14 +60,14 @@ def should_stop(values: Sequence[float | None], patience: int, min_gain: float) 
 
 
 def best_of(values: Sequence[float | None]) -> int | None:
-    """Place of the highest value, of equal ones the earliest; None where none is known."""
-    known = [(value, -place) for place, value in enumerate(values) if value is not None]
-    return -max(known)[1] if known else None
+    """Return the index of the highest value, the earliest of equal ones; None if no value is known."""
+    candidates = [(value, -index) for index, value in enumerate(values) if value is not None]
+    return -max(candidates)[1] if candidates else None
 
 
 def why_stop(measured: Sequence[Measured], rule: EarlyStoppingSpec) -> str | None:
-    """Why the rounds end after the last of these evaluations, in words; None where they go on."""
-    values = [one.value(rule.metric) for one in measured]
+    """Return a message on why the rounds end after the last of these evaluations; None if they continue."""
+    values = [policy.value(rule.metric) for policy in measured]
     if not should_stop(values, rule.patience, rule.min_gain):
         return None
     before = best_of(values[: -rule.patience])
@@ -82,8 +82,8 @@ def why_stop(measured: Sequence[Measured], rule: EarlyStoppingSpec) -> str | Non
 
 
 def choose(measured: Sequence[Measured], metric: Metric) -> Measured:
-    """The best policy that has a checkpoint, of equal ones the earliest; the last one where an evaluation is not made
-    yet, or none could be measured. The last one must have a checkpoint."""
-    candidates = [one for one in measured if one.checkpoint is not None]
-    best = best_of([one.value(metric) for one in candidates])
-    return candidates[best] if best is not None and all(one.made for one in candidates) else measured[-1]
+    """Return the best policy that has a checkpoint, the earliest of equal ones. Return the last policy if an evaluation
+    is pending or no value is known. The last policy must have a checkpoint."""
+    candidates = [policy for policy in measured if policy.checkpoint is not None]
+    best = best_of([policy.value(metric) for policy in candidates])
+    return candidates[best] if best is not None and all(policy.exists for policy in candidates) else measured[-1]

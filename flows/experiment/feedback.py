@@ -1,7 +1,7 @@
-"""Training on what people said, before the rounds: `feedback=scores` or `feedback=choices`.
+"""Training on human feedback before the rounds: `feedback=scores` or `feedback=choices`.
 
-With `fork=RUN` it goes on from the policy of a finished run. The answers name the artifacts whose episodes they are
-about, by their digests; these have to be in the store.
+With `fork=RUN` it continues from the policy of a finished run. Answers refer to the artifacts of their episodes by
+digest; these artifacts must be in the store.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ FeedbackAlgorithmSpec = Annotated[SFTSpec | DPOSpec | IPOSpec | ORPOSpec | KTOSp
 
 
 class FeedbackSpec(Spec):
-    """Training on what people said of episodes, before the first round."""
+    """Training on human feedback about episodes, before the first round."""
 
     path: str = Field(min_length=1)
-    """File of answers, or folder of such files: `ROOT/feedback`, or what `flows.annotate --export` wrote."""
+    """File of answers, or folder of such files: `ROOT/feedback`, or the output of `flows.annotate --export`."""
     algorithm: FeedbackAlgorithmSpec
-    """`sft` learns corrections, and scored episodes by their scores; dpo, ipo and orpo the pairs that people chose; kto
-    scored episodes, as good from `threshold` on (a score of 3 is 0.5)."""
+    """Algorithm: `sft` trains on corrections, and on scored episodes weighted by their scores; dpo, ipo and orpo on
+    preference pairs; kto on scored episodes, which count as good from `threshold` on (a score of 3 is 0.5)."""
 
     @property
     def learns(self) -> tuple[Learns, ...]:
+        """Kinds of answers that the algorithm trains on."""
         if isinstance(self.algorithm, SFTSpec):
             return "scores", "corrections"
         return ("choices",) if isinstance(self.algorithm, PairSpec) else ("scores",)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What people said, and of which episodes."""
+class FeedbackData:
+    """Answers of annotators, and the artifacts of the episodes that they refer to."""
 
     path: str
     answers: str
-    """Digest of what stands."""
+    """Digest of the valid answers."""
     artifacts: dict[str, Artifact]
-    """By name of the input."""
+    """Artifacts of the episodes, by name of the stage input."""
 
 
-def resolve(spec: FeedbackSpec | None, store: Store) -> Said | None:
-    """None where there is none. Raises SpecError where the file is damaged, says nothing that the algorithm learns, or
-    is about episodes that the store does not have."""
+def resolve(spec: FeedbackSpec | None, store: Store) -> FeedbackData | None:
+    """Return the answers and their artifacts; None without a spec.
+
+    Raises SpecError if the file is damaged, has no answers of a kind that the algorithm trains on, or refers to
+    episodes that are not in the store."""
     from components.trajectories.feedback import Choice, Correction, Rating, digest_of, read_all
 
     if spec is None:
@@ -61,25 +64,24 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> Said | None:
     except ResourceError as error:
         raise _problem(str(error)) from None
     kinds = {"scores": Rating, "corrections": Correction, "choices": Choice}
-    if not any(isinstance(one, kinds[name]) for one in answers for name in spec.learns):
-        raise _problem(f"{path} has no {' and no '.join(spec.learns)}, of which {spec.algorithm.name} learns")
+    if not any(isinstance(answer, kinds[name]) for answer in answers for name in spec.learns):
+        raise _problem(f"{path} has no {' and no '.join(spec.learns)}, which {spec.algorithm.name} trains on")
     by_digest: dict[str, Artifact] = {}
     for artifact in store.manifests():
         if artifact.kind in ("trajectories", "evaluation"):
-            by_digest[artifact.digest] = min(
-                artifact, by_digest.get(artifact.digest, artifact), key=lambda one: one.key
-            )
-    found = {}
-    for number, digest in enumerate(sorted({one.artifact for one in answers}), 1):
-        known = store.find(by_digest[digest].key) if digest in by_digest else None
-        if known is None:
-            about = sum(one.artifact == digest for one in answers)
+            same = by_digest.get(artifact.digest, artifact)
+            by_digest[artifact.digest] = min(artifact, same, key=lambda manifest: manifest.key)
+    artifacts = {}
+    for number, digest in enumerate(sorted({answer.artifact for answer in answers}), 1):
+        source = store.find(by_digest[digest].key) if digest in by_digest else None
+        if source is None:
+            count = sum(answer.artifact == digest for answer in answers)
             raise _problem(
-                f"{about} answers in {path} are about episodes of the artifact {digest[:12]}, which is not in "
-                f"{store.root}: give the root of the run that was annotated, or run it again"
+                f"{count} answers in {path} refer to episodes of the artifact {digest[:12]}, which is not in "
+                f"{store.root}: set root to that of the annotated run, or run it again"
             )
-        found[f"episodes_{number}"] = known
-    return Said(str(path), digest_of(answers), found)
+        artifacts[f"episodes_{number}"] = source
+    return FeedbackData(str(path), digest_of(answers), artifacts)
 
 
 def _problem(message: str) -> SpecError:

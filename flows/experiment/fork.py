@@ -1,7 +1,7 @@
-"""A fork: a run that begins at a step of another one, `fork=RUN@STEP`.
+"""Forks: a run that starts from a step of another run, `fork=RUN@STEP`.
 
-The policy of that step is where its rounds begin; the warmup and the rounds up to STEP are the other run's. Everything
-else is the new run's own: another algorithm, reward or learning rate goes on from the same policy.
+Its rounds start from the policy of that step; the warmup and the rounds up to STEP belong to the source run. Everything
+else belongs to the new run: another algorithm, reward or learning rate continues from the same policy.
 """
 
 from __future__ import annotations
@@ -19,97 +19,100 @@ from flows.stages.train import FED
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a run begins."""
+    """Starting point of a forked run."""
 
     run: RunRecord
+    """Source run."""
     step: int
-    """Rounds that the policy has been through."""
+    """Rounds that the policy was trained in."""
     checkpoint: Artifact
     reference: Artifact | None
-    """The checkpoint from which the other run's rounds began; None for the base model."""
+    """Checkpoint at the start of the source run's rounds; None for the base model."""
     checkpoints: dict[str, str]
-    """Step and key of what it begins with, and of what came before that, for its record."""
+    """Keys of the starting checkpoint and of those before it, by step, for the record of the run."""
     earlier: list[dict[str, Artifact]]
-    """Trajectories, scores and selection of the other run's last rounds up to there, the nearest first: as many as the
-    new run replays."""
+    """Trajectories, scores and selection of the source run's last rounds up to `step`, latest first: as many as the new
+    run replays."""
     anchored: list[dict[str, Artifact]]
-    """The same, its warmup included: as many as elastic weight consolidation looks at."""
+    """The same including the source run's warmup: as many as elastic weight consolidation uses."""
     followed: dict[int, Artifact]
-    """By round up to there: the checkpoints that reward models of the new run have followed by then."""
+    """Checkpoints up to `step` after which the new run retrains its reward models, by round."""
 
 
 def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
-    """What `spec.fork` names; None where the run is no fork. Earlier runs of the same command are not meant: the same
-    command again goes on from where they began.
+    """Return the starting point that `spec.fork` names; None if the run is no fork. Earlier runs of the same command do
+    not count as the source run, so repeating a command resumes from the same starting point.
 
-    Raises ResourceError for a run that does not exist; SpecError for a step that it does not have or whose checkpoint
-    is no longer in the store, for one that leaves nothing to do, and for another model.
+    Raises ResourceError for a run that does not exist. Raises SpecError for a step that the run does not have, a
+    checkpoint that is no longer in the store, a step that leaves nothing to do, and a different model.
     """
     if spec.fork is None:
         return None
     name, _, number = spec.fork.partition("@")
     run = named(spec, name)
-    known = checkpoints(run)
-    steps = sorted(known)
+    keys = checkpoints(run)
+    steps = sorted(keys)
     if not steps:
-        raise _problem(f"run {run.short} has trained nothing yet")
+        raise _problem(f"run {run.short} has no checkpoint yet")
     step = steps[-1] if number == "" else int(number)
-    if step not in known:
+    if step not in keys:
         raise _problem(
             f"run {run.short} has no checkpoint of step {step}; expected one of {', '.join(map(str, steps))}"
         )
     if step >= spec.rounds and spec.feedback is None:
         raise _problem(
             f"step {step} of run {run.short} leaves nothing to do with rounds={spec.rounds}, which counts from the "
-            f"start of that run; give rounds={step + 1} or more, or feedback to learn from"
+            f"start of that run; expected rounds={step + 1} or more, or feedback to train on"
         )
-    theirs, ours = run.spec.get("model", {}), spec.model.model_dump(mode="json")
+    source, own = run.spec.get("model", {}), spec.model.model_dump(mode="json")
     same = ["name", "source", "quantization", "lora"]
     if spec.model.lora is None or spec.model.quantization != "none":
-        same.append("dtype")  # of what learns, or of what was rounded
-    changed = [f"model.{key}={theirs.get(key)}" for key in same if theirs.get(key) != ours[key]]
+        same.append("dtype")  # of the trained weights, or of the weights before quantization
+    changed = [f"model.{key}={source.get(key)}" for key in same if source.get(key) != own[key]]
     if changed:
-        raise _problem(f"run {run.short} trained another model; take its values: {' '.join(changed)}")
+        raise _problem(f"run {run.short} trained another model; set its values: {' '.join(changed)}")
+    replayed = [n for n in steps[::-1] if n > 0 and step - _replay_rounds(spec) < n <= step]
+    anchored = [n for n in steps[::-1] if step - _ewc_rounds(spec) < n <= step]
     return Fork(
         run,
         step,
-        _artifact(store, run, known[step], step),
-        _artifact(store, run, known[0], 0) if 0 in known else None,
-        {str(one): known[one] for one in steps if one <= step},
-        [_data(store, run, known[one], one) for one in steps[::-1] if one > 0 and step - _replayed(spec) < one <= step],
-        [_data(store, run, known[one], one) for one in steps[::-1] if step - _held(spec) < one <= step],
-        {one: _followed(store, run, known, one) for one in _refreshed(spec) if one <= step},
+        _artifact(store, run, keys[step], step),
+        _artifact(store, run, keys[0], 0) if 0 in keys else None,
+        {str(n): keys[n] for n in steps if n <= step},
+        [_data(store, run, keys[n], n) for n in replayed],
+        [_data(store, run, keys[n], n) for n in anchored],
+        {n: _retraining_checkpoint(store, run, keys, n) for n in _retraining_rounds(spec) if n <= step},
     )
 
 
 def named(spec: ExperimentSpec, name: str) -> RunRecord:
-    """The run that is forked. Raises ResourceError where there is none."""
-    ours = mask(spec.model_dump(mode="json", by_alias=True))
+    """Return the source run of a fork. Raises ResourceError if it does not exist."""
+    own = mask(spec.model_dump(mode="json", by_alias=True))
 
     def same_command(run: RunRecord) -> bool:
-        return run.spec.get("fork") == spec.fork and placeless(run.spec) == placeless(ours)
+        return run.spec.get("fork") == spec.fork and placeless(run.spec) == placeless(own)
 
     return Records(spec.root).get(name, ignore=same_command)
 
 
-def _replayed(spec: ExperimentSpec) -> int:
-    """How many rounds before its first one a run replays."""
+def _replay_rounds(spec: ExperimentSpec) -> int:
+    """Return the number of rounds before the fork that the run replays."""
     return spec.replay.rounds if spec.replay else 0
 
 
-def _held(spec: ExperimentSpec) -> int:
-    """How many rounds before its first one a run holds on to."""
+def _ewc_rounds(spec: ExperimentSpec) -> int:
+    """Return the number of rounds before the fork that elastic weight consolidation uses."""
     return spec.ewc.rounds if spec.ewc else 0
 
 
-def _refreshed(spec: ExperimentSpec) -> list[int]:
-    """Rounds after which reward models are trained further."""
+def _retraining_rounds(spec: ExperimentSpec) -> list[int]:
+    """Return the rounds after which the reward models are retrained."""
     return spec.reward_model.refreshed(spec.rounds) if spec.reward_model else []
 
 
-def _followed(store: Store, run: RunRecord, known: dict[int, str], step: int) -> Artifact:
-    """A checkpoint between the start of the rounds and the step that is forked."""
-    artifact = store.find(known[step]) if step in known else None
+def _retraining_checkpoint(store: Store, run: RunRecord, keys: dict[int, str], step: int) -> Artifact:
+    """Return the checkpoint of a step before the fork, which retraining of the reward models needs."""
+    artifact = store.find(keys[step]) if step in keys else None
     if artifact is None:
         raise _problem(
             f"reward_model.every needs the checkpoint of step {step} of run {run.short}, which is no longer in "
@@ -119,18 +122,18 @@ def _followed(store: Store, run: RunRecord, known: dict[int, str], step: int) ->
 
 
 def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifact]:
-    """What the checkpoint of a step was trained on."""
-    recorded = {one.key: one.request["inputs"] for one in run.stages}
-    made_from, found = recorded[key] if key in recorded else _artifact(store, run, key, step).inputs, {}
-    for name in filter(FED.fullmatch, made_from):
-        artifact = store.find(made_from[name])
+    """Return the artifacts that the checkpoint of a step was trained on, by input name."""
+    recorded = {stage.key: stage.request["inputs"] for stage in run.stages}
+    inputs, artifacts = recorded[key] if key in recorded else _artifact(store, run, key, step).inputs, {}
+    for name in filter(FED.fullmatch, inputs):
+        artifact = store.find(inputs[name])
         if artifact is None:
             raise _problem(
                 f"the {name} of round {step} of run {run.short} are no longer in {store.root}, and replay or ewc "
                 "needs them: run it again, or set both to null"
             )
-        found[name] = artifact
-    return found
+        artifacts[name] = artifact
+    return artifacts
 
 
 def _artifact(store: Store, run: RunRecord, key: str, step: int) -> Artifact:

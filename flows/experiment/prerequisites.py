@@ -1,5 +1,5 @@
-"""What a run will need and may lack: keys, prices, the environment of vLLM. It is looked for before the run begins, so
-that it is known before anything is played or paid for."""
+"""Check of external prerequisites before a run starts: API keys, prices of judges, the Python environment of vLLM. A
+run that lacks one fails before it computes or pays for anything."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from flows.experiment.spec import ExperimentSpec
 
 
 def check_keys(*specs: ExperimentSpec) -> None:
-    """Raises ResourceError, which names every key that is not in the environment, and every judge whose price nobody
-    knows though a budget is to be kept."""
+    """Raise ResourceError with all missing API keys and, if there is a budget, all judges without a known price."""
     refuse(text for spec in specs for text in lacking(spec))
 
 
 def refuse(lacks: Iterable[str]) -> None:
-    """Raises ResourceError where anything is lacking."""
+    """Raise ResourceError if there is any message, with all messages without duplicates."""
     if missing := list(dict.fromkeys(lacks)):
         raise ResourceError("\n".join(missing))
 
 
 def lacking(spec: ExperimentSpec) -> Iterator[str]:
-    """What the remote engines and the judges of an experiment lack."""
-    teachers = [one for one in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if one]
-    engines = [spec.inference, *(one.inference for one in teachers)]
+    """Return a message for each missing prerequisite of the engines and judges of an experiment."""
+    teachers = [teacher for teacher in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if teacher]
+    engines = [spec.inference, *(teacher.inference for teacher in teachers)]
     return lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.evaluate.reward)], spec.judge.budget)
 
 
 def lacked_by(asked: Iterable[InferenceSpec | JudgeModel], budget: float | None) -> Iterator[str]:
-    """What these lack. budget: of a stage, for its judges."""
-    for one in asked:
-        if isinstance(one, RemoteSpec | VllmSpec | ServedJudge | LiteLLMJudge):
+    """Yield a message for each missing prerequisite of the engines and judges. budget: limit on the cost of
+    a stage's judges, in the currency of their prices."""
+    for engine in asked:
+        if isinstance(engine, RemoteSpec | VllmSpec | ServedJudge | LiteLLMJudge):
             try:
-                one.key()
-                if isinstance(one, VllmSpec) and not one.urls:
-                    _ = one.interpreter
+                engine.key()
+                if isinstance(engine, VllmSpec) and not engine.urls:
+                    _ = engine.interpreter
             except ResourceError as error:
                 yield str(error)
             else:
-                if isinstance(one, LiteLLMJudge) and one.price is None and budget is not None:
-                    yield from _unpriced(one.model, budget)
+                if isinstance(engine, LiteLLMJudge) and engine.price is None and budget is not None:
+                    yield from _missing_price(engine.model, budget)
 
 
-def _unpriced(model: str, budget: float) -> Iterator[str]:
+def _missing_price(model: str, budget: float) -> Iterator[str]:
     from components.rewards.llm.litellm_import import listed
 
     if not listed(model):
         yield (
-            f"judge.budget={budget:g} cannot be kept: LiteLLM knows no price of {model}; give it, for a million "
-            "tokens: reward.model.price={input: 2.0, output: 8.0}; or judge.budget=null"
+            f"judge.budget={budget:g} cannot be enforced: LiteLLM has no price for {model}; expected its price per "
+            "million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null"
         )

@@ -1,6 +1,6 @@
-"""The requests of an experiment's stages: which part of the spec each one reads, its inputs and its seed.
+"""Requests of an experiment's stages: the part of the spec that each stage reads, its inputs and its seed.
 
-A seed is given only to stages that draw at random: the others are then shared between seeds.
+Only stages that sample get a seed, so runs with different seeds share the artifacts of the other stages.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from components.inference.spec import VllmSpec
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.experiment.correction import resolve_correction
-from flows.experiment.feedback import Said
+from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.base import Request
 from flows.stages.judge import reward_models as name_models
 
 REWARD_SEED = 1_000_000_007
-"""Added to the seed for the episodes of reward models, and once more for each model after the first."""
+"""Offset of the seed for the episodes of reward models; each further model of an ensemble adds it once more."""
 
 
 class Call(Protocol):
-    """Runs one stage."""
+    """Function that runs one stage and returns its artifact."""
 
     def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
 
 
 class Requests:
-    """The requests of the stages of one experiment."""
+    """Factory of the requests of one experiment's stages."""
 
     def __init__(self, spec: ExperimentSpec):
         self.spec = spec
         self._data = spec.model_dump(mode="json", by_alias=True)
         if isinstance(spec.inference, VllmSpec) and spec.model.lora is not None:
-            # Stages that play do not know the rank that is trained; the server does, before there is an adapter.
+            # The server needs the rank before the first adapter exists; stages that collect do not know it.
             self._data["inference"]["max_lora_rank"] = spec.inference.max_lora_rank or spec.model.lora.rank
         if isinstance(spec.algorithm, PolicyGradientSpec):
             self._data["algorithm"]["correction"] = resolve_correction(spec, spec.algorithm)
 
     def evaluate(self, policy: Artifact | None) -> Request:
+        """Return the request for a held-out evaluation. policy: checkpoint; None for the base model."""
         greedy = self.spec.evaluate.temperature == 0
         part = {
             "model": self.spec.model.base(),
@@ -52,32 +53,38 @@ class Requests:
         return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
 
     def demonstrate(self) -> Request:
+        """Return the request for the demonstrations of the warmup, by a teacher or the environment's solver."""
         assert self.spec.warmup is not None
         collect = {**self._data["collect"], "scenarios": self.spec.warmup.demonstrations, "group_size": 1}
         if (teacher := self.spec.warmup.teacher) is not None:
             collect |= {"group_size": teacher.samples, "temperature": teacher.temperature, "top_p": teacher.top_p}
-            played = self._data["warmup"]["teacher"]
+            data = self._data["warmup"]["teacher"]
             part = {"model": self.spec.model.base(), **self._parts("environment", "agent")}
             once = CollectSpec().model_dump(mode="json", include=set(WAYS))
-            part |= {"collect": {**collect, **once, "top_k": 0, "min_p": 0.0}, "inference": played["inference"]}
-            part |= {"actor": "teacher", "teacher": played["model"], "round": 0}
+            part |= {"collect": {**collect, **once, "top_k": 0, "min_p": 0.0}, "inference": data["inference"]}
+            part |= {"actor": "teacher", "teacher": data["model"], "round": 0}
             return self._request("collect", part, {}, seed=self.spec.seed)
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
         return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
     def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
-        """further: of a further collection, how many other scenarios were played since, and how many now."""
+        """Return the request for the episodes of a round. number: of the round, from 1.
+
+        further: for a refill, the number of other scenarios collected since the round, and the number to collect."""
         part = {"model": self.spec.model.base(), **self._parts("agent", "collect", "inference")}
         part |= {"environment": self._collected(), "actor": "policy", "round": number - 1}
         if further is not None:
-            since, now = further
+            since, count = further
             part["further"] = (part["collect"]["scenarios"], since)
-            part["collect"] = {**part["collect"], "scenarios": now}
+            part["collect"] = {**part["collect"], "scenarios": count}
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
 
     def collect_for_reward(self, policy: Artifact | None, number: int = 0) -> Request:
-        """Episodes that reward models learn from; others than those of the rounds, by their seed. number: of the
-        refresh, from 1; 0 before the rounds. Each goes on in the scenarios where the one before it ended."""
+        """Return the request for the episodes that reward models learn from; their seed differs from that of the
+        rounds.
+
+        number: of the retraining, from 1; 0 before the rounds. Each continues in the order of scenarios where the one
+        before ended."""
         assert self.spec.reward_model is not None
         own = {name: self._data["reward_model"][name] for name in ("scenarios", "group_size", "continuations")}
         part = {"model": self.spec.model.base(), **self._parts("agent", "inference")}
@@ -86,7 +93,7 @@ class Requests:
         return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
     def collect_heldout(self, actor: Literal["policy", "solver"], scenarios: int) -> Request:
-        """Episodes of the held-out split by the model as it is, or the environment's own solutions."""
+        """Return the request for held-out episodes of the base model, or for the environment's own solutions."""
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent", "inference")}
         once = CollectSpec().model_dump(mode="json", include=set(WAYS))
         size = self.spec.calibrate.group_size if actor == "policy" else 1
@@ -95,8 +102,10 @@ class Requests:
         return self._request("collect", part, {}, seed=self.spec.seed)
 
     def calibrate(self, episodes: Mapping[str, Artifact], people: Mapping[str, float] | None = None) -> Request:
-        """episodes: collections and evaluations, by the names that stand before the ids of their episodes. people: the
-        truth about them, in place of the declared one."""
+        """Return the request for a calibration of the reward.
+
+        episodes: collections and evaluations, by the prefix of their episodes' ids. people: human scores as ground
+        truth, in place of `calibrate.truth`."""
         part = {**self._parts("reward", "judge", "inference"), "model": self.spec.model.base()}
         part |= {name: self._data["calibrate"][name] for name in ("truth", "repeats")}
         return self._request("calibrate", part | {"people": people}, dict(episodes), seed=self.spec.seed)
@@ -104,48 +113,56 @@ class Requests:
     def train_reward(
         self, collections: Sequence[Mapping[str, Artifact]], *, start: Artifact | None, member: int
     ) -> Request:
-        """collections: trajectories and scores, the newest first. start: a policy, or the reward model that is trained
-        further. member: number of the reward model, from 1."""
+        """Return the request for the training of a reward model.
+
+        collections: trajectories and scores, newest first. start: a policy, or the reward model to retrain. member:
+        number of the reward model in the ensemble, from 1."""
         assert self.spec.reward_model is not None
         newest, *earlier = collections
         inputs = {**newest, "start": start}
         if self.spec.reward_model.keep == "all":
-            for ago, one in enumerate(earlier, 1):
-                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+            for ago, collection in enumerate(earlier, 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in collection.items()}
         part = self._training(self._data["reward_model"]["algorithm"])
         return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
 
     def judge(
         self, trajectories: Artifact, policy: Artifact | None = None, reward_models: Sequence[Artifact] = ()
     ) -> Request:
-        """policy: the one that played the episodes, for a reward that asks it."""
+        """Return the request for the scores of episodes. policy: the policy that produced them, for a reward that
+        queries it."""
         part = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
-        asked: dict[str, Artifact | None] = {}
+        queried: dict[str, Artifact | None] = {}
         if asks_policy(self.spec.reward):
-            part["inference"], asked = self._data["inference"], {"policy": policy}
+            part["inference"], queried = self._data["inference"], {"policy": policy}
         if reward_models:
             assert self.spec.reward_model is not None
             part["learned"] = self.spec.reward_model.learned()
-        return self._request("judge", part, {"trajectories": trajectories, **asked, **name_models(reward_models)})
+        return self._request("judge", part, {"trajectories": trajectories, **queried, **name_models(reward_models)})
 
     def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
+        """Return the request for the selection of episodes to train on."""
         part = self._data["warmup"] if warmup else self._data
         return self._request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
     def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
+        """Return the request for the warmup training."""
         part = self._training(self._data["warmup"]["algorithm"])
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
         return self._request("train", part, inputs, seed=self.spec.seed)
 
-    def feedback(self, said: Said) -> Request:
+    def feedback(self, data: FeedbackData) -> Request:
+        """Return the request for the episodes that the answers refer to."""
         assert self.spec.feedback is not None
-        part = {"path": said.path, "answers": said.answers, "learns": list(self.spec.feedback.learns)}
-        return self._request("feedback", part, dict(said.artifacts))
+        part = {"path": data.path, "answers": data.answers, "learns": list(self.spec.feedback.learns)}
+        return self._request("feedback", part, dict(data.artifacts))
 
-    def train_feedback(self, told: Artifact, start: Artifact | None) -> Request:
-        """told: what people said, with its episodes. start: the policy that is trained further."""
+    def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
+        """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
+        train further."""
         part = self._training(self._data["feedback"]["algorithm"])
-        inputs: dict[str, Artifact | None] = {"trajectories": told, "scores": told, "selection": told, "start": start}
+        inputs: dict[str, Artifact | None] = dict.fromkeys(("trajectories", "scores", "selection"), feedback)
+        inputs["start"] = start
         if part["algorithm"].get("reference") == "start":
             inputs["reference"] = start
         return self._request("train", part, inputs, seed=self.spec.seed)
@@ -161,30 +178,31 @@ class Requests:
         anchor: Artifact | None = None,
         anchored: Sequence[Mapping[str, Artifact]] = (),
     ) -> Request:
-        """fed: trajectories, scores and selection under the names of inputs. number: of the round. earlier: what
-        earlier rounds were trained on, the nearest first. anchor: the checkpoint from which the rounds began, and what
-        that was trained on."""
+        """Return the request for the training of a round.
+
+        fed: trajectories, scores and selection by input name. number: of the round. earlier: inputs of earlier rounds,
+        latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on."""
         inputs: dict[str, Artifact | None] = {**fed, "start": start}
         if getattr(self.spec.algorithm, "reference", "base") == "start":
             inputs["reference"] = reference
         part = self._training(self._data["algorithm"]) | {"rounds": [number, self.spec.rounds]}
         if self.spec.replay is not None and earlier:
             part["replay"] = self._data["replay"]
-            for ago, one in enumerate(earlier[: self.spec.replay.rounds], 1):
-                inputs |= {f"{name}-{ago}": artifact for name, artifact in one.items()}
+            for ago, data in enumerate(earlier[: self.spec.replay.rounds], 1):
+                inputs |= {f"{name}-{ago}": artifact for name, artifact in data.items()}
         if self.spec.ewc is not None:
             part["ewc"] = self._data["ewc"]
             inputs["anchor"] = anchor
-            for ago, one in enumerate(anchored, 1):
-                inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in one.items()}
+            for ago, data in enumerate(anchored, 1):
+                inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in data.items()}
         return self._request("train", part, inputs, seed=self.spec.seed)
 
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
-        """step: the round after which the policy stood."""
-        # When it was decided to go on or to stop, and by whom, has no part in the result, the policy is an input; nor
-        # has the place, nor what happens to the export.
-        course = ("early_stopping", "guards", "store", "calibrate", "serve")
-        experiment = {name: value for name, value in self._data.items() if name not in course}
+        """Return the request for the export of a policy. step: round after which the policy was trained."""
+        # The export depends on the policy, which is an input. It does not depend on the rules that ended the rounds, on
+        # the place, or on the deployment of the export, so these keys are not part of the stage key.
+        irrelevant = ("early_stopping", "guards", "store", "calibrate", "serve")
+        experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         unread = ("approve", "approve_timeout", "margin", "target", "canary")
         experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
@@ -194,13 +212,13 @@ class Requests:
             "step": step,
             "experiment": experiment,
         }
-        inputs = {"policy": policy, **{f"evaluation_{name}": found for name, found in evaluations.items()}}
+        inputs = {"policy": policy, **{f"evaluation_{name}": artifact for name, artifact in evaluations.items()}}
         return self._request("deploy", part, inputs)
 
     def _collected(self) -> dict[str, Any]:
-        """The environment of the rounds: with both sides to be played, where `collect.opponent` plays the other."""
-        outside = {"opponent": "agent"} if self.spec.collect.opponent != "environment" else {}
-        return self._data["environment"] | outside
+        """Return the environment of the rounds; with self-play (`collect.opponent`), the agent plays both sides."""
+        self_play = {"opponent": "agent"} if self.spec.collect.opponent != "environment" else {}
+        return self._data["environment"] | self_play
 
     def _training(self, algorithm: dict[str, Any]) -> dict[str, Any]:
         return {**self._parts("model"), "algorithm": algorithm, "save_every": self.spec.compute.save_every}

@@ -17,68 +17,69 @@ _KEY = re.compile(r"[A-Za-z_]\w*([./]\w+)*(@[A-Za-z_]\w*(\.\w+)*)?", re.ASCII)
 
 
 class WarmupTeacherSpec(Spec):
-    """A model that plays the demonstrations of the warmup: on this machine, or on a server."""
+    """Teacher model that produces the demonstrations of the warmup, on this machine or on a server."""
 
     model: TeacherSpec | None = None
-    """The model, for `inference.name: embedded`; null for a server's, which `inference.model` names."""
+    """Model, for `inference.name: embedded`; null for a server, whose model `inference.model` names."""
     inference: InferenceSpec = EmbeddedSpec()
-    """Engine of the teacher, as `inference`. A server needs no `tokens`: what it says is laid out in those of model."""
+    """Engine of the teacher, as `inference`. A server need not return tokens (`tokens`): its text is tokenized for
+    `model`."""
     samples: int = Field(1, ge=1, le=10_000)
-    """Episodes of each scenario."""
+    """Episodes per scenario."""
     temperature: float = Field(0.7, ge=0)
-    """As collect.temperature, for the teacher."""
+    """Sampling temperature of the teacher, as collect.temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """As collect.top_p, for the teacher."""
+    """Nucleus sampling threshold of the teacher, as collect.top_p."""
 
 
 class WarmupSpec(Spec):
     """Supervised training on the environment's own solutions, or on a teacher's episodes, before the first round."""
 
     demonstrations: int = Field(64, ge=1)
-    """Train scenarios that the environment's solver demonstrates, or the teacher plays."""
+    """Number of train scenarios that the environment's solver or the teacher demonstrates."""
     teacher: WarmupTeacherSpec | None = None
-    """Who demonstrates (see warmup=teacher); null: the environment's solver."""
+    """Teacher that produces the demonstrations (see warmup=teacher); null: the environment's solver."""
     filter: Target
-    """Which demonstrations are trained on."""
+    """Filter that chooses the demonstrations to train on."""
     algorithm: SFTSpec = SFTSpec()
 
 
 class RewardModelPartSpec(LearnedSpec):
-    """A model of the declared reward, trained before the first round; it judges the rounds in its place. Evaluations
-    keep the declared reward."""
+    """Reward model of the declared reward, trained before the first round. It scores the rounds; evaluations use the
+    declared reward."""
 
     every: int = Field(0, ge=0)
-    """It is trained further after rounds `every`, 2 · `every` and so on, but for the last one, on new episodes of the
-    policy as it stands then: as many as at first, of other scenarios while there are any. 0: it stays as it is."""
+    """Interval in rounds: the model is retrained after rounds `every`, 2 · `every` and so on, except the last, on new
+    episodes of the current policy: as many as at first, of unused scenarios while there are any. 0: trained once."""
     keep: Literal["all", "none"] = "all"
-    """What it is trained on again then, besides the new episodes: those of all earlier collections, or nothing."""
+    """Episodes that retraining uses besides the new ones: those of all earlier collections, or none."""
     scenarios: int = Field(32, ge=1)
-    """Train scenarios whose episodes it learns from."""
+    """Number of train scenarios whose episodes the model learns from."""
     group_size: int = Field(4, ge=1, le=10_000)
-    """Episodes of each scenario, sampled from the policy as `collect` says, each tried once."""
+    """Episodes per scenario, sampled from the policy with the settings of `collect`, without reflection or teacher."""
     continuations: int = Field(0, ge=0)
-    """From each step of them the policy plays on so many times, and the share of successes is the step's label, which
-    the head `continued` of a process reward model learns. 0: none."""
+    """Continuations that the policy plays from each step of an episode. The share of successes is the step's label,
+    which the head `continued` of a process reward model learns. 0: none."""
     models: int = Field(1, ge=1)
-    """How many are trained, each from another seed, and judge together (`combine`)."""
+    """Size of the ensemble: models trained from different seeds, whose scores `combine` combines."""
     algorithm: RewardAlgorithmSpec
 
     def refreshed(self, rounds: int) -> list[int]:
-        """Rounds after which it is trained further, where there are so many."""
+        """Return the rounds after which the model is retrained, in a run of `rounds` rounds."""
         return [number for number in range(1, rounds) if self.every and number % self.every == 0]
 
     def learned(self) -> dict[str, Any]:
-        """The data of LearnedSpec."""
+        """Return the fields of LearnedSpec as JSON data."""
         return self.model_dump(mode="json", include=set(LearnedSpec.model_fields))
 
 
 class ServeSpec(Spec):
-    """What `python -m flows.serve` leaves to those who start runs of the experiment; other commands do not read it."""
+    """Settings of `python -m flows.serve` for users who start runs of the experiment; other commands ignore them."""
 
     overrides: list[str] = []
     """Keys that a run of the deployment may set, and groups of which it may choose an option: `[rounds, model,
-    algorithm.learning_rate]`. A key stands for itself, not for those below it. Whoever can start a run decides over
-    what is listed: a command, a `_target_`, a path or a URL only where that is meant."""
+    algorithm.learning_rate]`. A key does not include the keys below it. Anyone who can start a run controls the listed
+    keys: list a command, a `_target_`, a path or a URL only if that is intended."""
 
     @field_validator("overrides")
     @classmethod
@@ -87,5 +88,5 @@ class ServeSpec(Spec):
             if not _KEY.fullmatch(key):
                 raise ValueError(f"keys such as algorithm.learning_rate, or groups such as model; {key!r} is neither")
             if key.partition(".")[0].partition("/")[0] in ("experiment", "hydra", "serve"):
-                raise ValueError(f"keys of the experiment; {key!r} is decided by who serves it")
+                raise ValueError(f"keys of the experiment; {key!r} can be set only by whoever serves it")
         return value

@@ -1,6 +1,6 @@
-"""The experiment: one typed spec for everything that a run does, composed from `conf/` by Hydra.
+"""Typed spec of an experiment, which Hydra composes from `conf/`.
 
-Single fields are checked by their types; what only makes sense together, `flows.experiment.checks` looks at.
+Types validate single fields; `flows.experiment.checks` validates fields against each other.
 """
 
 from __future__ import annotations
@@ -39,53 +39,56 @@ from flows.experiment.sections import RewardModelPartSpec, ServeSpec, WarmupSpec
 from flows.terminal.arguments import DEFAULT_ROOT, root_folder
 
 CODE = Path(__file__).resolve().parents[2]
-"""The folder that holds flows/, components/ and conf/."""
+"""Folder that contains flows/, components/ and conf/."""
 
 
 class ExperimentSpec(Spec):
+    """All settings of a run."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Name of the experiment in MLflow and of the exported model."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Everything random follows from it."""
+    """Seed of all random number generators of the run."""
     root: str = Field(None, validate_default=True)
-    """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Absolute once validated; a
-    relative one lies below the working directory, none (null) means `runs` beside the code."""
+    """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Validation makes it absolute:
+    a relative path is relative to the working directory; null means `runs` beside the code."""
     store: str | None = None
-    """URI of a store of artifacts that several machines share, such as `s3://BUCKET/PREFIX`; what is below `root` is
-    then a working copy of it. Credentials come from the environment. None means only the folder below `root`."""
+    """URI of an artifact store that several machines share, such as `s3://BUCKET/PREFIX`; the artifacts below `root`
+    are then a working copy. Credentials come from the environment. null: artifacts exist below `root` only."""
     rounds: int = Field(4, ge=0, le=100_000)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")
-    """RUN@STEP: begins with the policy that another run below the same root had after round STEP (0: after its warmup),
-    in place of a warmup and the rounds up to there; without @STEP with its last. `rounds` counts from the start of
-    that run."""
+    """RUN@STEP: start from the policy of another run below the same root after its round STEP (0: after its warmup), in
+    place of a warmup and the rounds up to STEP. Without @STEP: from that run's last policy. `rounds` counts from the
+    start of that run."""
     early_stopping: EarlyStoppingSpec | None = None
-    """`{patience: K, metric: success or reward, min_gain: 0.0}`: the rounds end when the held-out metric has not risen
-    by more than `min_gain` above the best so far in the last K evaluations. Needs `evaluate.every`. None plays all."""
+    """`{patience: K, metric: success or reward, min_gain: 0.0}`: the rounds end when, in the last K evaluations, the
+    held-out metric has not risen by more than `min_gain` above the best value before them. Needs `evaluate.every`.
+    null: all rounds run."""
     guards: GuardsSpec = GuardsSpec()
     model: ModelSpec
     environment: Target
     """Class that implements the environment protocol."""
     reward: Target
-    """Function `(trajectory) -> float`, or class that is callable so or has `score_group`."""
+    """Function `(trajectory) -> float`, or class with this call signature or with a method `score_group`."""
     filter: Target
-    """Class with `select(group)`: which episodes are trained on."""
+    """Class with a method `select(group)` that chooses the episodes to train on."""
     algorithm: AlgorithmSpec
     warmup: WarmupSpec | None = None
-    """None starts the rounds from the model as it is."""
+    """Supervised training before the rounds; null: the rounds start from the base model."""
     replay: ReplaySpec | None = None
-    """`{share: 0.25, rounds: 2, max_staleness: null}`: groups of earlier rounds that each training learns from too.
-    None trains each round on its own episodes."""
+    """`{share: 0.25, rounds: 2, max_staleness: null}`: groups of earlier rounds that each round also trains on. null:
+    each round trains on its own episodes only."""
     ewc: EWCSpec | None = None
-    """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which holds what the policy knew
-    when the rounds began: what the warmup taught it, or the run that is forked. None holds nothing."""
+    """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which preserves what the policy
+    learned before the rounds, in the warmup or in the forked run. null: none."""
     feedback: FeedbackSpec | None = None
-    """Training on what people said of episodes, after the warmup or the policy that is forked; None asks nobody."""
+    """Training on human feedback about episodes, after the warmup or from the forked policy. null: none."""
     reward_model: RewardModelPartSpec | None = None
-    """None judges the rounds by the declared reward."""
+    """Reward model that scores the rounds. null: the declared reward scores them."""
     agent: AgentSpec = AgentSpec()
     inference: InferenceSpec = EmbeddedSpec()
-    """Engine of the episodes of a policy."""
+    """Inference engine of the policy's episodes."""
     collect: CollectSpec = CollectSpec()
     judge: JudgeSpec = JudgeSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
@@ -95,7 +98,7 @@ class ExperimentSpec(Spec):
     tracking: TrackingSpec = TrackingSpec()
     serve: ServeSpec = ServeSpec()
     allow: list[str] = []
-    """Packages of your own from which a `_target_` may come, besides `components`."""
+    """Packages of the user from which a `_target_` may come, besides `components`."""
 
     @field_validator("root", mode="before")
     @classmethod
@@ -106,18 +109,19 @@ class ExperimentSpec(Spec):
 
     @field_validator("allow")
     @classmethod
-    def _there(cls, value: list[str]) -> list[str]:
+    def _importable(cls, value: list[str]) -> list[str]:
         for package in value:
             if not all(part.isidentifier() for part in package.split(".")):
-                raise ValueError(f"names of packages; {package!r} is none")
+                raise ValueError(f"names of packages; {package!r} is not a package name")
             if package.partition(".")[0] in sys.stdlib_module_names:
                 raise ValueError(
-                    f"packages of your own; {package!r} is of Python's standard library, with which a configuration "
-                    "could run any program. Wrap what you need in a function of your own package, and allow that"
+                    f"packages of your own; {package!r} is in Python's standard library, with which a configuration "
+                    "could run any program. Wrap the function that you need in your own package, and allow that package"
                 )
             if find_spec(package.partition(".")[0]) is None:
                 raise ValueError(
-                    f"packages that can be imported; {package!r} is not found: is its folder in PYTHONPATH?"
+                    f"packages that can be imported; {package!r} cannot be imported. Check that its folder is in "
+                    "PYTHONPATH"
                 )
         return value
 
@@ -127,18 +131,18 @@ class ExperimentSpec(Spec):
         return None if value is None else store_uri(value)
 
     def teachers(self) -> list[ModelSpec]:
-        """The models that are learned from, beside the one in training."""
-        found = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
+        """Return the local teacher models of the algorithm, the warmup and the rounds."""
+        teachers = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
         if self.warmup is not None and self.warmup.teacher is not None and self.warmup.teacher.model is not None:
-            found.append(self.warmup.teacher.model)
+            teachers.append(self.warmup.teacher.model)
         if self.collect.teacher is not None and self.collect.teacher.model is not None and self.rounds:
-            found.append(self.collect.teacher.model)
-        return [one.model(self.model.max_length) for one in found]
+            teachers.append(self.collect.teacher.model)
+        return [teacher.model(self.model.max_length) for teacher in teachers]
 
     def judges(self) -> list[ModelSpec]:
-        """The models on this machine that are asked for judgements."""
-        found = [one for one in asked_by(self.reward) if isinstance(one, EmbeddedJudge)]
-        return [one.model.model(one.context) for one in found]
+        """Return the local LLM judge models of the reward."""
+        judges = [judge for judge in asked_by(self.reward) if isinstance(judge, EmbeddedJudge)]
+        return [judge.model.model(judge.context) for judge in judges]
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:

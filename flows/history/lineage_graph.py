@@ -1,11 +1,11 @@
-"""Which artifact was made from which, by which run, and how.
+"""Lineage of artifacts: inputs, producing run and settings of each artifact.
 
-Manifests say what an artifact was made from and how; records say which run made it, at which commit, by which version
-of the stage. A manifest that is not below the root any more is read from the store that its run was started with; an
-artifact that is gone there too is told from the records, as far as they reach. Nothing is changed.
+Manifests contain the inputs and the settings of an artifact; records contain the run that produced it, its commit and
+the version of the stage. A manifest that is no longer below the root is read from the store of its run. If it is
+deleted there too, the records provide what they contain. This module is read-only.
 
-The story is told by steps, the nearest first: a step is a checkpoint, or a reward model, with the trajectories, scores
-and selection that it was trained on, so a run is one line for each round.
+The lineage consists of steps, nearest first. A step is a checkpoint or a reward model, with the trajectories, scores
+and selection that it was trained on, so each round of a run is one step.
 """
 
 from __future__ import annotations
@@ -26,77 +26,78 @@ from flows.history.store_reader import Peek, peek_through, targets
 from flows.stages.train import EARLIER
 
 ORDER = ("train", "reward_model", "feedback", "filter", "judge", "collect", "evaluate", "deploy")
-"""Stages in the order in which a step names what it consists of."""
+"""Order of the stages within a step."""
 TRAINED = ("checkpoint", "reward_model")
-"""Kinds of artifacts that are steps of their own."""
+"""Kinds of artifacts that form a step."""
 FEEDS = ("trajectories", "scores", "selection", "feedback")
-"""Kinds of artifacts that training is fed with."""
+"""Kinds of artifacts that are inputs of training."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One artifact."""
+    """Artifact in the lineage."""
 
     key: str
     kind: str
     stage: str
     digest: str
     label: str
-    """Name of the stage in the run: `train[3]`; the stage's own where no run recorded it."""
+    """Name of the stage in the run, such as `train[3]`; the name of the stage if no run recorded it."""
     run: str | None
-    """Id of the run that made it; None where no record says so."""
+    """Id of the run that produced it; None if no record contains it."""
     version: int | None
-    """Version of the stage; None where no record says so."""
+    """Version of the stage; None if no record contains it."""
     inputs: dict[str, str]
-    """Name of each input and the key of its artifact."""
+    """Keys of the input artifacts, by input name."""
     spec: dict[str, Any]
-    """What determined it: targets with their arguments, algorithm, model; secrets are masked."""
+    """Settings that determine it: targets with their arguments, algorithm, model; secrets are masked."""
     metrics: dict[str, float]
     present: bool
-    """Whether the store still holds it."""
+    """True if the store still has it."""
 
 
 @dataclass
 class Step:
-    """A checkpoint, or the artifact that was asked for, with what belongs to it."""
+    """Checkpoint, or the queried artifact, with the artifacts that belong to it."""
 
     head: Node
     others: list[Node] = field(default_factory=list)
-    """Back to the start: what it was made of. Forward: also what was made from it."""
+    """Inputs of the head; in the forward direction also artifacts produced from it."""
 
     @property
     def nodes(self) -> list[Node]:
+        """All nodes of the step, the head first."""
         return [self.head, *self.others]
 
 
 class Lineage:
-    """Which artifact below one root was made from which, and by which run. With `through`, what is not in the folder is
-    looked for in the store that its run was started with; `unread` says which of these cannot be read."""
+    """Lineage graph of the artifacts below one root. With `through`, artifacts missing in the folder are looked up in
+    the store of their run; `unread` contains the errors of unreachable stores."""
 
     def __init__(self, root: str | Path, *, through: bool = False):
         self.records = Records(root)
         self._through = through
         self._peeks: dict[str, Peek] = {}
-        """Into remote stores, by URI."""
+        """Views of remote stores, by URI."""
         self.runs: dict[str, RunRecord] = {}
         self._peek = Peek(Store(self.records.root / "artifacts"))
-        self._found: dict[str, tuple[RunRecord, StageRecord]] = {}
-        """By key: the latest run that made an artifact, or else the first one that found it."""
+        self._recorded: dict[str, tuple[RunRecord, StageRecord]] = {}
+        """Latest run that produced an artifact, or else the first run that had it cached, by key."""
         self._nodes: dict[str, Node] = {}
         for run in reversed(self.records.all()):
             for stage in run.stages:
                 self.add(run, stage)
 
     def add(self, run: RunRecord, stage: StageRecord) -> None:
-        """A stage that a run has ended."""
+        """Add a finished stage of a run."""
         self.runs[run.id] = run
-        if stage.status == "ran" or stage.key not in self._found:
-            self._found[stage.key] = run, stage
+        if stage.status == "ran" or stage.key not in self._recorded:
+            self._recorded[stage.key] = run, stage
             self._nodes.pop(stage.key, None)
 
     def resolve(self, reference: str) -> str:
-        """The key that a command names. Raises ResourceError where there is no such run, step or artifact, and where
-        the text may be one or the other."""
+        """Return the key of the artifact that `reference` names: RUN, RUN@STEP or a prefix of a key. Raises
+        ResourceError if it does not exist or is ambiguous."""
         name, at, step = reference.partition("@")
         if at:
             return self._checkpoint(self.records.get(name), step)
@@ -111,34 +112,36 @@ class Lineage:
                 raise ResourceError(
                     f"{len(keys)} artifacts have a key that begins with {reference!r}: {listed}"
                 ) from None
-            raise ResourceError(f"{error}\nNor has an artifact a key that begins with {reference!r}") from None
+            raise ResourceError(f"{error}\nNo artifact has a key that begins with {reference!r} either") from None
         if keys:
-            raise ResourceError(f"{reference!r} begins the id of run {run.id} and the key {keys[0]}; give more of it")
+            raise ResourceError(
+                f"{reference!r} is a prefix of the run id {run.id} and of the key {keys[0]}; give more characters"
+            )
         return self._checkpoint(run, "")
 
     def node(self, key: str) -> Node:
-        """The artifact of a key. Of one that neither the store nor a record knows, only the key is told."""
+        """Return the artifact of a key; a node with the key only if neither the store nor a record contains it."""
         if key not in self._nodes:
             self._nodes[key] = self._node(key, self._through)
         return self._nodes[key]
 
     def _node(self, key: str, through: bool) -> Node:
-        run, stage = self._found.get(key, (None, None))
-        manifest = self._peek.manifest(key) or (self._behind(run).manifest(key) if run and through else None)
+        run, stage = self._recorded.get(key, (None, None))
+        manifest = self._peek.manifest(key) or (self._remote(run).manifest(key) if run and through else None)
         if manifest is not None:
-            kind, name, digest, spec = (manifest[part] for part in ("kind", "stage", "digest", "spec"))
-            inputs = {input: one["key"] for input, one in manifest["inputs"].items()}
+            kind, stage_name, digest, spec = (manifest[part] for part in ("kind", "stage", "digest", "spec"))
+            inputs = {name: entry["key"] for name, entry in manifest["inputs"].items()}
         elif stage is not None:
-            kind, name, digest, spec = stage.kind, stage.request["stage"], stage.digest, stage.request["spec"]
+            kind, stage_name, digest, spec = stage.kind, stage.request["stage"], stage.digest, stage.request["spec"]
             inputs = stage.request["inputs"]
         else:
-            kind, name, digest, spec, inputs = "artifact", "not known", "", {}, {}
+            kind, stage_name, digest, spec, inputs = "artifact", "not known", "", {}, {}
         return Node(
             key=key,
             kind=kind,
-            stage=name,
+            stage=stage_name,
             digest=digest,
-            label=stage.label if stage else name,
+            label=stage.label if stage else stage_name,
             run=run.id if run and stage and stage.status == "ran" else None,
             version=stage.version if stage else None,
             inputs=inputs,
@@ -147,7 +150,8 @@ class Lineage:
             present=manifest is not None,
         )
 
-    def _behind(self, run: RunRecord) -> Peek:
+    def _remote(self, run: RunRecord) -> Peek:
+        """Return the view of the store of a run."""
         uri = run.spec.get("store") or ""
         if uri not in self._peeks:
             self._peeks[uri] = peek_through(self.records.root, uri or None)
@@ -155,135 +159,139 @@ class Lineage:
 
     @property
     def unread(self) -> list[str]:
-        return [one.unread for one in self._peeks.values() if one.unread]
+        """Errors of unreachable stores."""
+        return [peek.unread for peek in self._peeks.values() if peek.unread]
 
     def ancestors(self, key: str) -> list[Node]:
-        """What an artifact was made from, itself first, each one before what it was made from."""
-        return self._walk(key, lambda one: self.node(one).inputs.values())
+        """Return an artifact and all its inputs, direct and indirect, in topological order, itself first."""
+        return self._walk(key, lambda current: self.node(current).inputs.values())
 
     def descendants(self, key: str) -> list[Node]:
-        """What was made from an artifact, itself first, each one after what it was made from."""
-        return self._walk(key, lambda one: self._children.get(one, ()))
+        """Return an artifact and all artifacts produced from it, directly and indirectly, in topological order."""
+        return self._walk(key, lambda current: self._children.get(current, ()))
 
     def back(self, key: str) -> list[Step]:
-        """The steps that led to an artifact, the nearest first; the first one is its own."""
+        """Return the steps that led to an artifact, nearest first, beginning with its own."""
         nodes = self.ancestors(key)
         steps = {key: Step(nodes[0])}
         belongs = {key: key}
         for node in nodes:
-            if node.key not in belongs:  # a checkpoint: what is not one was claimed by its nearest user
+            if node.key not in belongs:  # a checkpoint; other artifacts belong to the step of their nearest user
                 steps[node.key], belongs[node.key] = Step(node), node.key
             elif node.key != belongs[node.key]:
                 steps[belongs[node.key]].others.append(node)
-            for below in self._fed_by(node.key):
+            for below in self._training_inputs(node.key):
                 belongs.setdefault(below, belongs[node.key])
         return [_ordered(step) for step in steps.values()]
 
     def forward(self, key: str) -> list[Step]:
-        """The steps that an artifact led to; the first one is its own: what was made from it besides checkpoints. What
-        a checkpoint was trained on belongs to it, what it was evaluated and exported as as well."""
+        """Return the steps that an artifact led to, beginning with its own, which contains the artifacts produced from
+        it besides checkpoints. A checkpoint's training data, evaluations and exports belong to its step."""
         nodes = self.descendants(key)
         steps = {node.key: Step(node) for node in nodes if node.key == key or node.kind in TRAINED}
-        belongs = {one: one for one in steps}
-        for node in reversed(nodes):  # what is fed to training is claimed from behind
+        belongs = {head: head for head in steps}
+        for node in reversed(nodes):  # training inputs belong to the step of their user
             if node.kind in FEEDS and node.key not in belongs:
-                users = [one for one in self._children.get(node.key, ()) if one in belongs]
-                own = [one for one in users if node.key in self._fed_by(one)]  # the others replay it
+                users = [child for child in self._children.get(node.key, ()) if child in belongs]
+                own = [user for user in users if node.key in self._training_inputs(user)]  # the other users replay it
                 belongs[node.key] = belongs[(own or users)[0]] if users else key
         for node in nodes:
             if node.key not in belongs:
-                makers = [belongs[one] for one in node.inputs.values() if one in belongs]
-                belongs[node.key] = makers[-1] if makers else key
+                sources = [belongs[source] for source in node.inputs.values() if source in belongs]
+                belongs[node.key] = sources[-1] if sources else key
             if node.key not in steps:
                 steps[belongs[node.key]].others.append(node)
         return [_ordered(step) for step in steps.values()]
 
     def tags(self, key: str) -> dict[str, str]:
-        """What made a checkpoint, in short, for the tags of a model: the run and its commit, the version of the stage,
-        target paths, and the digest of the checkpoint that it went on from."""
+        """Return the origin of a checkpoint as tags of a model: the run and its commit, the version of the stage, paths
+        of targets, and the digest of the checkpoint that was trained further."""
         node = self.node(key)
         run = self.runs.get(node.run or "")
-        found = {
+        tags = {
             "made_by": node.run,
             "git_commit": run.git_commit if run else None,
             "stage_version": None if node.version is None else str(node.version),
             "parent_digest": self.node(node.inputs["start"]).digest if "start" in node.inputs else None,
         }
-        for one in self._walk(key, self._fed_by):
-            found |= {path.replace(".", "_"): target["_target_"] for path, target in targets(one.spec).items()}
-        return {name: value for name, value in found.items() if value}
+        for source in self._walk(key, self._training_inputs):
+            tags |= {path.replace(".", "_"): target["_target_"] for path, target in targets(source.spec).items()}
+        return {name: value for name, value in tags.items() if value}
 
     def facts(self, step: Step) -> dict[str, str]:
-        """What holds for a step, by name: the run that made it, versions of its stages, targets with their arguments,
-        model and algorithm."""
+        """Return the facts of a step by name: the run that produced it, versions of its stages, targets with their
+        arguments, model and algorithm."""
         run = self.runs.get(step.head.run or "")
-        found = {
+        facts = {
             "run": f"{run.short} {run.name} seed {run.seed}, commit {run.git_commit or 'not known'}"
             if run
             else "not known"
         }
         for node in step.nodes:
             if node.version is not None and node.stage in ORDER:
-                found.setdefault(f"version of {node.stage}", str(node.version))
+                facts.setdefault(f"version of {node.stage}", str(node.version))
         for node in step.nodes:
             for name, value in node.spec.items():
                 if isinstance(value, Mapping) and name != "experiment":
-                    found.setdefault(name, _said(value))
+                    facts.setdefault(name, _one_line(value))
                 elif name == "actor":
-                    found.setdefault(name, str(value))
-        return found
+                    facts.setdefault(name, str(value))
+        return facts
 
-    def _fed_by(self, key: str) -> list[str]:
-        """What belongs to an artifact: not the checkpoint before it, nor what was replayed of earlier rounds."""
+    def _training_inputs(self, key: str) -> list[str]:
+        """Return the inputs that belong to an artifact's step: neither its starting checkpoint nor replayed data of
+        earlier rounds."""
         inputs = self.node(key).inputs.items()
         return [below for name, below in inputs if not EARLIER.fullmatch(name) and self.node(below).kind not in TRAINED]
 
     @cached_property
     def _keys(self) -> set[str]:
-        return {*self._peek.keys(), *self._found}
+        """Keys of all artifacts in the folder and in the records."""
+        return {*self._peek.keys(), *self._recorded}
 
     @cached_property
     def _children(self) -> dict[str, list[str]]:
-        """By key: what was made from it, directly."""
-        found: dict[str, list[str]] = {}
+        """Keys of the artifacts produced directly from each artifact, by its key."""
+        children: dict[str, list[str]] = {}
         for key in sorted(self._keys):
-            node = self._nodes.get(key) or self._node(key, through=False)  # of all keys: no store is asked so much
-            for below in dict.fromkeys(node.inputs.values()):
-                found.setdefault(below, []).append(key)
-        return found
+            node = self._nodes.get(key) or self._node(key, through=False)  # remote requests for all keys are too slow
+            for source in dict.fromkeys(node.inputs.values()):
+                children.setdefault(source, []).append(key)
+        return children
 
-    def _walk(self, start: str, following: Callable[[str], Iterable[str]]) -> list[Node]:
-        """Everything that follows from `start`, each after all that lead to it; of equals the one found first."""
-        leads: dict[str, int] = {start: 0}
+    def _walk(self, start: str, successors: Callable[[str], Iterable[str]]) -> list[Node]:
+        """Return all nodes reachable from `start` in topological order (Kahn's algorithm), breadth first."""
+        in_degree: dict[str, int] = {start: 0}
         waiting = deque([start])
         while waiting:
-            for one in dict.fromkeys(following(waiting.popleft())):
-                if one not in leads:
-                    waiting.append(one)
-                leads[one] = leads.get(one, 0) + 1
-        ready, found = deque([start]), []
+            for successor in dict.fromkeys(successors(waiting.popleft())):
+                if successor not in in_degree:
+                    waiting.append(successor)
+                in_degree[successor] = in_degree.get(successor, 0) + 1
+        ready, ordered = deque([start]), []
         while ready:
-            found.append(self.node(key := ready.popleft()))
-            for one in dict.fromkeys(following(key)):
-                leads[one] -= 1
-                if leads[one] == 0:
-                    ready.append(one)
-        return found
+            ordered.append(self.node(key := ready.popleft()))
+            for successor in dict.fromkeys(successors(key)):
+                in_degree[successor] -= 1
+                if in_degree[successor] == 0:
+                    ready.append(successor)
+        return ordered
 
     def _checkpoint(self, run: RunRecord, step: str) -> str:
-        """Of a step; where none is given, of the final policy."""
-        known = checkpoints(run)
-        if not known:
-            raise ResourceError(f"run {run.short} has trained nothing yet")
-        if step and not (step.isdecimal() and int(step) in known):
-            steps = ", ".join(map(str, sorted(known)))
+        """Return the key of the checkpoint of a step; of the final policy if `step` is empty. Raises ResourceError."""
+        keys = checkpoints(run)
+        if not keys:
+            raise ResourceError(f"run {run.short} has no checkpoint yet")
+        if step and not (step.isdecimal() and int(step) in keys):
+            steps = ", ".join(map(str, sorted(keys)))
             raise ResourceError(f"run {run.short} has no checkpoint of step {step}; expected one of {steps}")
-        return known[int(step)] if step else _final_policy(run) or known[max(known)]
+        return keys[int(step)] if step else _final_policy(run) or keys[max(keys)]
 
 
 def _final_policy(run: RunRecord) -> str | None:
-    """Key of the checkpoint that a run evaluated as its final one; None where it has not come so far."""
-    return next((one.request["inputs"].get("policy") for one in run.stages if one.label == "evaluate[final]"), None)
+    """Return the key of the checkpoint of the final evaluation; None if there is none yet."""
+    final = next((stage for stage in run.stages if stage.label == "evaluate[final]"), None)
+    return final.request["inputs"].get("policy") if final is not None else None
 
 
 def _ordered(step: Step) -> Step:
@@ -291,8 +299,9 @@ def _ordered(step: Step) -> Step:
     return step
 
 
-def _said(value: Mapping[str, Any]) -> str:
-    """A part of a spec on one line: `components.rewards.rules.outcome.Outcome turn_cost=0.1`, `grpo epochs=1`."""
+def _one_line(value: Mapping[str, Any]) -> str:
+    """Return a part of a spec on one line: `components.rewards.rules.outcome.Outcome turn_cost=0.1`, `grpo
+    epochs=1`."""
     title = next((name for name in ("_target_", "name") if name in value), None)
     arguments = [
         f"{name}={item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)}"

@@ -1,9 +1,8 @@
-"""`python -m flows.stage collect --watch`: an episode as it is played, in whichever process of this machine.
+"""Live view of running episodes: `python -m flows.stage collect --watch`, for stages of any process on this machine.
 
-A stage that plays episodes shows one of them at a time in a file of its unfinished work
-(`components.rollout.live_view`). This follows that file until the stage ends, and then the next stage of the kind that
-begins below the same root. What is shown was said by models and environments: characters that would steer the terminal
-are replaced.
+A stage that runs episodes writes one of them at a time to a file in its scratch folder
+(`components.rollout.live_view`). This module follows the file until the stage ends, and then the next stage of this
+kind below the same root. The text comes from models and environments, so terminal control characters are replaced.
 """
 
 from __future__ import annotations
@@ -19,39 +18,39 @@ from components.rollout.live_view import FILE
 from flows.terminal.console import printable
 
 PAUSE = 0.1
-"""Seconds between two looks."""
+"""Polling interval in seconds."""
 
 
 def follow(root: Path, stage: str, wait: float, out: TextIO) -> bool:
-    """Writes what episodes of this kind of stage say, until for `wait` seconds none is at work below the root. Whether
-    there was one."""
+    """Print the episodes of running stages of this kind, until none has run below the root for `wait` seconds. Return
+    True if there was one."""
     artifacts = root.absolute() / "artifacts"
-    seen: set[tuple[str, float]] = set()
+    shown: set[tuple[str, float]] = set()
     idle = time.monotonic()
     while True:
-        for file, what in _at_work(artifacts, stage):
-            if (which := (file.parent.name, what["begun"])) in seen:
+        for file, header in _running(artifacts, stage):
+            if (collection := (file.parent.name, header["begun"])) in shown:
                 continue
-            seen.add(which)
-            _say(f"{what['what']}: {what['total']} episodes", out)
+            shown.add(collection)
+            _print(f"{header['what']}: {header['total']} episodes", out)
             for event in _events(file):
-                _say(as_text(event), out)
-            _say(f"{what['what']}: no more episodes", out)
+                _print(as_text(event), out)
+            _print(f"{header['what']}: no more episodes", out)
             idle = time.monotonic()
         if time.monotonic() - idle > wait:
-            return bool(seen)
+            return bool(shown)
         time.sleep(PAUSE)
 
 
 def as_text(event: Mapping[str, Any]) -> str:
-    """One event as it is shown."""
+    """Return the text of an event."""
     if "episode" in event:
         return f"\n── {printable(str(event['episode']))} " + "─" * 20
     if "ended" in event or "followed" in event:
-        how = "success" if event["success"] else "no success"
-        failed = f", failed: {_lines(event['failure'])}" if event["failure"] else f", {how}"
-        which = "ended" if "ended" in event else printable(str(event["followed"]))
-        return f"── {which}: reward {event['reward']:.3g}{failed}"
+        success = "success" if event["success"] else "no success"
+        outcome = f"failed: {_lines(event['failure'])}" if event["failure"] else success
+        title = "ended" if "ended" in event else printable(str(event["followed"]))
+        return f"── {title}: reward {event['reward']:.3g}, {outcome}"
     sampled = f" ({event['sampled']} tokens)" if "sampled" in event else ""
     lines = [f"{printable(event['role'])}{sampled}: {_lines(event['content'])}"]
     lines += [f"    → {_lines(call)}" for call in event.get("calls", ())]
@@ -61,27 +60,27 @@ def as_text(event: Mapping[str, Any]) -> str:
 
 
 def _lines(text: str) -> str:
-    """Lines stay lines, set in; nothing else steers the terminal."""
+    """Return the text with indented lines and without other terminal control characters."""
     return "\n    ".join(printable(line.expandtabs(4)) for line in text.split("\n"))
 
 
-def _at_work(artifacts: Path, stage: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The files of stages of this kind that a living process works on, with their first lines; the latest first."""
-    found = []
+def _running(artifacts: Path, stage: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the files of running stages of this kind with their headers (first lines), latest first."""
+    running = []
     for file in artifacts.glob(f".scratch/*/{FILE}"):
         try:
             with file.open(encoding="utf-8") as lines:
-                what = json.loads(lines.readline())
-                at_work = what["stage"] == stage and what["begun"] > 0
-        except (OSError, ValueError, TypeError, KeyError):  # gone meanwhile, not yet written, or damaged
+                header = json.loads(lines.readline())
+                matches = header["stage"] == stage and header["begun"] > 0
+        except (OSError, ValueError, TypeError, KeyError):  # deleted meanwhile, not yet written, or damaged
             continue
-        if at_work and _held(artifacts / ".locks" / file.parent.name):
-            found.append((file, what))
-    yield from sorted(found, key=lambda one: -one[1]["begun"])
+        if matches and _locked(artifacts / ".locks" / file.parent.name):
+            running.append((file, header))
+    yield from sorted(running, key=lambda entry: -entry[1]["begun"])
 
 
-def _held(lock: Path) -> bool:
-    """Whether somebody works on a key. A dead process leaves the file, and no lock on it."""
+def _locked(lock: Path) -> bool:
+    """Return True if a live process holds the lock. A dead process leaves the file without a lock."""
     try:
         with open(lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -93,35 +92,36 @@ def _held(lock: Path) -> bool:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """What is in the file from the last episode on, and what comes, until the file is gone or nobody is at work."""
+    """Yield the events of the file from its last episode on, and new events until the file is deleted or its stage
+    ends."""
     lock = path.parents[2] / ".locks" / path.parent.name
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
-        so_far = file.read()
-        file.seek(max(so_far.rfind(b'\n{"episode"') + 1, 0))
-        half = b""
+        content = file.read()
+        file.seek(max(content.rfind(b'\n{"episode"') + 1, 0))
+        partial = b""
         while True:
-            over = not path.exists() or not _held(lock)  # asked first: what is read then is all
+            over = not path.exists() or not _locked(lock)  # checked before the read, so that the read is complete
             new = file.read()
-            *lines, half = (half + new).split(b"\n")
+            *lines, partial = (partial + new).split(b"\n")
             for line in lines:
                 try:
                     event = json.loads(line)
-                except ValueError:  # a line that a full disk cut off
+                except ValueError:  # truncated by a full disk
                     continue
                 if "total" not in event:
                     yield event
             if over:
                 return
-            if path.exists() and path.stat().st_size < file.tell():  # begun anew
+            if path.exists() and path.stat().st_size < file.tell():  # the stage restarted
                 file.seek(0)
-                half = b""
+                partial = b""
             if not new:
                 time.sleep(PAUSE)
 
 
-def _say(text: str, out: TextIO) -> None:
+def _print(text: str, out: TextIO) -> None:
     print(text, file=out, flush=True)

@@ -1,4 +1,4 @@
-"""A look at a store that changes nothing: what is damaged stays where it is, nothing is locked or written there."""
+"""Read-only access to a store: damaged artifacts stay in place, and nothing is locked or written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from components.errors import ArtifactDamaged, ArtifactError, ResourceError
 from components.json_text import parse_json
 
 PATIENCE = 5.0
-"""Seconds for which a remote store that fails is tried again, where a command only looks."""
+"""Seconds for which requests to a remote store are retried by read-only commands."""
 
 
 class Peek:
-    """Looks at the artifacts of one store. With `through`, also manifests and files are read from the remote store
-    behind it, and one that cannot be read counts as empty: `unread` says why."""
+    """Read-only view of the artifacts of one store. With `through`, it also reads manifests and files from the remote
+    store; an unreachable remote store counts as empty, and `unread` contains the error."""
 
     def __init__(self, store: Store, *, through: bool = False):
         self._store = store
@@ -26,17 +26,17 @@ class Peek:
         self._texts: dict[str, bytes | None] = {}
         self.unread = ""
         self.known: dict[str, Artifact] = {}
-        """What was found so far, by key."""
+        """Artifacts found so far, by key."""
         self._manifests: dict[str, dict[str, Any] | None] = {}
 
     def find(self, key: str, *, verify: bool = False) -> Artifact | None:
-        """The artifact of a key, None where neither the folder nor the remote store behind it has it, or where it is
-        damaged as far as that is looked at: with `verify` the files in the folder are hashed."""
+        """Return the artifact of a key; None if neither the folder nor the remote store has it, or if it is damaged.
+        verify: also check the hashes of the files in the folder."""
         path, remote = self._store.path(key), self._store.remote
         try:
             if path.is_dir() or remote is None:
                 artifact = read_artifact(path, verify=verify)
-            elif (text := self._there(key)) is not None:
+            elif (text := self._remote_manifest(key)) is not None:
                 artifact, _ = parse_manifest(text, path, f"{remote.uri}/{key}")
             else:
                 return None
@@ -47,9 +47,9 @@ class Peek:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Artifact | None]:
-        """The artifact of a key with its files, verified; None where that cannot be had. Files of the remote store are
-        fetched into a folder that is gone afterwards."""
-        remote, text = self._store.remote, None if self._store.path(key).is_dir() else self._there(key)
+        """Provide the artifact of a key with verified files; None if it is missing or damaged. Files of the remote
+        store are downloaded to a temporary folder."""
+        remote, text = self._store.remote, None if self._store.path(key).is_dir() else self._remote_manifest(key)
         if remote is None or text is None:
             yield self.find(key, verify=True)
             return
@@ -63,8 +63,8 @@ class Peek:
                 artifact, self.unread = None, str(error)
             yield artifact
 
-    def _there(self, key: str) -> bytes | None:
-        """The manifest of an artifact in the remote store."""
+    def _remote_manifest(self, key: str) -> bytes | None:
+        """Return the text of an artifact's manifest in the remote store, else None."""
         remote = self._store.remote
         if remote is None or self.unread:
             return None
@@ -78,10 +78,11 @@ class Peek:
         return self._texts.get(key)
 
     def manifest(self, key: str) -> dict[str, Any] | None:
-        """The manifest of an artifact in the folder (`through`: or behind it), None where it is not there."""
+        """Return the manifest of an artifact in the folder, or with `through` in the remote store; None if it does not
+        exist or is damaged."""
         if key not in self._manifests:
             path = self._store.path(key)
-            text = self._there(key) if self._through and not path.is_dir() else None
+            text = self._remote_manifest(key) if self._through and not path.is_dir() else None
             try:
                 if text is None:
                     read_artifact(path, verify=False)
@@ -93,22 +94,22 @@ class Peek:
         return self._manifests[key]
 
     def keys(self) -> Iterator[str]:
-        """Keys of all artifacts in the folder."""
+        """Yield the keys of all artifacts in the folder."""
         for artifact in self._store.manifests():
             yield artifact.key
 
 
 def peek_through(root: Path, uri: str | None) -> Peek:
-    """A look at the artifacts below a root and, for those that are not there, into the store of this URI."""
+    """Return a view of the artifacts below a root, and for missing ones of the remote store at `uri`."""
     return Peek(Store(root / "artifacts", uri, Times(patience=PATIENCE)), through=True)
 
 
 def targets(spec: Mapping[str, Any], path: str = "") -> dict[str, dict[str, Any]]:
-    """The targets in a part of a spec, by path: `{"reward": {"_target_": ..., ...}}`. Those inside of another one count
-    as its arguments."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the targets in a part of a spec by path: `{"reward": {"_target_": ..., ...}}`. A target nested in another
+    one counts as its argument."""
+    result: dict[str, dict[str, Any]] = {}
     for name, value in spec.items():
         if isinstance(value, Mapping):
             below = f"{path}.{name}" if path else name
-            found |= {below: dict(value)} if "_target_" in value else targets(value, below)
-    return found
+            result |= {below: dict(value)} if "_target_" in value else targets(value, below)
+    return result

@@ -1,13 +1,14 @@
-"""Online RL: evaluate, warm up by supervised training, then rounds of collect, judge, filter, train; evaluate, deploy.
-With `collect.overlap`, round r + 1 is collected while round r is trained, by the policy that has been through r - 1.
-With `reward_model`, models of the reward are trained before the rounds, and judge in them; with `reward_model.every`
-they are trained further between the rounds: `train[reward@3]`.
-Between the rounds the policy may be evaluated too: `evaluate[3]`; the final one is always `evaluate[final]`.
+"""Online RL: evaluate, supervised warmup, then rounds of collect, judge, filter and train; evaluate, deploy.
 
-`online_rl` is the order of the stages, written against a function that runs one (`Call`): Prefect's tasks in a run,
-plain calls in a benchmark; and against one that does work beside a stage (`Beside`).
+With `collect.overlap`, round r + 1 is collected while round r trains, with the policy of round r - 1.
+With `reward_model`, reward models are trained before the rounds and score them; with `reward_model.every` they are
+retrained between the rounds: `train[reward@3]`.
+The policy may be evaluated between the rounds: `evaluate[3]`. The final evaluation is always `evaluate[final]`.
 
-Steps: round r is step r, what comes before the rounds is step 0, the untrained model before a warmup is step -1.
+`online_rl` defines the order of the stages. It takes the function that runs a stage (`Call`), which is a Prefect task
+in a run and a plain call in a benchmark, and the function that runs background work (`Beside`).
+
+Steps: round r is step r, stages before the rounds have step 0, the untrained model before a warmup has step -1.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from components.artifacts import Artifact
-from flows.execution.overlap import Beside, one_by_one
+from flows.execution.overlap import Beside, sequential
 from flows.experiment.early_stopping import Measured, choose, why_stop
-from flows.experiment.feedback import Said
+from flows.experiment.feedback import FeedbackData
 from flows.experiment.fork import Fork
 from flows.experiment.guards import Guards
 from flows.experiment.requests import Call, Requests
@@ -31,7 +32,7 @@ from flows.recipes.reward_models import RewardModels
 from flows.stages.base import Request
 
 FEEDS = ("trajectories", "scores", "selection")
-"""What collect, judge and filter leave for training."""
+"""Names of the training inputs: the artifacts of collect, judge and filter."""
 
 
 def online_rl(
@@ -41,80 +42,80 @@ def online_rl(
     begin: Fork | None = None,
     on_notice: OnNotice = lambda notice: None,
     beside: Beside | None = None,
-    said: Said | None = None,
+    feedback: FeedbackData | None = None,
     outcome: Outcome | None = None,
     prune: Prune = lambda measured: None,
     approve: Approve = lambda outcome, request: None,
 ) -> Outcome:
-    """The stages of an experiment, in order; of a fork, those after the step where it begins. beside: None does all
-    one after the other. said: what people said, where the experiment has `feedback`. outcome: is filled as the stages
-    end, for who wants it where a guard ends the run. prune: where it says so, the run ends with the policy that was
-    evaluated last. approve: asked before the policy is deployed.
+    """Run the stages of an experiment in order; of a fork, those after its starting step.
 
-    What depends on a measurement that is not known (of an artifact that a plan has not made) goes on as if nothing had
-    been found: no guard strikes, the rounds do not end early, the last policy is the final one. Raises GuardStruck, and
-    whatever `call` raises.
+    beside: runs background work; None runs everything sequentially. feedback: human feedback, if the experiment has
+    `feedback`. outcome: object to fill while the stages run, for callers that need it after GuardStruck. prune: if it
+    returns a reason, the run ends with the policy that was evaluated last. approve: called before the deployment.
+
+    An unknown measurement (of a pending artifact in a plan) decides nothing: no guard triggers, the rounds do not end
+    early, and the last policy is the final one. Raises GuardStruck, and the errors of `call`.
     """
     requests = Requests(spec)
-    beside = beside or one_by_one(call)
+    beside = beside or sequential(call)
     independent = spec.evaluate.reward is not None or spec.reward_model is not None
     guards = Guards(spec.guards, on_notice, independent)
     outcome = outcome or Outcome()
     if begin is not None:
         outcome.checkpoint, outcome.step = begin.checkpoint, begin.step
     warmup = spec.warmup if begin is None else None
-    before = outcome.step - 1 if warmup or said is not None else outcome.step
+    before = outcome.step - 1 if warmup or feedback is not None else outcome.step
     anchored = begin.anchored if begin else []
     outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))
     if warmup:
-        shown = call("collect[sft]", 0, requests.demonstrate())
-        scores = call("judge[sft]", 0, requests.judge(shown))
-        kept = call("filter[sft]", 0, requests.filter(shown, scores, warmup=True))
-        guards.filtered("filter[sft]", 0, kept)
-        anchored = [{"trajectories": shown, "scores": scores, "selection": kept}]
-        outcome.checkpoint = call("train[sft]", 0, requests.warm_up(shown, scores, kept))
+        demonstrations = call("collect[sft]", 0, requests.demonstrate())
+        scores = call("judge[sft]", 0, requests.judge(demonstrations))
+        selection = call("filter[sft]", 0, requests.filter(demonstrations, scores, warmup=True))
+        guards.filtered("filter[sft]", 0, selection)
+        anchored = [{"trajectories": demonstrations, "scores": scores, "selection": selection}]
+        outcome.checkpoint = call("train[sft]", 0, requests.warm_up(demonstrations, scores, selection))
         outcome.evaluations["sft"] = call("evaluate[sft]", 0, requests.evaluate(outcome.checkpoint))
-    if said is not None:
-        told = call("feedback", outcome.step, requests.feedback(said))
-        request = requests.train_feedback(told, outcome.checkpoint)
-        anchored = [dict.fromkeys(FEEDS, told), *anchored]
+    if feedback is not None:
+        answers = call("feedback", outcome.step, requests.feedback(feedback))
+        request = requests.train_feedback(answers, outcome.checkpoint)
+        anchored = [dict.fromkeys(FEEDS, answers), *anchored]
         outcome.checkpoint = call("train[feedback]", outcome.step, request)
         outcome.evaluations["feedback"] = call(
             "evaluate[feedback]", outcome.step, requests.evaluate(outcome.checkpoint)
         )
     outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
 
-    def hopeless() -> bool:
-        """Whether the sweep ends the run with the policy as it stands."""
+    def pruned() -> bool:
+        """Return True if the sweep prunes the run after the last evaluation."""
         outcome.pruned = prune(outcome.measured[-1])
         if outcome.pruned is not None:
             on_notice(Notice("pruned", outcome.step, outcome.pruned))
         return outcome.pruned is not None
 
     def evaluate(label: str) -> Artifact:
-        """Evaluates the policy as it stands. One that was evaluated already is found, and is no second measurement."""
-        found = call(label, outcome.step, requests.evaluate(outcome.checkpoint))
+        """Evaluate the current policy. A second evaluation of a policy is cached and adds no measurement."""
+        evaluation = call(label, outcome.step, requests.evaluate(outcome.checkpoint))
         if outcome.measured[-1].step < outcome.step:
-            outcome.measured.append(Measured(outcome.step, outcome.checkpoint, found))
+            outcome.measured.append(Measured(outcome.step, outcome.checkpoint, evaluation))
             if spec.evaluate.every:
                 guards.evaluated(outcome.measured, outcome.training_rewards)
-        return found
+        return evaluation
 
-    reference = begin.reference if begin and said is None else outcome.checkpoint
+    reference = begin.reference if begin and feedback is None else outcome.checkpoint
     earlier = list(begin.earlier) if begin else []
     anchor = outcome.checkpoint
     models = RewardModels(spec, requests, call)
     outcome.reward_models = models.trained
     for step, policy in {0: reference, **(begin.followed if begin else {})}.items():
-        models.follow(step, policy)  # a fork finds those of the other run
-    ahead = None
+        models.follow(step, policy)  # a fork gets those of the source run from the cache
+    background = None
     rounds = range(outcome.step + 1, spec.rounds + 1)
-    for number in rounds if rounds and not hopeless() else ():
+    for number in rounds if rounds and not pruned() else ():
         gather = partial(_gather, spec, requests, models.in_force)
-        gathered = ahead.found if ahead else gather(outcome.checkpoint, number, call)
+        gathered = background.value if background else gather(outcome.checkpoint, number, call)
         judged_since = max(outcome.reward_models, default=0)
         guards.gathered(number, gathered.fed["trajectories"], gathered.fed["scores"], judged_since)
-        guards.filtered(f"filter[{number}]", number, gathered.fullest)
+        guards.filtered(f"filter[{number}]", number, gathered.largest)
         fed = gathered.fed
         request = requests.train(
             fed,
@@ -129,11 +130,11 @@ def online_rl(
         label = f"train[{number}]"
         overlaps = spec.collect.overlap and number < spec.rounds
         work = partial(gather, outcome.checkpoint, number + 1)
-        with beside(label, work) if overlaps else nullcontext() as ahead:
+        with beside(label, work) if overlaps else nullcontext() as background:
             outcome.checkpoint = call(label, number, request)
         outcome.step = number
-        made = zip(("collect", "judge", "filter"), (fed[name] for name in FEEDS), strict=True)
-        artifacts = {**dict(made), "train": outcome.checkpoint}
+        inputs = zip(("collect", "judge", "filter"), (fed[name] for name in FEEDS), strict=True)
+        artifacts = {**dict(inputs), "train": outcome.checkpoint}
         outcome.rounds.append(artifacts)
         if on_round is not None:
             on_round(number, artifacts)
@@ -143,7 +144,7 @@ def online_rl(
                 outcome.stopped = reason
                 on_notice(Notice("early_stopping", number, reason))
                 break
-            if hopeless():
+            if pruned():
                 break
         models.follow(number, outcome.checkpoint)
     if spec.rounds and spec.deploy.policy == "best" and outcome.pruned is None:
@@ -164,13 +165,13 @@ def online_rl(
 
 @dataclass(frozen=True)
 class _Gathered:
-    """What a round is trained on."""
+    """Training inputs of a round."""
 
     fed: dict[str, Artifact]
-    """Trajectories, scores and selection; those of further collections, where the filter left too few scenarios, as
+    """Trajectories, scores and selection; those of refills, after the filter kept too few scenarios, are named
     `trajectories+1` and so on."""
-    fullest: Artifact
-    """The selection that kept the most."""
+    largest: Artifact
+    """Selection that kept the most episodes."""
 
 
 def _gather(
@@ -181,37 +182,37 @@ def _gather(
     number: int,
     call: Call,
 ) -> _Gathered:
-    """Collects, judges and filters a round. judges: the reward models in force."""
+    """Collect, judge and filter a round. judges: current reward models."""
 
     def gather(label: str, request: Request) -> tuple[Artifact, Artifact, Artifact]:
-        played = call(f"collect[{label}]", number, request)
-        scores = call(f"judge[{label}]", number, requests.judge(played, policy, judges))
-        return played, scores, call(f"filter[{label}]", number, requests.filter(played, scores))
+        trajectories = call(f"collect[{label}]", number, request)
+        scores = call(f"judge[{label}]", number, requests.judge(trajectories, policy, judges))
+        return trajectories, scores, call(f"filter[{label}]", number, requests.filter(trajectories, scores))
 
-    made = gather(str(number), requests.collect(policy, number))
-    fed, fullest, drawn = dict(zip(FEEDS, made, strict=True)), made[-1], 0
-    left = made[-1].metrics.get("scenarios")
-    for again in range(1, spec.collect.refills + 1):
-        if left is None or left >= spec.collect.scenarios:
+    artifacts = gather(str(number), requests.collect(policy, number))
+    fed, largest, drawn = dict(zip(FEEDS, artifacts, strict=True)), artifacts[-1], 0
+    remaining = artifacts[-1].metrics.get("scenarios")
+    for refill in range(1, spec.collect.refills + 1):
+        if remaining is None or remaining >= spec.collect.scenarios:
             break
-        lacking = spec.collect.scenarios - int(left)
-        request = requests.collect(policy, number, further=(drawn, lacking))
-        made = gather(f"{number}+{again}", request)
-        fed |= {f"{name}+{again}": artifact for name, artifact in zip(FEEDS, made, strict=True)}
-        drawn += lacking
-        left += made[-1].metrics.get("scenarios", lacking)
-        fullest = max(fullest, made[-1], key=lambda one: one.metrics.get("kept", 0.0))
-    return _Gathered(fed, fullest)
+        missing = spec.collect.scenarios - int(remaining)
+        request = requests.collect(policy, number, further=(drawn, missing))
+        artifacts = gather(f"{number}+{refill}", request)
+        fed |= {f"{name}+{refill}": artifact for name, artifact in zip(FEEDS, artifacts, strict=True)}
+        drawn += missing
+        remaining += artifacts[-1].metrics.get("scenarios", missing)
+        largest = max(largest, artifacts[-1], key=lambda selection: selection.metrics.get("kept", 0.0))
+    return _Gathered(fed, largest)
 
 
 def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> None:
-    """Makes the best of the measured policies the final one."""
+    """Make the best evaluated policy the final one."""
     metric = spec.early_stopping.metric if spec.early_stopping else "success"
     best = choose(outcome.measured, metric)
     outcome.checkpoint, outcome.step = best.checkpoint, best.step
-    if best.value(metric) is not None and all(one.made for one in outcome.measured):
-        where = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
-        values = [(one.step, one.value(metric)) for one in outcome.measured]
-        figures = ", ".join(f"step {step}: {found:.3f}" for step, found in values if found is not None)
-        outcome.chosen = f"the final policy is the one {where}, the best by held-out {metric} ({figures})"
+    if best.value(metric) is not None and all(policy.exists for policy in outcome.measured):
+        point = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
+        values = [(policy.step, policy.value(metric)) for policy in outcome.measured]
+        figures = ", ".join(f"step {step}: {value:.3f}" for step, value in values if value is not None)
+        outcome.chosen = f"the final policy is the one {point}, the best by held-out {metric} ({figures})"
         on_notice(Notice("best", best.step, outcome.chosen))

@@ -1,12 +1,12 @@
-"""What a stage is: a function `(spec part, input artifacts, draft, context) -> metrics`, without Prefect.
+"""Base types of stages. A stage is a function `(spec part, input artifacts, draft, context) -> metrics`, without
+Prefect.
 
-A stage reads its arguments and nothing else, and leaves its files in the draft. Its spec says with `key_part` which
-of its values determine the result; how wide, how fast and on which device it runs does not, so a change of these
-finds the artifact that is there. A `Request` is all that a stage needs, as JSON: it can run here, in a process of its
-own, or on another machine.
+A stage reads only its arguments and writes its files to the draft. `key_part` of its spec returns the values that
+determine the result. Concurrency, speed and device do not, so the artifact stays cached when they change. A `Request`
+is the complete input of a stage as JSON, so the stage can run in this process, in another one, or on another machine.
 
-`Context.warm` holds what is slow to build: a loaded engine, a trainer. It is only speed: each thing is filed under
-what it was built from, and another recipe builds it anew.
+`Context.warm` caches objects that are slow to build, such as a loaded engine or a trainer. It affects speed only: each
+object is stored with the recipe that it was built from, and another recipe rebuilds it.
 """
 
 from __future__ import annotations
@@ -33,84 +33,85 @@ Inputs = Mapping[str, Artifact]
 
 
 class StageSpec(Spec):
-    """The part of an experiment that one stage reads."""
+    """Part of an experiment that one stage reads."""
 
     def key_part(self) -> dict[str, Any]:
-        """JSON data that determine the result, for the stage key."""
+        """Return the JSON data that determines the result, for the stage key."""
         return self.model_dump(mode="json")
 
 
 class Progress(Protocol):
-    """Told how far a stage is."""
+    """Callback for the progress of a stage."""
 
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        """`done` of `total` episodes or gradient steps; `values` are figures worth showing, by name."""
+        """Report that `done` of `total` episodes or gradient steps are done; `values` are metrics to show, by name."""
         ...
 
 
 Row = TypeVar("Row")
 
 PROGRESS_SECONDS = 0.2
-"""Time between two words about a stream of rows."""
+"""Minimum time between two progress reports on a stream of rows, in seconds."""
 
 
-def followed(rows: Iterable[Row], total: int, progress: Progress) -> Iterator[Row]:
-    """The rows as they come; `progress` is told how many of `total` have, now and then and at the end."""
-    told = time.monotonic()
+def with_progress(rows: Iterable[Row], total: int, progress: Progress) -> Iterator[Row]:
+    """Yield the rows, and report their number of `total` to `progress` regularly and at the end."""
+    reported = time.monotonic()
     done = 0
     progress(0, total)
     for done, row in enumerate(rows, 1):
         yield row
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - reported > PROGRESS_SECONDS:
+            reported = time.monotonic()
             progress(done, total)
     progress(done, total)
 
 
 class Warm:
-    """Things that stay built between the stages of one run, each under what it was built from."""
+    """Cache of objects that stay loaded between the stages of one run, each with the recipe that it was built from."""
 
     def __init__(self) -> None:
         self._built: dict[str, tuple[Any, Any]] = {}
         self._building: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self.trainer: dict = {}
-        """The trainer's own; only `components.algorithms.train` reads it."""
+        """State of the trainer; only `components.algorithms.train` reads it."""
 
     def get(self, kind: str, recipe: Any, build: Callable[[], Any]) -> Any:
-        """The thing of this kind, if it was built from an equal recipe; else the old one is closed and `build` makes
-        another. Other threads that want it wait meanwhile."""
+        """Return the cached object of this kind if its recipe is equal; else close it and build another. Thread-safe:
+        concurrent calls for the same kind wait."""
         with self._building[kind]:
-            held = self._built.get(kind)
-            if held is not None and held[0] == recipe:
-                return held[1]
+            cached = self._built.get(kind)
+            if cached is not None and cached[0] == recipe:
+                return cached[1]
             self._close(kind)
-            thing = build()
-            self._built[kind] = (recipe, thing)
-            return thing
+            instance = build()
+            self._built[kind] = (recipe, instance)
+            return instance
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Close and drop all objects."""
         for kind in list(self._built):
             self._close(kind)
         self.trainer.clear()
 
     def _close(self, kind: str) -> None:
-        _, thing = self._built.pop(kind, (None, None))
-        if hasattr(thing, "close"):
-            thing.close()
+        _, instance = self._built.pop(kind, (None, None))
+        if hasattr(instance, "close"):
+            instance.close()
 
 
 def silent(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
-    """Shows nothing."""
+    """Ignore progress."""
 
 
-def _alone(draft: Path, scratch: Path) -> None:
-    """Nobody else is to know."""
+def _no_followers(draft: Path, scratch: Path) -> None:
+    """Do nothing: no other process takes part in the stage."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where stages run. All stages of a run share it, but for `key`, `seed` and `scratch`, which are a stage's own."""
+    """Environment of stages. All stages of a run share it, except `key`, `seed` and `scratch`, which belong to one
+    stage."""
 
     store: Store
     cache: Path
@@ -118,64 +119,65 @@ class Context:
     warm: Warm = field(default_factory=Warm)
     progress: Progress = silent
     on_wait: Callable[[str], None] = logger.info
-    """Told when another process makes the same artifact and we wait for it."""
+    """Callback when the stage waits for another process that computes the same artifact."""
     watch: Callable[[Mapping[str, Any]], None] | None = None
-    """Told of one episode at a time as it is played (`components.rollout.live_view`)."""
+    """Callback with the messages of one episode at a time while it runs (`components.rollout.live_view`)."""
     lock_timeout: float = 12 * 3600.0
-    """Seconds to wait for it."""
+    """Maximum time to wait for another process, in seconds."""
     key: str = ""
     """Key of the stage that runs."""
     seed: int = 0
     scratch: Path | None = None
-    """What the stage writes here is there again if it dies and is started again."""
-    begin: Callable[[Path, Path], None] = _alone
-    """Told of the folder of the draft and of `scratch` when the work begins."""
+    """Folder whose files survive if the stage dies and is retried."""
+    begin: Callable[[Path, Path], None] = _no_followers
+    """Callback with the folder of the draft and `scratch` when the work begins."""
     strategy: Strategy = "ddp"
-    """Of several processes that train together: what lies in parts on them."""
+    """Parallelism strategy of several processes that train together."""
 
     @classmethod
     def at(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:
-        """The context of the run root `root`. store: URI of the remote store behind its artifacts, if there is one."""
+        """Return the context of the run root `root`. store: URI of the remote artifact store, if there is one."""
         root = Path(root).absolute()
         return cls(Store(root / "artifacts", store), root / "models", **options)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One stage to run: plain data."""
+    """Request to run one stage: plain data."""
 
     stage: str
     spec: dict[str, Any]
     """Data of the stage's spec model."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Name of each input and the key of its artifact."""
+    """Keys of the input artifacts, by input name."""
     seed: int = 0
     allow: tuple[str, ...] = ()
     """Packages from which a `_target_` may come besides ours. Not part of the key."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the request as JSON data."""
         return {**asdict(self), "allow": list(self.allow)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:
-        """Raises ResourceError where the data are no request."""
-        names = [one.name for one in fields(cls)]
+        """Return the request from JSON data. Raises ResourceError if the data is not a request."""
+        names = [attribute.name for attribute in fields(cls)]
         if not isinstance(data, Mapping) or not {"stage", "spec"} <= set(data) <= set(names):
-            given = ", ".join(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
-            raise ResourceError(f"a request has {', '.join(names)}, the first two at least; this one has {given}")
+            actual = ", ".join(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+            raise ResourceError(f"request has the keys {actual}; expected {', '.join(names)}, at least the first two")
         return cls(**{**data, "allow": tuple(data.get("allow", ()))})
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage by name: what it reads, what it makes, and the function."""
+    """Definition of a stage: its name, its spec, its artifact and its function."""
 
     name: str
     version: int
-    """Raised when the same spec and inputs come to mean another result."""
+    """Version of the computation; incremented when the same spec and inputs produce another result."""
     spec: type[StageSpec]
     kind: str
-    """Kind of its artifact."""
+    """Kind of the artifact."""
     schema_version: int
     """Version of the layout of the artifact's files."""
     function: Callable[[Any, Inputs, Draft, Context], dict[str, float]]
@@ -184,5 +186,5 @@ class Stage:
 
 
 def base_model(model: ModelSpec) -> dict[str, Any]:
-    """What of a model determines the results of stages that do not train."""
+    """Return the parts of a model spec that determine the results of stages that do not train, for the stage key."""
     return {name: value for name, value in model.base().items() if name != "device"} | model.content()

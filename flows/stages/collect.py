@@ -1,4 +1,4 @@
-"""Collect: episodes by the policy, or demonstrations by the environment's own solver or by a teacher."""
+"""Collect stage: episodes of the policy, or demonstrations of the environment's solver or a teacher."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ class CollectStage(StageSpec):
     collect: CollectSpec
     inference: InferenceSpec = EmbeddedSpec()
     actor: Literal["policy", "solver", "teacher"] = "policy"
-    """`solver`: the environment shows the solution of each scenario; no model speaks. `teacher`: another model plays:
-    the one below, or the one that a remote `inference` has."""
+    """`solver`: the environment solves each scenario, without a model. `teacher`: the model `teacher` acts, or the
+    model of a remote `inference`."""
     teacher: TeacherSpec | None = None
     round: int = Field(0, ge=0)
-    """Each round goes on in the scenarios where the round before it ended."""
+    """Index of the round, from 0; each round continues in the order of scenarios where the one before ended."""
     further: tuple[int, int] | None = None
-    """(n, k) of a further collection of a round, of other scenarios: the round itself has n, and k more were played
-    since."""
+    """(n, k) of a refill with other scenarios: the round itself has n scenarios, and k were collected since."""
     split: str = SPLIT
-    """Of the environment; rounds play the one to train on."""
+    """Split of the environment; rounds use the training split."""
 
     def key_part(self) -> dict[str, Any]:
         part: dict[str, Any] = {"actor": self.actor, "round": self.round, "environment": self.environment.resolved()}
@@ -49,11 +48,11 @@ class CollectStage(StageSpec):
             return part | {"scenarios": self.collect.scenarios, "agent": self.agent.shown_part()}
         if self.actor == "teacher":
             length = {"max_length": self.model.max_length}
-            who = {"teacher": self.teacher.key_part() | length if self.teacher else None}
+            actor = {"teacher": self.teacher.key_part() | length if self.teacher else None}
         else:
-            who = {"model": base_model(self.model)}
+            actor = {"model": base_model(self.model)}
         return part | {
-            **who,
+            **actor,
             "agent": self.agent.key_part(),
             "collect": self.collect.key_part(),
             **self.inference.key_part(),
@@ -61,7 +60,7 @@ class CollectStage(StageSpec):
 
 
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
+    """Write `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.players.reflection import demonstrations
@@ -78,8 +77,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
-        shown = spec.agent.format, spec.agent.max_observation, spec.agent.limits()
-        trajectories = demonstrate(spec.environment.build, scenarios, *shown)
+        options = spec.agent.format, spec.agent.max_observation, spec.agent.limits()
+        trajectories = demonstrate(spec.environment.build, scenarios, *options)
         context.progress(len(trajectories), len(trajectories))
     else:
         sampling = Sampling(
@@ -90,9 +89,10 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             max_tokens=spec.agent.max_tokens,
         )
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
-        most = spec.collect.max_failures
-        if spec.further is not None and most < 1:  # the share of a round, not of the few that replace others
-            most = max(most, float(failures_allowed(most, spec.further[0] * spec.collect.group_size)))
+        max_failures = spec.collect.max_failures
+        if spec.further is not None and max_failures < 1:  # a share of the round, not of the smaller refill
+            allowed = failures_allowed(max_failures, spec.further[0] * spec.collect.group_size)
+            max_failures = max(max_failures, float(allowed))
         trajectories, times, speed = play(
             model=model,
             adapter=spec.teacher.adapter_dir() if spec.teacher else None,
@@ -108,30 +108,30 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             environments=spec.collect.environments,
             step_timeout=spec.collect.step_timeout,
             retries=spec.collect.retries,
-            max_failures=most,
+            max_failures=max_failures,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
-            what={"stage": "collect", "what": _what(spec)},
+            what={"stage": "collect", "what": _description(spec)},
             ways=spec.collect,
         )
         if spec.actor == "teacher":
-            _sign(trajectories, prepare(model, context.cache) if spec.teacher else None)
+            _mark_teacher(trajectories, prepare(model, context.cache) if spec.teacher else None)
         elif (teaching := spec.collect.teacher) is not None:
-            known = teaching.model.model(spec.model.max_length) if teaching.model else None
-            taught = [one for one in trajectories if one.policy == TEACHER]
-            _sign(taught, prepare(known, context.cache) if known else None)
-    found = figures(trajectories) | speed
+            teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
+            taught = [trajectory for trajectory in trajectories if trajectory.policy == TEACHER]
+            _mark_teacher(taught, prepare(teacher, context.cache) if teacher else None)
+    metrics = figures(trajectories) | speed
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
-        without = list(demonstrations(trajectories, spec.collect.group_size))
-        found["demonstrations"] = float(len(without))
-        trajectories = [one for group in by_scenario([*trajectories, *without]).values() for one in group]
+        shown = list(demonstrations(trajectories, spec.collect.group_size))
+        metrics["demonstrations"] = float(len(shown))
+        trajectories = [trajectory for group in by_scenario([*trajectories, *shown]).values() for trajectory in group]
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_times(draft.path / "times.json", times)
-    return found
+    return metrics
 
 
-def _what(spec: CollectStage) -> str:
-    """For whoever watches."""
+def _description(spec: CollectStage) -> str:
+    """Return a description of the collection for live views."""
     if spec.actor == "teacher":
         return "collect, a teacher's episodes"
     if spec.split != SPLIT:
@@ -140,16 +140,17 @@ def _what(spec: CollectStage) -> str:
     return f"collect, round {spec.round + 1}{further}"
 
 
-def _sign(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
-    """Says that a teacher played them, and in which tokenizer's ids. base_dir: of the teacher; None for a server's."""
+def _mark_teacher(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
+    """Mark the trajectories as a teacher's, with the digest of its tokenizer. base_dir: folder of the teacher's model;
+    None for a model on a server."""
     from components.algorithms.foreign import TOKENIZER, UNKNOWN
     from components.models.weights import tokenizer_digest
     from components.trajectories.parts import TEACHER
 
     tokenizer = UNKNOWN if base_dir is None else tokenizer_digest(base_dir)
-    for one in trajectories:
-        one.policy = TEACHER
-        one.sampling = {**one.sampling, TOKENIZER: tokenizer}
+    for trajectory in trajectories:
+        trajectory.policy = TEACHER
+        trajectory.sampling = {**trajectory.sampling, TOKENIZER: tokenizer}
 
 
 STAGE = Stage("collect", 7, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))

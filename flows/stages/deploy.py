@@ -1,4 +1,5 @@
-"""Deploy: the policy as folders that anything can load, each proven to answer as it does; if asked, over HTTP too."""
+"""Deploy stage: exports the policy in standard formats and checks that each export answers like the policy, with mode
+`serve` also over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 EVALUATIONS = ("start", "sft", "feedback", "final")
-"""Evaluations in order of training; as inputs they are named `evaluation_start` and so on."""
+"""Evaluations in order of training; the inputs are named `evaluation_start` and so on."""
 
 
 class DeployStage(StageSpec):
@@ -30,9 +31,9 @@ class DeployStage(StageSpec):
     agent: AgentSpec
     deploy: DeploySpec
     step: int
-    """The round after which the policy stood; 0: the start of the rounds."""
+    """Round after which the policy was trained; 0: the start of the rounds."""
     experiment: dict[str, Any]
-    """The composed config, for the model card."""
+    """Composed config, for the model card."""
 
     def key_part(self) -> dict[str, Any]:
         deploy = self.deploy
@@ -50,11 +51,11 @@ class DeployStage(StageSpec):
 
 
 def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes one folder for each of `deploy.formats`, with README.md, and `answers.json`, what the policy says to
+    """Write one folder per format in `deploy.formats`, with README.md, and `answers.json`, the policy's answers to
     held-out prompts. Inputs: `policy`, a checkpoint; the evaluations.
 
-    Each export must answer held-out prompts like the policy; with mode `serve` the merged one also over HTTP, token for
-    token. Else EngineError, and nothing is exported.
+    Each export must answer held-out prompts like the policy; with mode `serve` the merged model also over HTTP, with
+    identical tokens. Raises EngineError otherwise, and exports nothing.
     """
     from components.deployment.answers import answers_of
     from components.deployment.canary import write_answers
@@ -63,7 +64,7 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     from flows.stages.episodes import warm_engine
 
     if spec.deploy.mode == "none":
-        raise SpecError([Problem("deploy.mode", "'none' deploys nothing; expected export or serve")])
+        raise SpecError([Problem("deploy.mode", "'none' exports nothing; expected export or serve")])
     evaluations = {name: inputs[f"evaluation_{name}"] for name in EVALUATIONS if f"evaluation_{name}" in inputs}
     episodes = {name: list(read_trajectories(a.path / "trajectories.parquet")) for name, a in evaluations.items()}
     steps = len(spec.deploy.formats) + 1
@@ -95,7 +96,7 @@ def _write(
     draft: Draft,
     context: Context,
 ) -> int:
-    """All formats; returns their size in bytes."""
+    """Write all formats. Return their total size in bytes."""
     from components.deployment.export import export_adapter, export_gguf, export_merged
     from components.evaluation.metrics import paired_difference
     from components.models.trained_weights import folder_of
@@ -143,13 +144,15 @@ def _check(
     answers: list[ChatCompletion],
     context: Context,
 ) -> dict[str, float]:
-    """The export as transformers loads it, against the policy."""
+    """Compare the answers of the export, loaded with transformers, with those of the policy. Return the differences.
+
+    Raises EngineError."""
     from components.deployment.answers import TOLERANCE, check_answers
     from components.deployment.load import load_adapter, load_gguf
     from components.models.weights import load_model, load_tokenizer, pick_device, prepare
 
     dtype, device = spec.model.dtype, pick_device(spec.model.device)
-    coarsest: str = dtype
+    precision: str = dtype
     if form == "merged":
         model, tokenizer = load_model(folder, dtype=dtype, device=device), load_tokenizer(folder)
     elif form == "adapter":
@@ -157,8 +160,8 @@ def _check(
     else:
         model, tokenizer = load_gguf(folder, dtype=dtype, device=device)
         if dtype == "float32" and spec.deploy.gguf == "f16":
-            coarsest = "float16"
-    return check_answers(form, model, tokenizer, requests, answers, TOLERANCE[coarsest])
+            precision = "float16"
+    return check_answers(form, model, tokenizer, requests, answers, TOLERANCE[precision])
 
 
 def _served(

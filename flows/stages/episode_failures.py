@@ -1,4 +1,4 @@
-"""Why episodes of a stage failed, for the console, the log and the report."""
+"""Failures of a stage's episodes, for the console, the log and the report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from components.artifacts import Artifact
 from components.trajectories.failures import FailureKind
 
 EPISODES = ("trajectories", "evaluation")
-"""Kinds of artifacts that hold episodes."""
+"""Kinds of artifacts that contain episodes."""
 
 
 def failures_of(artifact: Artifact) -> list[FailureKind]:
-    """Return the kinds of failures among the episodes of an artifact. Nothing is read where none failed."""
+    """Return the kinds of failures among the episodes of an artifact. Read the episodes only if one failed."""
     failed = (value for name, value in artifact.metrics.items() if name.rpartition("/")[2] == "failed")
     if artifact.kind not in EPISODES or not any(failed):
         return []
@@ -23,6 +23,6 @@ def failures_of(artifact: Artifact) -> list[FailureKind]:
 
 
 def lines(label: str, artifact: Artifact) -> Iterator[str]:
-    """Yield a line for each kind."""
+    """Yield a line for each kind of failure."""
     for kind in failures_of(artifact):
         yield f"  {label} failed: {kind}"

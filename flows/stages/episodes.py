@@ -1,4 +1,4 @@
-"""Playing episodes in a stage: the engine kept warm, finished episodes kept when the stage dies."""
+"""Rollouts in a stage: the engine stays loaded between stages, and finished episodes survive if the stage dies."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ if TYPE_CHECKING:
 
 
 class Episodes:
-    """The finished episodes of an unfinished stage, in shards in its scratch folder.
+    """Finished episodes of an unfinished stage, in shards in its scratch folder.
 
-    A failed episode is kept as data when the stage ends, but not for the next try: that one plays it again.
+    A failed episode is data of the finished stage, but a retry of the stage runs it again.
     """
 
     def __init__(self, folder: Path):
         self.seconds: dict[str, float] = {}
-        """Wall-clock time of each episode."""
+        """Wall-clock time of each episode, in seconds."""
         self._shards = Shards(folder, "episodes", self._write, self._read)
         self.finished: dict[str, Trajectory] = {trajectory.id: trajectory for trajectory in self._shards.read()}
-        """Those of earlier tries."""
+        """Episodes of earlier attempts, by id."""
 
     def add(self, trajectory: Trajectory, seconds: float) -> None:
-        """Keeps one more."""
+        """Add a finished episode."""
         self.seconds[trajectory.id] = seconds
         if trajectory.failure is None:
             self._shards.add([trajectory])
 
     def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Write the pending episodes."""
         self._shards.flush()
 
     def _write(self, path: Path, trajectories: Sequence[Trajectory]) -> None:
         from components.trajectories.store import write_trajectories
 
         times = {trajectory.id: self.seconds[trajectory.id] for trajectory in trajectories}
-        path.with_suffix(".json").write_text(json.dumps(times))  # first: a shard that is there has its times
+        path.with_suffix(".json").write_text(json.dumps(times))  # first, so that each existing shard has its times
         write_trajectories(path, trajectories)
 
     def _read(self, path: Path) -> list[Trajectory]:
@@ -83,33 +83,34 @@ class Episodes:
 
 
 def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:
-    """All scenarios of a split. Raises SpecError where there are none, EnvironmentFailed where it cannot say them."""
+    """Return all scenarios of a split. Raises SpecError if there are none, EnvironmentAway if the environment is
+    unreachable, and EnvironmentFailed if `scenarios` raises."""
 
     def build() -> list[Scenario]:
         try:
             instance = environment.build()
-            found = list(_result(instance.scenarios(split)))
+            scenarios = list(_result(instance.scenarios(split)))
             _result(instance.close())
-            return found
+            return scenarios
         except (BoundaryError, SpecError, ResourceError):
             raise
         except Exception as error:
-            text = f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
+            text = f"{environment.target}.scenarios() raised {type(error).__name__}: {error}"
             raise (EnvironmentAway if passes(error) else EnvironmentFailed)(text) from error
 
-    found = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
-    if not found:
+    scenarios = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
+    if not scenarios:
         raise SpecError([Problem("environment", f"{environment.target} has no scenarios in the split '{split}'")])
-    return found
+    return scenarios
 
 
-def _result(found: Any) -> Any:
-    """What a method returned, plain or async."""
+def _result(value: Any) -> Any:
+    """Return the result of a sync or async method."""
 
     async def awaited() -> Any:
-        return await found
+        return await value
 
-    return asyncio.run(awaited()) if inspect.isawaitable(found) else found
+    return asyncio.run(awaited()) if inspect.isawaitable(value) else value
 
 
 def play(
@@ -134,12 +135,14 @@ def play(
     what: Mapping[str, Any],
     ways: CollectSpec | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
-    """Plays every scenario `group_size` times with the policy, or the base model where it is None. adapter: PEFT folder
-    of a policy that is no artifact. environments: most instances at once. The other limits are those of `run_episodes`.
-    what: is played, for whoever watches (`flows.history.live_view`). ways: other ways of playing than each episode
-    once.
+    """Run `group_size` episodes of each scenario with the policy, or with the base model if it is None.
 
-    Returns the trajectories in order, the seconds of each, and how fast it went. Raises TooManyFailures.
+    adapter: PEFT folder of a policy that is not an artifact. environments: maximum number of concurrent environments.
+    The other limits are those of `run_episodes`. what: description for live views (`flows.history.live_view`). ways:
+    options such as reflection, continuations, opponent and teacher.
+
+    Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
+    TooManyFailures.
     """
     from components.rollout.collector import run_episodes
     from components.rollout.live_view import FILE, Live
@@ -149,15 +152,15 @@ def play(
     episodes = Episodes(context.scratch)
     wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
     finished = dict(episodes.finished)
-    counted = [one for name, one in finished.items() if name in wanted]
-    context.progress(len(counted), len(wanted))
+    resumed = [trajectory for name, trajectory in finished.items() if name in wanted]
+    context.progress(len(resumed), len(wanted))
     engine = warm_engine(model, policy, context, inference, adapter)
     other = _other_engine(model, inference, ways, context)
     pool = context.warm.get("environments", environment.model_dump(), lambda: Pool(environment.build))
     pool.most = environments
     retried = 0
     start = time.monotonic()
-    live = Live(what, len(wanted), context.progress, context.scratch / FILE, counted, context.watch)
+    live = Live(what, len(wanted), context.progress, context.scratch / FILE, resumed, context.watch)
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
         episodes.add(trajectory, seconds)
@@ -193,17 +196,17 @@ def play(
                 temperature_step=ways.temperature_step if ways else 0.0,
             )
     except TooManyFailures as error:
-        more = f"The same command plays again what failed; {what['stage']}.max_failures says how many may"
-        raise TooManyFailures(f"{what['what']}: {error}. {more}") from None
+        remedy = f"The same command retries the failed episodes; {what['stage']}.max_failures sets how many may fail"
+        raise TooManyFailures(f"{what['what']}: {error}. {remedy}") from None
     finally:
         episodes.flush()
         live.close()
-        for one in (engine, other):
-            if one is not None:
-                one.release()  # the trainer needs the memory, and the next policy could not use what is cached
+        for used in (engine, other):
+            if used is not None:
+                used.release()  # the trainer needs the memory, and the KV cache is useless for the next policy
     elapsed = time.monotonic() - start
-    played = [one for one in trajectories if one.id not in finished]
-    sampled = sum(count for name, count in figures(played).items() if name.endswith("sampled_tokens"))
+    new = [trajectory for trajectory in trajectories if trajectory.id not in finished]
+    sampled = sum(count for name, count in figures(new).items() if name.endswith("sampled_tokens"))
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
     speed["retried"] = float(retried)
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
@@ -212,20 +215,19 @@ def play(
 def _other_engine(
     model: ModelSpec, inference: InferenceSpec, ways: CollectSpec | None, context: Context
 ) -> TransformersEngine | RemoteEngine | VllmEngine | None:
-    """The engine of who plays beside the policy: the teacher, or an opponent that is not the policy itself."""
+    """Return the engine of the teacher, or of an opponent other than the policy; None if there is neither."""
     if ways is not None and ways.opponent == "base":
         return warm_engine(model, None, context, inference, kind="opponent")
     if ways is None or ways.teacher is None:
         return None
     teacher = ways.teacher.model
-    known = teacher.model(model.max_length) if teacher else model
-    return warm_engine(
-        known, None, context, ways.teacher.inference, teacher.adapter_dir() if teacher else None, kind="teacher"
-    )
+    teacher_model = teacher.model(model.max_length) if teacher else model
+    adapter = teacher.adapter_dir() if teacher else None
+    return warm_engine(teacher_model, None, context, ways.teacher.inference, adapter, kind="teacher")
 
 
 def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, group_size: int) -> Player:
-    """Who plays, where it is no agent of one's own. other: engine of the opponent or of the teacher."""
+    """Return the player of the built-in agent. other: engine of the opponent or of the teacher."""
     from components.rollout import agent as loop
     from components.rollout.players import roles
     from components.rollout.players.continuation import Continuing
@@ -234,16 +236,16 @@ def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, gr
     from components.rollout.players.selfplay import SelfPlay
     from components.rollout.players.teacher import Taught
 
-    how: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
-    attempt = partial(loop.play, **how, limits=agent.limits())
+    options: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
+    attempt = partial(loop.play, **options, limits=agent.limits())
     if agent.roles is not None:
-        attempt = partial(roles.play, **how, roles=agent.roles)
+        attempt = partial(roles.play, **options, roles=agent.roles)
     if ways is not None and ways.reflection is not None:
         return Reflecting(attempt, ways.reflection)
     if ways is not None and ways.continuations:
-        return Continuing(ways.continuations, **how)
+        return Continuing(ways.continuations, **options)
     if ways is not None and ways.opponent != "environment":
-        return SelfPlay(other, **how)
+        return SelfPlay(other, **options)
     if ways is not None and ways.teacher is not None:
         assert other is not None
         return Taught(attempt, ways.teacher, other, group_size)
@@ -252,7 +254,7 @@ def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, gr
 
 @contextmanager
 def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
-    """The agent of `agent.function`, with its endpoint; None where there is none."""
+    """Provide the agent of `agent.function` with its endpoint; None if it is not set."""
     if agent.function is None:
         yield None
         return
@@ -265,24 +267,25 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What can be said of episodes before they are judged: counts, success, mean turns and tokens, how much of it
-    repeats, and how often two say the same (`components.trajectories.policy_text`). Parts of the
-    collection beside the policy's own attempts have counts of their own under their name, such as `second/success`; so
-    have continuations, which are no episodes of their own."""
+    """Return the metrics of unscored episodes: counts, success rate, mean turns and tokens, repetition, and the share
+    of identical texts (`components.trajectories.policy_text`).
+
+    Parts of the collection other than the policy's own attempts have separate metrics, such as `second/success`; so
+    have continuations, which are not episodes."""
     from components.rewards.rules.outcome import repetition
     from components.trajectories.policy_text import NGRAM, identical
 
-    beside: dict[str, list[Trajectory]] = defaultdict(list)
-    for one in trajectories:
-        beside[part_of(one)].append(one)
-    trajectories = beside.pop(main_of(beside), [])
+    parts: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        parts[part_of(trajectory)].append(trajectory)
+    trajectories = parts.pop(main_of(parts), [])
     finished = [t for t in trajectories if t.failure is None]
     values = {
         "episodes": float(len(trajectories)),
         "failed": float(len(trajectories) - len(finished)),
         "sampled_tokens": sum(t.metrics.get("sampled_tokens", 0.0) for t in trajectories),
     }
-    for name, others in sorted(beside.items()):
+    for name, others in sorted(parts.items()):
         ended = [t for t in others if t.failure is None]
         values[f"{name}/episodes"] = float(len(others))
         values[f"{name}/failed"] = float(len(others) - len(ended))
@@ -291,22 +294,24 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             values[f"{name}/success"] = sum(t.success for t in ended) / len(ended)
     if finished:
         values["success"] = sum(t.success for t in finished) / len(finished)
-        counted = {name for t in finished for name in t.metrics if "/" not in name}  # the others are labels of turns
+        counted = {
+            name for t in finished for name in t.metrics if "/" not in name
+        }  # names with a slash are labels of turns
         for name in sorted(counted - {"sampled_tokens", CONTINUATIONS, CONTINUED_TOKENS}):
             values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
         for metric, name in ((CONTINUATIONS, "episodes"), (CONTINUED_TOKENS, "sampled_tokens")):
             if metric in counted:
-                more = sum(t.metrics.get(metric, 0.0) for t in finished)
-                values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + more
+                count = sum(t.metrics.get(metric, 0.0) for t in finished)
+                values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + count
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
         values["repetition"] = sum(repetition(t, NGRAM) for t in finished) / len(finished)
-        alike = zip(("identical_within", "identical_between"), identical(finished), strict=True)
-        values |= {name: share for name, share in alike if share is not None}
+        shares = zip(("identical_within", "identical_between"), identical(finished), strict=True)
+        values |= {name: share for name, share in shares if share is not None}
     return values
 
 
 def write_times(path: Path, seconds: dict[str, float]) -> None:
-    """Wall-clock seconds of each episode by id, beside the episodes: equal episodes stay equal data."""
+    """Write the wall-clock seconds of each episode by id, in a separate file so that equal episodes stay equal data."""
     path.write_text(json.dumps(seconds, indent=0, sort_keys=True) + "\n")
 
 
@@ -318,8 +323,8 @@ def warm_engine(
     adapter: Path | None = None,
     kind: str = "engine",
 ) -> TransformersEngine | RemoteEngine | VllmEngine:
-    """The engine, holding the policy (None: the base model, or `adapter` on it). inference: None means embedded. kind:
-    under which it stays warm; each holds one policy."""
+    """Return the engine with the policy loaded (None: the base model, or `adapter` on it). inference: None means
+    embedded. kind: name in the cache of loaded engines; each engine holds one policy."""
     from components.algorithms.train import policy_digest
     from components.models import trained_weights
 

@@ -1,4 +1,4 @@
-"""Evaluate: held-out episodes by a policy, judged and summed up."""
+"""Evaluate stage: held-out episodes of a policy, their scores and a summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EvaluateStage(StageSpec):
     evaluate: EvaluateSpec
     inference: InferenceSpec = EmbeddedSpec()
     judge: JudgeSpec = JudgeSpec()
-    """How fast, and for how much; in no key."""
+    """Concurrency and budget; not part of the key."""
 
     def key_part(self) -> dict[str, Any]:
         return {
@@ -44,8 +44,8 @@ class EvaluateStage(StageSpec):
 
 
 def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
-    without it the base model is measured."""
+    """Write `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
+    without it the base model is evaluated."""
     from components.evaluation.metrics import summarise
     from components.trajectories.store import load_scored, write_scores, write_trajectories
 
@@ -69,19 +69,23 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         context=context,
         what={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
-    finished = [one for one in trajectories if one.failure is None]
-    acted = [one for one in finished if one.metrics.get("parse_errors") != one.metrics.get("turns")]  # ever
-    if acted and not any("success" in one.outcome for one in acted):
+    finished = [episode for episode in trajectories if episode.failure is None]
+    acted = [episode for episode in finished if episode.metrics.get("parse_errors") != episode.metrics.get("turns")]
+    if acted and not any("success" in episode.outcome for episode in acted):
         if spec.agent.function is None:
-            log.warning("%s says `success` in the info of no episode: none counts as one", spec.environment.target)
+            text = "%s sets `success` in the info of no episode, so no episode counts as a success"
+            log.warning(text, spec.environment.target)
         else:
-            text = '%s returned `success` for no episode: none counts as one; return {"success": ..., "reward": ...}'
+            text = (
+                "%s returns `success` for no episode, so no episode counts as a success; "
+                'expected {"success": ..., "reward": ...}'
+            )
             log.warning(text, spec.agent.function.target)
     tally = judge.Tally()
     policy = inputs.get("policy")
     with judge.judging(spec.reward.build(), context, spec.judge, spec.model, policy, spec.inference) as judged:
         scores = list(tally.over(judged(trajectories)))
-        tally.demand_some(spec.reward.target)  # the episodes are in scratch: the next try does not play them again
+        tally.demand_some(spec.reward.target)  # the finished episodes are in scratch, so a retry reuses them
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
@@ -89,9 +93,9 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     summary = summarise(scored)
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
-    found = {name: value for name, value in limits.items() if value is not None}
-    agreed = judged.agreement(draft.path / "scores.parquet")
-    return figures(trajectories) | tally.figures() | judged.figures() | agreed | found | speed
+    intervals = {name: value for name, value in limits.items() if value is not None}
+    agreement = judged.agreement(draft.path / "scores.parquet")
+    return figures(trajectories) | tally.figures() | judged.figures() | agreement | intervals | speed
 
 
 STAGE = Stage("evaluate", 8, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))

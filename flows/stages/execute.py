@@ -1,4 +1,4 @@
-"""Runs one stage: look its key up, lock it, look again, do the work, commit."""
+"""Execution of one stage: look up its key, lock it, look up again, compute, commit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 Status = Literal["ran", "cached"]
 
 WORTH_GIVING_BACK = 0.05
-"""GB by which a stage must have grown the process before memory is looked for, which takes half a second."""
+"""Growth of the process by a stage, in GB, above which memory is released; the release takes half a second."""
 
 
 def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
-    """The artifact of the request, made now (`ran`) or found (`cached`).
+    """Return the artifact of the request, computed (`ran`) or from the store (`cached`).
 
-    Equal requests in other threads and processes wait for each other. Raises SpecError for a request that is wrong,
-    ArtifactDamaged where an input is not in the store, SchemaMismatch where a newer Espalier has written what is there,
-    WaitTimeout, and whatever the stage raises.
+    Equal requests in other threads and processes wait for each other. Raises SpecError for an invalid request,
+    ArtifactDamaged for an input that is not in the store, SchemaMismatch for an artifact of a newer version of
+    Espalier, WaitTimeout, and the errors of the stage.
     """
     stage, spec, inputs, key = resolve(request, context)
     if (artifact := _find(key, context)) is not None:
@@ -41,20 +41,20 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
 
 
 def repeat_stage(request: Request, context: Context) -> tuple[Artifact, Artifact]:
-    """The artifact of the request as it is in the store, and as it comes out now, made anew without a look at the
-    first; that one's files are gone when this returns. Equal digests mean equal content. Raises what `run_stage` does,
-    and ResourceError where the store has no such artifact."""
+    """Return the stored artifact of the request, and the artifact of a fresh computation, whose files are deleted on
+    return. Equal digests mean equal content. Raises the errors of `run_stage`, and ResourceError if the artifact is not
+    in the store."""
     stage, spec, inputs, key = resolve(request, context)
     before = context.store.find(key)
     if before is None:
-        raise ResourceError(f"{stage.name} {key[:12]} is not in {context.store.root}: there is nothing to compare with")
+        raise ResourceError(f"{stage.name} {key[:12]} is not in {context.store.root}: nothing to compare with")
     with tempfile.TemporaryDirectory(prefix=".again-", dir=context.store.root.parent) as folder:
         own = replace(context, store=Store(folder), key=key, seed=request.seed)
         return before, _make(stage, spec, inputs, key, own)
 
 
 def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, context: Context) -> Artifact:
-    held = resident_gb()
+    before = resident_gb()
     with context.store.draft(
         key,
         stage=stage.name,
@@ -70,12 +70,12 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         digests = {name: artifact.digest for name, artifact in inputs.items()}
         if stage_key(stage.name, stage.version, spec.key_part(), digests, context.seed) != key:
             raise ResourceError(
-                f"{stage.name}: a model's folder, an adapter or code that the stage reads has changed on the disk "
-                "while it ran, so its result belongs to neither version. Run the same command again"
+                f"{stage.name}: a model folder, an adapter or code that the stage reads changed on disk while it ran, "
+                "so the result belongs to neither version. Run the same command again"
             )
-        logger.debug("%s holds %.2f GB at its end", stage.name, resident_gb())
+        logger.debug("%s: %.2f GB resident at the end", stage.name, resident_gb())
         draft.metrics.update({name: float(value) for name, value in metrics.items() if math.isfinite(value)})
-    if resident_gb() > held + WORTH_GIVING_BACK:
+    if resident_gb() > before + WORTH_GIVING_BACK:
         give_back()
     artifact = _find(key, context)
     assert artifact is not None, f"{stage.name} {key} vanished after its commit"
@@ -83,17 +83,17 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
 
 
 def find_stage(request: Request, context: Context) -> Artifact | None:
-    """The artifact of the request if it is there; nothing is run."""
+    """Return the artifact of the request if it is in the store, else None. Runs nothing."""
     return _find(request_key(request, context), context)
 
 
 def request_key(request: Request, context: Context) -> str:
-    """The stage key of a request; its inputs must be in the store."""
+    """Return the stage key of a request, whose inputs must be in the store."""
     return resolve(request, context)[3]
 
 
 def key_part(request: Request) -> dict[str, Any]:
-    """What of the spec of a request is in its key."""
+    """Return the part of a request's spec that determines its key."""
     return _spec(request)[1].key_part()
 
 
@@ -105,25 +105,26 @@ def _find(key: str, context: Context) -> Artifact | None:
 
 
 def check_schema(artifact: Artifact) -> None:
-    """Raises SchemaMismatch for an artifact that a newer Espalier has written."""
-    ours = STAGES[artifact.stage].schema_version if artifact.stage in STAGES else artifact.schema_version
-    if artifact.schema_version > ours:
+    """Raise SchemaMismatch if a newer version of Espalier wrote the artifact."""
+    supported = STAGES[artifact.stage].schema_version if artifact.stage in STAGES else artifact.schema_version
+    if artifact.schema_version > supported:
         raise SchemaMismatch(
-            f"{artifact.path} was written by a newer Espalier ({artifact.kind} of version "
-            f"{artifact.schema_version}, this one reads {ours}): update, or use another root and store"
+            f"{artifact.path} was written by a newer version of Espalier: {artifact.kind} has schema version "
+            f"{artifact.schema_version}, expected at most {supported}. Update, or use another root and store"
         )
 
 
 def _spec(request: Request) -> tuple[Stage, StageSpec]:
     stage = STAGES.get(request.stage)
     if stage is None:
-        message = f"there is no stage '{request.stage}'; expected one of {', '.join(STAGES)}"
+        message = f"no such stage '{request.stage}'; expected one of {', '.join(STAGES)}"
         raise SpecError([Problem("stage", message, nearest(request.stage, STAGES))])
     return stage, validate(stage.spec, request.spec, path=stage.name, allow=request.allow)
 
 
 def resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
-    """The stage that a request names, its spec, its inputs and its key. Raises what `run_stage` does before it runs."""
+    """Return the stage of a request, its spec, its inputs and its key. Raises the errors of `run_stage` before it
+    runs."""
     stage, spec = _spec(request)
     inputs = {}
     for name, key in request.inputs.items():

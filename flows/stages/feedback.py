@@ -1,4 +1,4 @@
-"""Feedback: what people said of episodes becomes episodes to learn from, with their scores."""
+"""Feedback stage: converts human feedback on episodes into episodes to train on, with scores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 class FeedbackStage(StageSpec):
     path: str
-    """File of answers, or folder of such files; in no key."""
+    """File of answers, or folder of such files; not part of the key."""
     answers: str
-    """Digest of what stands there."""
+    """Digest of the answers."""
     learns: tuple[Learns, ...]
 
     def key_part(self) -> dict[str, Any]:
@@ -24,34 +24,37 @@ class FeedbackStage(StageSpec):
 
 
 def feedback(spec: FeedbackStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `trajectories.parquet`, `scores.parquet`, `selection.parquet`, and the answers as `feedback.jsonl`.
-    Inputs: the artifacts whose episodes the answers are about. Raises SpecError where they teach nothing."""
+    """Write `trajectories.parquet`, `scores.parquet`, `selection.parquet`, and the answers as `feedback.jsonl`. Inputs:
+    the artifacts of the episodes that the answers refer to. Raises SpecError if no answer can be trained on, and
+    ResourceError if the file changed after the start of the run."""
     from components.trajectories.feedback import digest_of, read_all, write_line
     from components.trajectories.feedback_episodes import taught
     from components.trajectories.store import read_trajectories, write_scores, write_selection, write_trajectories
 
     answers = read_all(Path(spec.path))
     if digest_of(answers) != spec.answers:
-        raise ResourceError(f"feedback.path: {spec.path} has changed since the start; the same command takes all of it")
-    episodes = (one for name in sorted(inputs) for one in read_trajectories(inputs[name].path / "trajectories.parquet"))
-    found = taught(episodes, answers, spec.learns)
-    if not found:
-        what = " or ".join(spec.learns)
-        raise SpecError(
-            [Problem("feedback.path", f"{spec.path} teaches nothing: no {what} of finished episodes of split train")]
+        raise ResourceError(
+            f"feedback.path: {spec.path} changed after the start of the run. Run the same command again"
         )
-    write_trajectories(draft.path / "trajectories.parquet", [one for one, _ in found])
-    write_scores(draft.path / "scores.parquet", [score for _, score in found])
-    write_selection(draft.path / "selection.parquet", [Selection(one.id, True, "kept") for one, _ in found])
+    paths = (inputs[name].path / "trajectories.parquet" for name in sorted(inputs))
+    episodes = (episode for path in paths for episode in read_trajectories(path))
+    examples = taught(episodes, answers, spec.learns)
+    if not examples:
+        kinds = " or ".join(spec.learns)
+        message = f"{spec.path} has nothing to train on: no {kinds} of finished episodes of split train"
+        raise SpecError([Problem("feedback.path", message)])
+    write_trajectories(draft.path / "trajectories.parquet", [episode for episode, _ in examples])
+    write_scores(draft.path / "scores.parquet", [score for _, score in examples])
+    write_selection(draft.path / "selection.parquet", [Selection(episode.id, True, "kept") for episode, _ in examples])
     (draft.path / "feedback.jsonl").write_text("".join(map(write_line, answers)), encoding="ascii")
-    context.progress(len(found), len(found))
-    kinds = [one.id.rpartition("~")[2].partition("-")[0] for one, _ in found]
+    context.progress(len(examples), len(examples))
+    sources = [episode.id.rpartition("~")[2].partition("-")[0] for episode, _ in examples]
     return {
-        "episodes": float(len(found)),
-        "authors": float(len({one.author for one in answers})),
-        "scored": float(kinds.count("score")),
-        "corrected": float(kinds.count("correction")),
-        "pairs": kinds.count("choice") / 2,
+        "episodes": float(len(examples)),
+        "authors": float(len({answer.author for answer in answers})),
+        "scored": float(sources.count("score")),
+        "corrected": float(sources.count("correction")),
+        "pairs": sources.count("choice") / 2,
     }
 
 

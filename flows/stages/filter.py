@@ -1,4 +1,5 @@
-"""Filter: which trajectories training sees, and why the others not; from file to file, a group in memory at a time."""
+"""Filter stage: selects the trajectories to train on and records the reason for each dropped one. It streams from file
+to file, with one group in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from components.artifacts import Draft
 from components.specs import Target
 from components.trajectories.groups import scenario_of
 from components.trajectories.schema import SCHEMA_VERSION, Selection
-from flows.stages.base import Context, Inputs, Stage, StageSpec, followed
+from flows.stages.base import Context, Inputs, Stage, StageSpec, with_progress
 
 
 class FilterStage(StageSpec):
@@ -23,7 +24,7 @@ class FilterStage(StageSpec):
 
 
 def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `selection.parquet`. Inputs: `trajectories`, `scores`."""
+    """Write `selection.parquet`. Inputs: `trajectories`, `scores`."""
     from components.filters.select import apply
     from components.trajectories.store import count_trajectories, read_scored, write_selection
 
@@ -32,7 +33,7 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     reasons: Counter[str] = Counter()
     scenarios: set[str] = set()
 
-    def decided() -> Iterator[Selection]:
+    def selections() -> Iterator[Selection]:
         for trajectory, selection in apply(spec.filter_.build(), lambda: read_scored(path, scores, components=True)):
             if selection.kept:
                 scenarios.add(scenario_of(trajectory.group))
@@ -41,7 +42,7 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
             yield selection
 
     total = write_selection(
-        draft.path / "selection.parquet", followed(decided(), count_trajectories(path), context.progress)
+        draft.path / "selection.parquet", with_progress(selections(), count_trajectories(path), context.progress)
     )
     kept = total - reasons.total()
     return {

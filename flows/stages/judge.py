@@ -1,7 +1,7 @@
-"""Judge: a reward for each trajectory, from file to file. Finished judgements are kept when the stage dies.
+"""Judge stage: scores each trajectory, from file to file. Finished scores are kept when the stage dies.
 
-With `learned`, reward models judge, the artifacts of the inputs `reward_model`, `reward_model_2` and so on; the
-declared reward is asked only where it has a weight.
+With `learned`, reward models score the trajectories: the inputs `reward_model`, `reward_model_2` and so on. The
+declared reward is then used only if it has a weight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from components.rewards.protocol import AskingReward, Comparing, GroupReward, Me
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
-from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, followed
+from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, with_progress
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ T = TypeVar("T")
 class JudgeStage(StageSpec):
     reward: Target
     model: ModelSpec | None = None
-    """Whose episodes are judged; needed by rewards that compute with a model, and of their keys only."""
+    """Model of the scored episodes; required by rewards that compute with a model, and part of the key only for
+    them."""
     learned: LearnedSpec | None = None
-    """None judges by the declared reward alone."""
+    """Settings of reward models; None: the declared reward alone scores."""
     judge: JudgeSpec = JudgeSpec()
-    """How fast, and for how much; in no key."""
+    """Concurrency and budget; not part of the key."""
     inference: InferenceSpec = EmbeddedSpec()
-    """Engine of the policy; read only by a reward that asks the policy itself."""
+    """Engine of the policy; used only by a reward that queries the policy."""
 
     def key_part(self) -> dict[str, Any]:
         if self.learned is None:
@@ -60,7 +61,7 @@ class JudgeStage(StageSpec):
         return {"reward": self.reward.resolved(), **learned} if self.learned.task_weight else learned
 
     def build(self, inputs: Inputs) -> Reward | GroupReward:
-        """The reward that judges."""
+        """Return the reward: the declared one, or the reward models in `inputs`."""
         if self.learned is None:
             return self.reward.build()
         from components.rewards.judges.learned import Learned
@@ -71,58 +72,58 @@ class JudgeStage(StageSpec):
 
 
 ANSWERS = "answers"
-"""Folder below the root in which answers of judges are kept."""
+"""Folder below the root that caches answers of LLM judges."""
 REWARD_MODEL = "reward_model"
-"""Input of the first reward model; the others have their number at the end."""
+"""Input name of the first reward model; the others have their number as a suffix."""
 
 
 def reward_models(keys: Sequence[T]) -> dict[str, T]:
-    """Names of reward models as inputs."""
-    return {REWARD_MODEL if number == 1 else f"{REWARD_MODEL}_{number}": one for number, one in enumerate(keys, 1)}
+    """Return the reward models by input name."""
+    return {REWARD_MODEL if number == 1 else f"{REWARD_MODEL}_{number}": key for number, key in enumerate(keys, 1)}
 
 
 def _number(name: str) -> int:
-    end = name.rpartition("_")[2]
-    return int(end) if end.isdecimal() else 1
+    suffix = name.rpartition("_")[2]
+    return int(suffix) if suffix.isdecimal() else 1
 
 
 def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes `scores.parquet`. Inputs: `trajectories`; with `learned`, the reward models; `policy`, for a
-    reward that asks it (without: the base model)."""
+    """Write `scores.parquet`. Inputs: `trajectories`; with `learned`, the reward models; `policy`, for a reward that
+    queries it (without: the base model)."""
     from components.trajectories.store import count_trajectories, read_trajectories, write_scores
 
     path = inputs["trajectories"].path / "trajectories.parquet"
     tally = Tally()
     parts: dict[str, str] = {}
-    trajectories = _noted(read_trajectories(path), parts)
+    trajectories = _record_parts(read_trajectories(path), parts)
     with judging(spec.build(inputs), context, spec.judge, spec.model, inputs.get("policy"), spec.inference) as judged:
         scores = tally.over(judged(trajectories), parts)
-        write_scores(draft.path / "scores.parquet", followed(scores, count_trajectories(path), context.progress))
+        write_scores(draft.path / "scores.parquet", with_progress(scores, count_trajectories(path), context.progress))
         tally.demand_some("reward models" if spec.learned else spec.reward.target)
         return tally.figures() | judged.figures() | judged.agreement(draft.path / "scores.parquet")
 
 
-def _noted(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
-    """The trajectories as they come; to which part of the collection each belongs is noted by its id."""
+def _record_parts(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
+    """Yield the trajectories, and add the part of the collection of each to `parts`, by its id."""
     from components.trajectories.parts import part_of
 
-    for one in trajectories:
-        parts[one.id] = part_of(one)
-        yield one
+    for trajectory in trajectories:
+        parts[trajectory.id] = part_of(trajectory)
+        yield trajectory
 
 
 class Judged:
-    """A reward with all that it needs. Gives one Score for each trajectory, in order.
+    """Reward with its models and meter. A call yields one Score per trajectory, in order.
 
-    Those that an earlier try of this stage has kept are taken as they are. What could not be scored is judged again,
-    and with a reward for groups the whole group of it.
+    Scores of an earlier attempt of this stage are reused. Unscored trajectories are scored again; with a group reward,
+    their whole group is.
     """
 
-    def __init__(self, reward: Reward | GroupReward, meter: Meter, context: Context, how: JudgeSpec, name: str):
+    def __init__(self, reward: Reward | GroupReward, meter: Meter, context: Context, settings: JudgeSpec, name: str):
         self._reward = reward
         self._meter = meter
         self._context = context
-        self._how = how
+        self._settings = settings
         self._name = name
         self._paid = 0.0
 
@@ -134,7 +135,7 @@ class Judged:
         shards = Shards(self._context.scratch, self._name, write_scores, read_scores)
         finished = {score.trajectory_id: score for score in shards.read()}
         if finished:
-            log.info("%d scores of an earlier try are taken as they are", len(finished))
+            log.info("reusing %d scores of an earlier attempt", len(finished))
         self._paid = sum(score.cost or 0.0 for score in finished.values())
         self._meter.spent += self._paid
 
@@ -142,19 +143,20 @@ class Judged:
             if all(score.reward is not None for score in scores):
                 shards.add(scores)
 
-        at_once = self._how.concurrency
+        concurrency = self._settings.concurrency
         try:
-            yield from apply(self._reward, trajectories, concurrency=at_once, finished=finished, on_judged=keep)
+            yield from apply(self._reward, trajectories, concurrency=concurrency, finished=finished, on_judged=keep)
         finally:
             shards.flush()
 
     @property
     def spent(self) -> float:
-        """In this try and, for what is kept of them, in earlier ones."""
+        """Cost of this attempt and of the reused scores of earlier ones."""
         return self._meter.spent
 
     def agreement(self, path: Path) -> dict[str, float]:
-        """How far the sources of the reward agree on the scores of a file; nothing of a reward that has one source."""
+        """Return the agreement between the sources of the reward on the scores of a file; empty for a reward with a
+        single source."""
         from components.trajectories.store import read_scores
 
         if not isinstance(self._reward, Comparing):
@@ -162,7 +164,7 @@ class Judged:
         return {f"agreement/{name}": value for name, value in self._reward.agreement(read_scores(path)).items()}
 
     def figures(self) -> dict[str, float]:
-        """What was spent now, and on what."""
+        """Return the cost, calls and tokens of this attempt; empty without calls of a judge."""
         meter = self._meter
         if not meter.calls and not meter.kept:
             return {}
@@ -180,27 +182,28 @@ class Judged:
 def judging(
     reward: Reward | GroupReward,
     context: Context,
-    how: JudgeSpec,
+    settings: JudgeSpec,
     model: ModelSpec | None,
     policy: Artifact | None = None,
     inference: InferenceSpec | None = None,
     name: str = "scores",
     keep_answers: bool = True,
 ) -> Iterator[Judged]:
-    """The reward, with its models and judges at hand until the end. model: whose episodes are judged. policy: the one
-    that played them, and its engine. name: under which finished scores are kept for the next try. keep_answers: whether
-    a judge's earlier answer to the same question is taken, and this one kept."""
+    """Provide the reward with its models and judges, and close them at the end.
+
+    model: of the scored episodes. policy: the policy that produced them. inference: engine of the policy. name: of the
+    shards that keep finished scores for a retry. keep_answers: use the cache of the judges' answers."""
     from components.rewards.llm.budget import Meter
 
-    meter = Meter(how.budget)
+    meter = Meter(settings.budget)
     if isinstance(reward, ModelReward):
         if model is None:
-            problem = "is not given, and the reward computes with a model; expected that of the experiment"
+            problem = "null, but the reward computes with a model; expected the model of the experiment"
             raise SpecError([Problem("judge.model", problem)])
         means = _means(meter, context, model, policy, inference)
         reward.use(means if keep_answers else replace(means, answers=None))
     try:
-        yield Judged(reward, meter, context, how, name)
+        yield Judged(reward, meter, context, settings, name)
     finally:
         if isinstance(reward, AskingReward):
             reward.close()
@@ -221,7 +224,7 @@ def _means(
 
 
 class Tally:
-    """What can be said of scores, counted while they pass."""
+    """Metrics of a stream of scores."""
 
     def __init__(self) -> None:
         self._rewards: defaultdict[str, Moments] = defaultdict(Moments)
@@ -231,11 +234,11 @@ class Tally:
         self._unscored = 0
         self._cost = 0.0
         self._unpriced = 0
-        self._broken = 0
+        self._failed = 0
         self._first: Failure | None = None
 
     def over(self, scores: Iterable[Score], parts: Mapping[str, str] | None = None) -> Iterator[Score]:
-        """The scores as they come. parts: of the collection, by the ids of the trajectories; None where it has one."""
+        """Yield the scores, and count them. parts: part of the collection by trajectory id; None if there is one."""
         for score in scores:
             self._add(score, "" if parts is None else parts[score.trajectory_id])
             yield score
@@ -252,22 +255,23 @@ class Tally:
         for name, value in score.components.items():
             self._components[part][name].add(value)
         if score.failure is not None and score.failure.boundary == JudgeError.boundary:
-            self._broken += 1
+            self._failed += 1
             self._first = self._first or score.failure
 
     def demand_some(self, judge: str) -> None:
-        """Raises JudgeError where the reward could score none of the finished episodes: then it is the reward that is
-        broken, and a run that went on would train on nothing."""
+        """Raise JudgeError if the reward scored no finished episode: the reward is broken, and the run would train on
+        nothing."""
         if self._first is not None and not self._scored:
             raise JudgeError(
-                f"reward: {judge} could score none of the {self._broken} finished episodes; the first one: "
+                f"reward: {judge} scored none of the {self._failed} finished episodes; first failure: "
                 f"{self._first.kind}: {self._first.message}"
             )
 
     def figures(self) -> dict[str, float]:
-        """Of the policy's own attempts mean reward, its spread, and components by name; of other parts of a collection
-        the mean reward, such as `second/reward`; of all what was scored and unscored, and what that costs, less those
-        of which nobody knows it (`unpriced`)."""
+        """Return the metrics: for the policy's own attempts the mean and standard deviation of the reward and the means
+        of its components; for other parts of a collection the mean reward, such as `second/reward`; for all parts the
+        numbers of scored and unscored episodes, the cost, and the number of scores without a known cost
+        (`unpriced`)."""
         from components.trajectories.parts import main_of
 
         main = main_of(self._parts)
@@ -276,8 +280,9 @@ class Tally:
             values["unpriced"] = float(self._unpriced)
         if main in self._rewards:
             values |= {"reward": self._rewards[main].mean, "reward_std": self._rewards[main].std}
-        beside = {f"{part}/reward": mean.mean for part, mean in sorted(self._rewards.items()) if part != main}
-        return values | beside | {f"components/{name}": of.mean for name, of in sorted(self._components[main].items())}
+        others = {f"{part}/reward": moments.mean for part, moments in sorted(self._rewards.items()) if part != main}
+        components = {f"components/{name}": m.mean for name, m in sorted(self._components[main].items())}
+        return values | others | components
 
 
 STAGE = Stage("judge", 4, JudgeStage, "scores", SCHEMA_VERSION, judge)

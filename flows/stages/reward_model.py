@@ -1,4 +1,4 @@
-"""Reward model: judged episodes become a model that judges."""
+"""Reward model stage: trains a reward model on scored episodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from components.algorithms.reward_models.examples import Judged
 
 REWARD_MODEL_VERSION = 2
-"""Layout of a reward model: adapter/, heads.safetensors, reward_model.json, and what is needed to train it further:
-since version 2 with scenarios.json."""
+"""Version of the layout: adapter/, heads.safetensors, reward_model.json, and the state for further training; version 2
+adds scenarios.json."""
 
 
 class RewardModelStage(StageSpec):
@@ -36,14 +36,14 @@ class RewardModelStage(StageSpec):
 
 
 def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections
-    ago, which are trained on again; `start`, the checkpoint whose adapter it begins with, or the reward model that is
-    trained further."""
+    """Write a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections ago,
+    to train on again; `start`, the checkpoint whose adapter initializes the model, or the reward model to train
+    further."""
     from components.algorithms.reward_models.trainer import train_reward_model
     from components.models.weights import prepare
 
     judged = [_judged(inputs), *(_judged(inputs, ago) for ago in range(1, collections(inputs)))]
-    total = steps(spec.algorithm, sum(len(one.trajectories) for one in judged))
+    total = steps(spec.algorithm, sum(len(collection.trajectories) for collection in judged))
     done = 0
 
     def on_step(values: Mapping[str, float]) -> None:
@@ -69,22 +69,22 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
 
 
 def collections(inputs: Iterable[str]) -> int:
-    """How many collections there are among the names of inputs."""
+    """Return the number of collections among the names of inputs."""
     return sum(name.startswith("trajectories") for name in inputs)
 
 
 def _judged(inputs: Inputs, ago: int = 0) -> Judged:
-    """The episodes of so many collections ago, under names of their own: collections may share scenarios."""
+    """Return the scored episodes of `ago` collections ago, with unique ids: collections may share scenarios."""
     from components.algorithms.reward_models.examples import Judged
     from components.trajectories.store import load_scored, read_scores
 
-    end = f"-{ago}" if ago else ""
-    mark = f"@-{ago}" if ago else ""
-    path = inputs[f"scores{end}"].path / "scores.parquet"
-    trajectories = load_scored(inputs[f"trajectories{end}"].path / "trajectories.parquet", path, None)
+    suffix = f"-{ago}" if ago else ""
+    id_suffix = f"@-{ago}" if ago else ""
+    path = inputs[f"scores{suffix}"].path / "scores.parquet"
+    trajectories = load_scored(inputs[f"trajectories{suffix}"].path / "trajectories.parquet", path, None)
     return Judged(
-        [replace(one, id=f"{one.id}{mark}") for one in trajectories],
-        [replace(one, trajectory_id=f"{one.trajectory_id}{mark}") for one in read_scores(path)],
+        [replace(trajectory, id=f"{trajectory.id}{id_suffix}") for trajectory in trajectories],
+        [replace(score, trajectory_id=f"{score.trajectory_id}{id_suffix}") for score in read_scores(path)],
     )
 
 

@@ -1,4 +1,4 @@
-"""What a filter has left, in words."""
+"""Summaries of a filter's metrics as text."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ _DROPPED = "dropped/"
 
 
 def reasons(metrics: Mapping[str, float]) -> dict[str, int]:
-    """How many episodes a filter with these metrics dropped by reason, the most first."""
-    found = {name.removeprefix(_DROPPED): round(count) for name, count in metrics.items() if name.startswith(_DROPPED)}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    """Return the number of dropped episodes by reason, most frequent first."""
+    counts = {name.removeprefix(_DROPPED): round(count) for name, count in metrics.items() if name.startswith(_DROPPED)}
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def total(filters: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of the metrics of several filters, such as those of a round with further collections: sums of the counts."""
-    found: Counter[str] = Counter()
+    """Return the sums of the counts of several filters, such as those of a round with refills."""
+    counts: Counter[str] = Counter()
     for metrics in filters:
-        found.update({name: value for name, value in metrics.items() if name != "kept_share"})
-    return dict(found)
+        counts.update({name: value for name, value in metrics.items() if name != "kept_share"})
+    return dict(counts)
 
 
 def counted(by_reason: Mapping[str, int]) -> str:
-    """`6 no_spread, 2 unscored`."""
+    """Return counts by reason as text, such as `6 no_spread, 2 unscored`."""
     return ", ".join(f"{count} {reason}" for reason, count in by_reason.items())
 
 
 def told(metrics: Mapping[str, float]) -> str:
-    """`kept 40 of 48 (6 no_spread, 2 unscored)`; empty where a filter has no figures, as in a plan."""
+    """Return a summary such as `kept 40 of 48 (6 no_spread, 2 unscored)`; empty if the filter has no metrics, as in a
+    plan."""
     if "kept" not in metrics:
         return ""
-    kept = f"kept {metrics['kept']:.0f} of {metrics['kept'] + metrics.get('dropped', 0):.0f}"
-    return f"{kept} ({text})" if (text := counted(reasons(metrics))) else kept
+    summary = f"kept {metrics['kept']:.0f} of {metrics['kept'] + metrics.get('dropped', 0):.0f}"
+    return f"{summary} ({counts})" if (counts := counted(reasons(metrics))) else summary

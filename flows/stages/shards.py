@@ -1,4 +1,4 @@
-"""The finished part of an unfinished stage: rows in files of its scratch folder, for the next try to go on from."""
+"""Finished rows of an unfinished stage, in files of its scratch folder, so that a retry resumes from them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row")
 
 FLUSH_SECONDS = 0.1
-"""Finished rows are on disk this much later at most."""
+"""Maximum delay until a finished row is on disk, in seconds."""
 FLUSH_ROWS = 4096
-"""Rows that wait in memory at most."""
+"""Maximum number of rows in memory."""
 
 
 class Shards(Generic[Row]):
-    """Rows that are done, in files `NAME-00000.parquet` and so on.
+    """Finished rows in files `NAME-00000.parquet` and so on.
 
-    `write` has to make a file appear under its name only when it is complete, so that a kill at any moment leaves
-    nothing half; `read` raises ValueError for what it cannot read. The stage calls `flush` at its end, however it ends.
+    `write` must be atomic: a file appears under its name only when it is complete. `read` raises ValueError for a file
+    that it cannot read. The stage calls `flush` at its end, also after an error.
     """
 
     def __init__(
@@ -44,33 +44,32 @@ class Shards(Generic[Row]):
         self._timer: threading.Timer | None = None
 
     def read(self) -> Iterator[Row]:
-        """The rows of earlier tries, in the order in which they were done; to be called before the first `add`. A file
-        that cannot be read to its end (the machine itself went down) is removed with a warning: its rows are made
-        again."""
+        """Yield the rows of earlier attempts in their original order. Call it before the first `add`. An incomplete
+        file (after a crash of the machine) is removed with a warning, and its rows are recomputed."""
         for path in sorted(self.folder.glob(f"{self.name}-*.parquet")):
             self._next = int(path.stem.rpartition("-")[2]) + 1
             try:
                 rows = list(self._read(path))
             except ValueError as error:
-                log.warning("kept work is lost and done again: %s", error)
+                log.warning("a file of finished rows is damaged; its rows are recomputed: %s", error)
                 path.unlink()
             else:
                 yield from rows
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Keeps more; rows that are added together are never divided between files."""
+        """Add finished rows; rows of one call stay in one file."""
         with self._lock:
             self._pending += rows
-            left = self._flushed + FLUSH_SECONDS - time.monotonic()
-            if left <= 0 or len(self._pending) >= FLUSH_ROWS:
+            delay = self._flushed + FLUSH_SECONDS - time.monotonic()
+            if delay <= 0 or len(self._pending) >= FLUSH_ROWS:
                 self.flush()
-            elif self._timer is None:  # the next row may be long in coming
-                self._timer = threading.Timer(left, self.flush)
+            elif self._timer is None:  # the next row may take long
+                self._timer = threading.Timer(delay, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
 
     def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Write the pending rows."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()

@@ -1,4 +1,4 @@
-"""Train: scored and selected trajectories become a new checkpoint."""
+"""Train stage: trains a checkpoint on scored and selected trajectories."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 CHECKPOINT_VERSION = 1
-"""Layout of a checkpoint: adapter/, optimizer.safetensors, trainer.json, log.jsonl; of PPO critic/ too; where there
-are costs multipliers.json."""
+"""Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
+with costs."""
 FED = re.compile(r"(trajectories|scores|selection)(\+[1-9]\d*)?")
-"""Inputs that a round is trained on; `trajectories+1` are those of its first further collection."""
+"""Names of a round's training inputs; `trajectories+1` belongs to its first refill."""
 EARLIER = re.compile(rf"(anchored-)?{FED.pattern}-([1-9]\d*)")
-"""Inputs that are those of an earlier round, by how many rounds ago it was: `trajectories-2`. `anchored-`: ago when the
-rounds began."""
+"""Names of the inputs of earlier rounds, with the number of rounds ago: `trajectories-2`. With `anchored-`, counted
+from the start of the rounds."""
 
 
 class TrainStage(StageSpec):
@@ -45,7 +45,8 @@ class TrainStage(StageSpec):
     replay: ReplaySpec | None = None
     ewc: EWCSpec | None = None
     rounds: tuple[int, int] = (1, 1)
-    """Number of the round, from 1, and of all rounds: with `algorithm.decay` the learning rate falls over them."""
+    """Number of the round, from 1, and the total number of rounds, over which `algorithm.decay` lowers the learning
+    rate."""
 
     def key_part(self) -> dict[str, Any]:
         part: dict[str, Any] = {
@@ -64,11 +65,12 @@ class TrainStage(StageSpec):
 
 
 def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Writes a checkpoint. Inputs: `trajectories`, `scores`, `selection`, those of further collections `trajectories+K`
-    and so on; `start`, the checkpoint to go on from; `reference`, the checkpoint from which the KL is measured (the
-    base model where there is none); `trajectories-N`, `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the
-    checkpoint that elastic weight consolidation holds on to, and what it was trained on, `anchored-trajectories-N`
-    and so on."""
+    """Write a checkpoint.
+
+    Inputs: `trajectories`, `scores`, `selection`, those of refills `trajectories+K` and so on; `start`, the checkpoint
+    to train further; `reference`, the checkpoint of the KL divergence (without: the base model); `trajectories-N`,
+    `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the checkpoint of elastic weight consolidation, and its
+    training data, `anchored-trajectories-N` and so on."""
     from components.algorithms.continual.replay import mixed
     from components.algorithms.policy_gradient.cost_constraints import mean_costs
     from components.algorithms.train import policy_digest
@@ -89,9 +91,9 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
             seed=context.seed,
         )
     if isinstance(spec.algorithm, PolicyGradientSpec) and (
-        others := sum(one.policy != version for one in trajectories)
+        off_policy := sum(trajectory.policy != version for trajectory in trajectories)
     ):
-        figures["off_policy"] = others / len(trajectories)  # share that another policy than the one in training played
+        figures["off_policy"] = off_policy / len(trajectories)  # share of episodes sampled from another policy
     total = steps(spec.algorithm, len(trajectories), new_critic=not _has_critic(inputs))
     done = 0
 
@@ -108,7 +110,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     if spec.ewc is not None:
         from components.algorithms.continual.ewc import Anchor
 
-        anchored = [one for ago in _rounds(inputs, "anchored-") for one in _renamed(inputs, ago)]
+        anchored = [trajectory for ago in _rounds(inputs, "anchored-") for trajectory in _renamed(inputs, ago)]
         anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
     assert context.scratch is not None
     metrics = run(
@@ -133,38 +135,41 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     return metrics | figures
 
 
-def _rounds(inputs: Inputs, when: str = "") -> list[int]:
-    """How many rounds ago those were that there are inputs of."""
-    found = [EARLIER.fullmatch(name) for name in inputs]
-    return sorted({int(one[4]) for one in found if one is not None and (one[1] or "") == when})
+def _rounds(inputs: Inputs, prefix: str = "") -> list[int]:
+    """Return the distances of the earlier rounds among the inputs, in rounds. prefix: `anchored-`, or none."""
+    matches = [EARLIER.fullmatch(name) for name in inputs]
+    return sorted({int(match[4]) for match in matches if match is not None and (match[1] or "") == prefix})
 
 
 def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
-    """What the anchor was trained on so many rounds ago, under names of its own: rounds may share scenarios."""
-    return [replace(one, id=f"{one.id}@-{ago}") for one in _scored(inputs, f"-{ago}", when="anchored-")]
+    """Return the anchor's training data of `ago` rounds ago, with unique ids: rounds may share scenarios."""
+    trajectories = _scored(inputs, f"-{ago}", prefix="anchored-")
+    return [replace(trajectory, id=f"{trajectory.id}@-{ago}") for trajectory in trajectories]
 
 
 def _scored(
-    inputs: Inputs, ago: str = "", *, components: bool = False, selected: bool = True, when: str = ""
+    inputs: Inputs, ago: str = "", *, components: bool = False, selected: bool = True, prefix: str = ""
 ) -> list[Trajectory]:
-    """The trajectories of this round, or of the one that the ending of the inputs' names says; all, or those that were
-    selected. components: with those of their scores among their metrics."""
+    """Return the scored trajectories of a round.
+
+    ago: suffix of the input names of an earlier round. components: add the components of the scores to the metrics.
+    selected: only the selected trajectories. prefix: of the input names, `anchored-` or none."""
     from components.trajectories.store import load_scored
 
-    found: list[Trajectory] = []
-    for more in ["", *(f"+{number}" for number in range(1, len(inputs)))]:
-        if f"{when}trajectories{more}{ago}" not in inputs:
+    loaded: list[Trajectory] = []
+    for refill in ["", *(f"+{number}" for number in range(1, len(inputs)))]:
+        if f"{prefix}trajectories{refill}{ago}" not in inputs:
             break
         trajectories, scores, selection = (
-            inputs[f"{when}{name}{more}{ago}"].path / f"{name}.parquet"
+            inputs[f"{prefix}{name}{refill}{ago}"].path / f"{name}.parquet"
             for name in ("trajectories", "scores", "selection")
         )
-        found += load_scored(trajectories, scores, selection if selected else None, components=components)
-    return found
+        loaded += load_scored(trajectories, scores, selection if selected else None, components=components)
+    return loaded
 
 
 def compares(algorithm: AlgorithmSpec) -> bool:
-    """Whether a group whose judged rewards are equal teaches an algorithm nothing."""
+    """Return True if a group with equal rewards has no training signal for the algorithm."""
     if isinstance(algorithm, GRPOSpec):
         return algorithm.credit == "episode" and algorithm.baseline in ("group", "leave_one_out")
     return isinstance(algorithm, PairSpec)
@@ -177,11 +182,10 @@ def _has_critic(inputs: Inputs) -> bool:
 
 
 def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int, *, new_critic: bool = True) -> int:
-    """Return the gradient steps that a train stage takes at most, for the progress that is shown. new_critic: PPO has
-    no critic to go on with, and pretrains one."""
+    """Return the maximum number of gradient steps, for the progress display. new_critic: PPO pretrains a new critic."""
     if isinstance(algorithm, PolicyGradientSpec):
-        alone = algorithm.value_pretraining_steps if isinstance(algorithm, PPOSpec) and new_critic else 0
-        return alone + algorithm.epochs * algorithm.minibatches
+        pretraining = algorithm.value_pretraining_steps if isinstance(algorithm, PPOSpec) and new_critic else 0
+        return pretraining + algorithm.epochs * algorithm.minibatches
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 

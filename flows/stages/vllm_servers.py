@@ -1,7 +1,7 @@
-"""The vLLM servers of a run: one for each model, started for the first stage that needs it, ended with the run.
+"""vLLM servers of a run: one for each model, started for the first stage that needs it, stopped at the end of the run.
 
-The process that runs stages holds them, among what stays warm. A stage in a process of its own on this machine is told
-the address in its request; no stage key knows of it.
+`Context.warm` of the main process holds them. A stage in another process on this machine receives the URL in its
+request; the URL is not part of the stage key.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from components.inference.vllm.server import VllmServer
 
 OURS = ("python", "port", "max_lora_rank", "max_loras", "gpu_memory", "cpu_cache_gb", "sleep", "arguments")
-"""What of a specification decides which server is started."""
+"""Fields of the spec that identify a server of the run."""
 
 
 def vllm_server(model: ModelSpec, inference: VllmSpec, context: Context) -> VllmServer:
-    """The server of this model, started where it is not up. Raises what `VllmServer` raises."""
+    """Return the server of this model; start it if it is not running. Raises the errors of `VllmServer`."""
     from components.inference.vllm.server import VllmServer
     from components.models.weights import prepare
 
@@ -37,20 +37,20 @@ def vllm_server(model: ModelSpec, inference: VllmSpec, context: Context) -> Vllm
     return context.warm.get(f"vllm {json.dumps(recipe)}", recipe, build)
 
 
-def told(request: Request, context: Context) -> Request:
-    """The same request, with the addresses of the servers that it needs, for a stage in another process."""
+def with_server_urls(request: Request, context: Context) -> Request:
+    """Return the request with the URLs of the servers that it needs, for a stage in another process."""
     spec = dict(request.spec)
     if "inference" in spec and spec.get("actor") != "solver":
         model = ModelSpec(**spec["model"])
-        taught = spec.get("teacher") if spec.get("actor") == "teacher" else None
-        if taught:
-            model = TeacherSpec(**taught).model(model.max_length)
+        teacher = spec.get("teacher") if spec.get("actor") == "teacher" else None
+        if teacher:
+            model = TeacherSpec(**teacher).model(model.max_length)
         spec["inference"] = _served(spec["inference"], model, context)
-    beside = (spec.get("collect") or {}).get("teacher")
-    if beside and beside.get("model"):
-        model = TeacherSpec(**beside["model"]).model(spec["model"]["max_length"])
-        beside = {**beside, "inference": _served(beside["inference"], model, context)}
-        spec["collect"] = {**spec["collect"], "teacher": beside}
+    collect_teacher = (spec.get("collect") or {}).get("teacher")
+    if collect_teacher and collect_teacher.get("model"):
+        model = TeacherSpec(**collect_teacher["model"]).model(spec["model"]["max_length"])
+        collect_teacher = {**collect_teacher, "inference": _served(collect_teacher["inference"], model, context)}
+        spec["collect"] = {**spec["collect"], "teacher": collect_teacher}
     return replace(request, spec=spec)
 
 

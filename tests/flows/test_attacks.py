@@ -49,7 +49,7 @@ def test_a_record_that_is_no_json_object_is_left_out(tmp_path, caplog, text):
     run = pretend(tmp_path, rounds=1)
     (tmp_path / "records" / "other.json").write_bytes(text)
     assert [one.id for one in Records(tmp_path).all()] == [run.id]
-    assert "other.json is no record of a run and is left out" in caplog.text
+    assert "other.json is not a valid record of a run and is skipped" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from components.trajectories.schema import History, Message, Scenario, Trajector
 from components.trajectories.store import read_scores
 from flows import calibrate as command
 from flows.calibration.calibration import has_solutions, read_people
-from flows.experiment.checks.judging import others
+from flows.experiment.checks.judging import other_rewards
 from flows.stages.base import Request
-from flows.stages.calibrate import CalibrateStage, reseeded, turned
+from flows.stages.calibrate import CalibrateStage, reseeded, rotated
 from flows.stages.execute import request_key, run_stage
 from tests.flows.pretend import pretend
 from tests.trajectories.builders import FAILURE
@@ -257,11 +257,11 @@ def test_every_key_that_is_lacking_is_named_at_once_and_those_of_engines_only_wh
 
 def test_solutions_need_an_environment_that_has_them():
     none = validate(Target, {"_target_": f"{JUDGES}.First"}, allow=("tests",))
-    (problem,) = others(EvaluateSpec(), CalibrateSpec(solutions=True), none)
+    (problem,) = other_rewards(EvaluateSpec(), CalibrateSpec(solutions=True), none)
     assert str(problem) == (
-        "calibrate.solutions: true, and tests.flows.judges.First has no solve(scenario); expected null or false"
+        "calibrate.solutions: true, but tests.flows.judges.First has no method solve(scenario); expected null or false"
     )
-    assert not list(others(EvaluateSpec(), CalibrateSpec(), none))
+    assert not list(other_rewards(EvaluateSpec(), CalibrateSpec(), none))
 
 
 def test_solutions_are_judged_beside_the_policy_where_there_are_any():
@@ -278,12 +278,12 @@ def test_solutions_are_judged_beside_the_policy_where_there_are_any():
 
 def test_every_turn_shows_each_episode_at_another_place():
     group = EPISODES[:4]
-    orders = [[one.id for one in turned("s", group, turn, 4, 0)] for turn in range(4)]
+    orders = [[one.id for one in rotated("s", group, turn, 4, 0)] for turn in range(4)]
     assert all(sorted(order) == sorted(one.id for one in group) for order in orders)
     for one in group:
         assert sorted(order.index(one.id) for order in orders) == [0, 1, 2, 3]
-    assert orders[0] == [one.id for one in turned("s", group, 0, 2, 0)]
-    assert len({tuple(one.id for one in turned("s", group, 0, 2, seed)) for seed in range(9)}) > 1
+    assert orders[0] == [one.id for one in rotated("s", group, 0, 2, 0)]
+    assert len({tuple(one.id for one in rotated("s", group, 0, 2, seed)) for seed in range(9)}) > 1
 
 
 def test_the_seed_of_a_reward_and_of_those_inside_it_moves_from_turn_to_turn():

@@ -118,18 +118,18 @@ def test_every_mistake_is_named_at_once_without_a_stack_trace():
         ("environment.train=true", "environment.train: 'true': expected a whole number"),
         ("collect.temperature=false", "collect.temperature: 'false': expected a number"),
         ("algorithm.learning_rate=1e30", "1e+30: expected at most 1"),
-        ("allow=[nopkg]", "'nopkg' is not found: is its folder in PYTHONPATH?"),
-        ("allow=[no-pkg]", "'no-pkg' is none"),
+        ("allow=[nopkg]", "'nopkg' cannot be imported. Check that its folder is in PYTHONPATH"),
+        ("allow=[no-pkg]", "'no-pkg' is not a package name"),
         ("root=", "root: '': expected a folder"),
         ("rounds", "rounds: has no value; expected rounds=VALUE"),
         ("model", "model: has no option; expected model=OPTION, one of hf,"),
         ("learning_rate", "Did you mean 'algorithm.learning_rate=VALUE'?"),
         ("rounds==3", "Did you mean 'rounds=3'?"),
         ("rounds: 3", "Did you mean 'rounds=3'?"),
-        ("+rounds=4", "+rounds: is set already, and + adds what is not. Did you mean 'rounds=4'?"),
-        ("~rounds=5", "~rounds: has another value here: 4. Did you mean '~rounds'?"),
-        ("~model=tiny", "'smollm2_135m' is chosen here. Did you mean '~model'?"),
-        ("rounds@x=3", "there is no group 'rounds'"),
+        ("+rounds=4", "+rounds: is already set; omit the +. Did you mean 'rounds=4'?"),
+        ("~rounds=5", "~rounds: the key has another value: 4. Did you mean '~rounds'?"),
+        ("~model=tiny", "the chosen option is 'smollm2_135m'. Did you mean '~model'?"),
+        ("rounds@x=3", "no such group 'rounds'"),
         ("collect={group_size: 3", "a mapping as key={a: 1}"),
         ("hydra.mode=RNU", "expected one of [RUN, MULTIRUN]"),
     ],
@@ -169,7 +169,7 @@ OPTIONS = {
     ("-m", "--cfg", "job"): "only one of --run, --multirun, --cfg",
     ("--resolve",): "--resolve: goes with --cfg",
     ("--package", "algorithm"): "--package: goes with --cfg",
-    ("--config-dir", "/nowhere"): "--config-dir: there is no folder '/nowhere'",
+    ("--config-dir", "/nowhere"): "--config-dir: folder '/nowhere' does not exist",
 }
 
 
@@ -225,11 +225,11 @@ def test_without_an_experiment_they_are_listed(capsys):
     for line in (["rounds=2"], ["--cfg", "job"], ["-m", "seed=1,2"]):
         code, said = answered(capsys, *line)
         assert code == 2
-        assert "+experiment: none is chosen; expected +experiment=NAME with one of agent_evol" in said
+        assert "+experiment: no experiment is chosen; expected +experiment=NAME, one of agent_evol" in said
         assert "smoke" in said
     for main in (plan.main, calibrate.main):
         assert main(["rounds=2"]) == 2
-        assert "+experiment: none is chosen" in capsys.readouterr().err
+        assert "+experiment: no experiment is chosen" in capsys.readouterr().err
 
 
 def test_a_run_of_the_defaults_has_a_name_of_its_own(capsys):
@@ -351,6 +351,6 @@ def test_a_root_that_cannot_be_written_is_a_mistake_of_the_user(tmp_path):
     (tmp_path / "file").write_text("")
     done = command("+experiment=smoke", f"root={tmp_path}/file")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"root: cannot write below {tmp_path}/file: ")
+    assert done.stderr.startswith(f"root={tmp_path}/file: not writable: ")
     assert "root=DIR" in done.stderr
     assert "Traceback" not in done.stderr

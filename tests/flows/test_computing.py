@@ -17,7 +17,11 @@ SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm
         (["compute=accelerate", f"{ACCELERATE}.processes=0"], f"{ACCELERATE}.processes", "at least 1"),
         (["compute=accelerate", f"{ACCELERATE}.processes=9"], f"{ACCELERATE}.processes", "expected at most 8"),
         (["compute=accelerate", f"{ACCELERATE}.strategy=fsdp3"], f"{ACCELERATE}.strategy", "fsdp"),
-        (["compute=accelerate", "compute.stages.collect=accelerate"], "compute.stages.collect", "no other stage"),
+        (
+            ["compute=accelerate", "compute.stages.collect=accelerate"],
+            "compute.stages.collect",
+            "which only train and reward_model support",
+        ),
         ([*SLURM, f"{PLACE}.nodes=2", f"{PLACE}.processes=5"], f"{PLACE}.processes", "5 on each of 2 nodes"),
         (
             [*SLURM, f"{PLACE}.processes=2", f"{PLACE}.strategy=fsdp", "model.quantization=nf4"],
@@ -26,7 +30,11 @@ SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm
         ),
         (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
         (["compute=fsdp", "model.lora=null", "model.dtype=bfloat16"], f"{FSDP}.strategy", "model.dtype=float32"),
-        (["compute=fsdp", "model.lora=null", "algorithm=ppo"], f"{FSDP}.strategy", "ppo is not distributed in parts"),
+        (
+            ["compute=fsdp", "model.lora=null", "algorithm=ppo"],
+            f"{FSDP}.strategy",
+            "ppo does not support sharded training",
+        ),
     ],
 )
 def test_a_place_that_cannot_run_a_stage_is_refused(lines, key, words):

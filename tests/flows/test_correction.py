@@ -37,7 +37,7 @@ def test_auto_corrects_where_log_probabilities_differ(tmp_path, changes, expecte
 
 def test_the_plan_says_what_auto_stands_for_and_why(tmp_path):
     notes = plan(spec_of(tmp_path, model={**DATA["model"], "dtype": "bfloat16"})).notes
-    assert "algorithm.correction=auto stands for truncate" in " ".join(notes)
+    assert "algorithm.correction=auto resolves to truncate" in " ".join(notes)
     assert "model.dtype=bfloat16" in " ".join(notes)
     assert "algorithm.correction" not in " ".join(plan(spec_of(tmp_path)).notes)
 

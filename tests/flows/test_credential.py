@@ -34,7 +34,9 @@ def test_it_is_created_once_for_its_owner_only(tmp_path):
 def test_a_file_that_others_can_read_or_change_is_refused(tmp_path, mode):
     credential(tmp_path)
     (tmp_path / "credential").chmod(mode)
-    with pytest.raises(ResourceError, match=r"credential has mode 6.. *: others can read or change it; expected 600"):
+    with pytest.raises(
+        ResourceError, match=r"credential has mode 6.. *: other users can read or change it; expected 600"
+    ):
         credential(tmp_path)
     (tmp_path / "prefect").symlink_to(tmp_path)
     with pytest.raises(ResourceError, match="expected 600"):
@@ -58,7 +60,7 @@ def test_a_link_a_pipe_and_another_text_are_refused(tmp_path):
         credential(tmp_path)
     file.unlink()
     file.touch(0o600)
-    with pytest.raises(ResourceError, match="holds no credential"):
+    with pytest.raises(ResourceError, match="contains no credential"):
         credential(tmp_path)
 
 

@@ -52,5 +52,5 @@ def test_plan_and_lineage(tmp_path):
 
 
 def test_with_nothing_to_hold_on_to_it_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="ewc: there is nothing to hold on to: expected a warmup, a fork"):
+    with pytest.raises(SpecError, match="ewc: has no earlier training to preserve; expected a warmup, a fork"):
         validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "warmup": None, "ewc": {}})

@@ -75,7 +75,7 @@ def run(root, **changes):
             )
             return artifact
 
-        outcome = online_rl(spec, call, begin=fork, said=said)
+        outcome = online_rl(spec, call, begin=fork, feedback=said)
     context.warm.close()
     return writer.run, outcome
 
@@ -194,10 +194,10 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
     with pytest.raises(SpecError, match=r"1 answers in .* artifact bbbbbbbbbbbb, which is not in"):
         feedback.resolve(said(tmp_path, rated(a, 5, artifact="b" * 64)), store)
     (tmp_path / "said.jsonl").unlink()
-    with pytest.raises(SpecError, match="no choices, of which dpo learns"):
+    with pytest.raises(SpecError, match="no choices, which dpo trains on"):
         feedback.resolve(said(tmp_path, rated(a, 5, artifact=here), algorithm=DPO), store)
     (tmp_path / "said.jsonl").unlink()
-    with pytest.raises(SpecError, match="no scores and no corrections, of which sft learns"):
+    with pytest.raises(SpecError, match="no scores and no corrections, which sft trains on"):
         feedback.resolve(said(tmp_path, chose(a, b, artifact=here)), store)
     with open(tmp_path / "said.jsonl", "a") as file:
         file.write("{}\n")
@@ -211,7 +211,9 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
 
 def test_scores_that_make_no_difference_are_refused(tmp_path):
     part = {"path": "x", "algorithm": {"name": "sft"}}
-    with pytest.raises(SpecError, match=r"feedback\.algorithm\.weight_temperature: null learns an episode that people"):
+    with pytest.raises(
+        SpecError, match=r"feedback\.algorithm\.weight_temperature: null: gives episodes that annotators"
+    ):
         spec_of(tmp_path, feedback=part)
     with pytest.raises(SpecError, match=r"feedback\.algorithm\.name: 'grpo'"):
         spec_of(tmp_path, feedback={"path": "x", "algorithm": {"name": "grpo"}})
@@ -225,7 +227,7 @@ def test_an_answer_given_after_the_start_is_not_mixed_in(tmp_path):
 
     request = Requests(spec_of(tmp_path, feedback=spec.model_dump())).feedback(found)
     append(tmp_path / "said.jsonl", [rated(EPISODES[1], 1, artifact=here)])
-    with pytest.raises(ResourceError, match="has changed since the start"):
+    with pytest.raises(ResourceError, match="changed after the run started"):
         run_stage(request, context)
 
 
@@ -238,6 +240,6 @@ def test_held_out_episodes_alone_teach_nothing(tmp_path):
 
     found = feedback.resolve(spec, context.store)
     with pytest.raises(
-        SpecError, match="teaches nothing: no scores or corrections of finished episodes of split train"
+        SpecError, match="has nothing to train on: no scores or corrections of finished episodes of split train"
     ):
         run_stage(Requests(spec_of(tmp_path, feedback=spec.model_dump())).feedback(found), context)

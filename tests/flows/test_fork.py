@@ -82,7 +82,7 @@ def test_a_run_that_failed_can_be_forked(tmp_path):
         ({"fork": "{run}@2", "rounds": 2}, r"step 2 of run {run} leaves nothing to do with rounds=2.*rounds=3 or more"),
         (
             {"fork": "{run}@1", "model": {"name": "tiny", "source": "random", "lora": {"rank": 2}}},
-            r"trained another model; take its values: model.lora=",
+            r"trained another model; set its values: model.lora=",
         ),
         ({"fork": "{run}@x"}, r"fork"),
         ({"fork": "{run}@-1"}, r"fork"),
@@ -103,7 +103,7 @@ def test_a_run_that_does_not_exist_is_refused(tmp_path):
 
 def test_a_run_without_training_is_refused(tmp_path):
     run = pretend(tmp_path, stop_at="collect[sft]")
-    with pytest.raises(SpecError, match="has trained nothing yet"):
+    with pytest.raises(SpecError, match="has no checkpoint yet"):
         resolve(spec_of(tmp_path, fork=run.short), Store(tmp_path / "artifacts"))
 
 

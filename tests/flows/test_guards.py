@@ -76,7 +76,9 @@ def test_a_filter_that_keeps_nothing_is_a_warning_and_the_run_goes_on(tmp_path):
 def test_with_stop_it_ends_the_run_before_training_and_with_warn_it_goes_on_from_there(tmp_path):
     stop = {"guards": {"no_signal": "stop"}}
     for _ in range(2):  # the same command gives the same verdict
-        with pytest.raises(GuardStruck, match=r"6 no_spread, 2 unscored\)\. Give .* guards\.no_signal=warn goes on"):
+        with pytest.raises(
+            GuardStruck, match=r"6 no_spread, 2 unscored\)\. Increase .* guards\.no_signal=warn resumes"
+        ):
             pretend(tmp_path, metrics=NOTHING, **stop)
     struck, before = Records(tmp_path).all()
     assert (struck.status, struck.stages[-1].label, found(struck)) == ("FAILED", "filter[2]", [("no_signal", 2)])
@@ -114,7 +116,7 @@ def test_off_says_nothing_and_what_did_not_fall_clearly_neither(tmp_path):
 def test_a_policy_that_hacks_is_not_deployed_with_stop(tmp_path):
     rules = {"rounds": 4, "evaluate": {"every": 2}, "guards": {"reward_hacking": "stop"}}
     for _ in range(2):
-        with pytest.raises(GuardStruck, match=r"Lost: .*guards\.reward_hacking=warn goes on from here"):
+        with pytest.raises(GuardStruck, match=r"Lost: .*guards\.reward_hacking=warn resumes from here"):
             pretend(tmp_path, **rules, **HACKED)
     assert Records(tmp_path).all()[0].stages[-1].label == "evaluate[final]"
     run = pretend(tmp_path, **{**rules, "guards": {"reward_hacking": "warn"}}, **HACKED)

@@ -74,7 +74,7 @@ def test_a_server_that_is_not_there_or_lacks_the_model_stops_the_stage(server, c
 def test_training_on_episodes_without_tokens_is_refused():
     command = ["+experiment=smoke", "inference=remote", "inference.url=http://there/v1", "inference.model=tiny"]
     check([*command, "inference.tokens=false", "rounds=0"])
-    with pytest.raises(SpecError, match=r"inference.tokens: false, and rounds=1 train on what is collected"):
+    with pytest.raises(SpecError, match=r"inference.tokens: false, but rounds=1 trains on the collected tokens"):
         check([*command, "inference.tokens=false"])
     with pytest.raises(SpecError, match=r"inference\.url"):
         check(["+experiment=smoke", "inference=remote"])

@@ -76,21 +76,21 @@ def test_a_budget_needs_a_price_that_litellm_knows(monkeypatch):
 
     assert of("reward.model.model=openai/gpt-4.1-mini") == []
     (text,) = of("reward.model.model=openai/unheard-of")
-    assert "judge.budget=1 cannot be kept: LiteLLM knows no price of openai/unheard-of" in text
+    assert "judge.budget=1 cannot be enforced: LiteLLM has no price for openai/unheard-of" in text
     assert of("reward.model.model=openai/unheard-of", "reward.model.price={input: 1, output: 2}") == []
 
 
 def test_a_budget_needs_a_price_of_a_server(capsys):
     said = refused(capsys, *ASKS, "judge.budget=0.5")
-    assert "judge.budget: 0.5 cannot be kept: what judge costs is not known" in said
+    assert "judge.budget: 0.5 cannot be enforced: the price of judge is not set" in said
     check([*ASKS, "judge.budget=0.5", "reward.model.price={input: 1, output: 2}"])
 
 
 def test_batches_need_as_many_questions_at_once_as_a_stage_has(capsys):
     line = [*ASKS, "reward.model.batch=true", "collect.scenarios=40"]
     said = refused(capsys, *line)
-    assert "judge.concurrency: 16: so many groups are in one batch" in said
+    assert "judge.concurrency: 16: limits a batch to this many groups" in said
     assert "expected at least 40" in said
     check([*line, "judge.concurrency=40"])
     said = refused(capsys, *line, "judge.concurrency=40", "reward.model.requests_per_minute=5")
-    assert "reward.model.requests_per_minute: 5: batches have none" in said
+    assert "reward.model.requests_per_minute: 5: does not apply to batches" in said

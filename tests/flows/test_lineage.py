@@ -187,7 +187,7 @@ def test_without_a_final_evaluation_a_run_alone_is_its_last_checkpoint(tmp_path,
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("nothing", "there is no run 'nothing'.*\n.*\nNor has an artifact a key that begins with 'nothing'"),
+        ("nothing", "there is no run 'nothing'.*\n.*\nNo artifact has a key that begins with 'nothing' either"),
         ("latest@7", r"run \w{8} has no checkpoint of step 7; expected one of 0, 1"),
         ("latest@x", "has no checkpoint of step x"),
         ("nothing@1", "there is no run 'nothing'"),
@@ -204,7 +204,7 @@ def test_what_does_not_exist_is_refused(tmp_path, capsys, reference, message):
 
 def test_a_run_that_has_trained_nothing_and_a_folder_without_runs_are_refused(tmp_path):
     run = pretend(tmp_path, stop_at="train[sft]")
-    with pytest.raises(ResourceError, match="has trained nothing yet"):
+    with pytest.raises(ResourceError, match="has no checkpoint yet"):
         Lineage(tmp_path).resolve(run.short)
     with pytest.raises(ResourceError, match="no run below"):
         Lineage(tmp_path / "elsewhere").resolve("latest")
@@ -215,7 +215,7 @@ def test_what_may_be_a_run_or_a_key_is_refused(tmp_path):
     key = run.stage("train[1]").key
     record = json.loads((tmp_path / "records" / f"{run.id}.json").read_text())
     (tmp_path / "records" / f"{key[:32]}.json").write_text(json.dumps(record | {"id": key[:32]}))
-    with pytest.raises(ResourceError, match=r"begins the id of run .* and the key"):
+    with pytest.raises(ResourceError, match=r"is a prefix of the run id .* and of the key"):
         Lineage(tmp_path).resolve(key[:8])
     keys = ["f" * 63 + digit for digit in "12"]
     for one in keys:

@@ -84,7 +84,7 @@ REWARD = {"algorithm": {"name": "reward_model"}, "every": 1, "scenarios": 4}
             "algorithm.correction: none: .* expected truncate or mask",
         ),
         ({"algorithm": {"name": "ppo", "correction": "none"}}, "algorithm.correction"),
-        ({"replay": {"max_staleness": 0}}, "replay.max_staleness: 0: drops every round"),
+        ({"replay": {"max_staleness": 0}}, "replay.max_staleness: 0: drops all rounds"),
         ({"reward_model": REWARD}, "reward_model.every: 1: .* expected 0, or collect.overlap=0"),
         ({"collect": {**COLLECT, "overlap": 2}}, "collect.overlap"),
     ],
@@ -186,7 +186,7 @@ def test_where_the_work_fails_the_stage_is_let_end_and_the_error_is_that_of_the_
     with pytest.raises(EspalierError, match="ValueError: below zero"), together(execution, plainly)("train[1]", work):
         trained = execution.stage("train[1]", 1, wait(1, wait_for=str(gone)))
     assert Context.at(tmp_path).store.find(trained.artifact.key) is not None
-    assert "failed beside train[1], which is let end first: ValueError: below zero" in screen[1].getvalue()
+    assert "background work failed; train[1] finishes first: ValueError: below zero" in screen[1].getvalue()
     assert drafts(tmp_path) == []
 
 

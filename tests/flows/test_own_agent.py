@@ -65,7 +65,7 @@ def test_who_says_nothing_of_success_is_named(tmp_path, context, caplog):
     recorded = run(tmp_path, _target_=f"{HERE}.quiet")
     run_stage(recorded.requests["evaluate[start]"], context)
     context.warm.close()
-    assert f"{HERE}.quiet returned `success` for no episode" in caplog.text
+    assert f"{HERE}.quiet returns `success` for no episode" in caplog.text
     assert "Shop" not in caplog.text
 
 
@@ -77,7 +77,7 @@ def test_too_many_failures_say_where_and_what_can_be_done(tmp_path, context):
     text = str(raised.value)
     assert text.startswith("collect, round 1: 1 of ")
     assert "KeyError: 'order'" in text
-    assert text.endswith("The same command plays again what failed; collect.max_failures says how many may")
+    assert text.endswith("The same command retries the failed episodes; collect.max_failures sets how many may fail")
 
 
 def test_another_argument_is_another_agent(tmp_path):
@@ -89,12 +89,12 @@ def test_another_argument_is_another_agent(tmp_path):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"function": f"{HERE}.agent", "format": "react"}, r"agent\.format: react: is for the loop"),
+        ({"function": f"{HERE}.agent", "format": "react"}, r"agent\.format: react: applies to the agent loop"),
         (
             {"function": f"{HERE}.agent", "max_observation": 500},
-            r"agent\.max_observation: 500: cuts what the loop shows",
+            r"agent\.max_observation: 500: truncates observations of the agent loop",
         ),
-        ({"code": {"seconds": 3}}, r"agent\.code: limits code that agent\.format=native does not write"),
+        ({"code": {"seconds": 3}}, r"agent\.code: limits code, which agent\.format=native does not run"),
         ({"function": f"{HERE}.nobody"}, r"agent\.function.*'nobody' is not there"),
         ({"function": "os.system"}, r"agent\.function.*of Python's standard library"),
         ({"function": {"_target_": f"{HERE}.agent", "often": 2}}, r"agent\.function.*often"),

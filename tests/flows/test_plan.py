@@ -33,7 +33,7 @@ def reasons(root: Path, **changes) -> dict[str, list[str]]:
 def test_at_first_everything_runs_and_nothing_is_known(tmp_path):
     found = plan(spec_of(tmp_path))
     assert {one.status for one in found.stages} == {"run"}
-    assert found.stages[0].why == ["nothing like it has run"]
+    assert found.stages[0].why == ["no similar stage has run"]
     assert found.seconds is None
     assert found.cost is None
     assert list(tmp_path.iterdir()) == []
@@ -57,9 +57,9 @@ def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
         "deploy",
     ]
     assert why["train[1]"] == ["algorithm.learning_rate: 0.0001 → 0.0005"]
-    assert why["collect[2]"] == ["policy: train[1] is made anew"]
-    assert why["judge[2]"] == ["trajectories: collect[2] is made anew"]
-    assert "start: train[1] is made anew" in why["train[2]"]
+    assert why["collect[2]"] == ["policy: train[1] is recomputed"]
+    assert why["judge[2]"] == ["trajectories: collect[2] is recomputed"]
+    assert "start: train[1] is recomputed" in why["train[2]"]
     assert "experiment.algorithm.learning_rate: 0.0001 → 0.0005" in why["deploy"]
     assert run.short not in str(why)
 
@@ -105,7 +105,7 @@ def test_a_stage_whose_artifact_is_gone_says_so(tmp_path):
     shutil.rmtree(Store(tmp_path / "artifacts").path(run.stage("filter[2]").key))
     why = reasons(tmp_path)
     assert list(why) == ["filter[2]", "train[2]", "evaluate[final]", "deploy"]
-    assert why["filter[2]"] == [f"was in run {run.short}, but is no longer in the store"]
+    assert why["filter[2]"] == [f"run {run.short} had it, but it is no longer in the store"]
 
 
 def test_unfinished_work_is_seen(tmp_path):
@@ -117,7 +117,7 @@ def test_unfinished_work_is_seen(tmp_path):
     (Store(tmp_path / "artifacts").scratch(key) / "unfinished").mkdir()
     assert statuses(tmp_path)["train[2]"] == "unfinished"
     [train] = [one for one in plan(spec_of(tmp_path)).stages if one.label == "train[2]"]
-    assert train.why == ["an earlier try was stopped; what it had finished is used"]
+    assert train.why == ["resumes an interrupted attempt"]
 
 
 def test_time_and_cost_follow_from_earlier_stages(tmp_path):
@@ -140,7 +140,7 @@ def test_demonstrations_say_nothing_of_the_episodes_of_a_policy_nor_sft_of_grpo(
     pretend(tmp_path, stop_at="evaluate[sft]")
     by_label = {one.label: one for one in plan(spec_of(tmp_path, rounds=1)).stages}
     for label in ("collect[1]", "train[1]"):
-        assert by_label[label].why == ["nothing like it has run"]
+        assert by_label[label].why == ["no similar stage has run"]
         assert by_label[label].seconds is None
 
 
@@ -164,7 +164,7 @@ def test_what_a_newer_version_has_written_is_refused(tmp_path):
     run = pretend(tmp_path, rounds=1)
     manifest = tmp_path / "artifacts" / run.stage("deploy").key / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 99}))
-    with pytest.raises(SchemaMismatch, match="newer Espalier"):
+    with pytest.raises(SchemaMismatch, match="newer version of Espalier"):
         plan(spec_of(tmp_path, rounds=1))
 
 
@@ -223,9 +223,9 @@ def test_rounds_that_may_end_early_are_planned_to_the_last_one_at_most(tmp_path)
         f"evaluate[{name}]" for name in ("start", "sft", 1, 2, 3, "final")
     ]
     assert found.at_most
-    assert found.notes == ["these are the most: early stopping may end the run before"]
+    assert found.notes == ["this is an upper bound: early stopping may end the run earlier"]
     assert f"test: at most {len(found.stages)} stages" in show(found)
-    assert show(found).endswith("may end the run before\n")
+    assert show(found).endswith("may end the run earlier\n")
     assert found.to_json()["at_most"] is True
     assert not plan(spec_of(tmp_path, rounds=4, evaluate={"every": 1})).at_most
 
@@ -246,7 +246,7 @@ def test_the_best_policy_is_the_last_one_until_all_are_evaluated(tmp_path):
     before = {one.label: one for one in plan(spec_of(tmp_path, **course)).stages}
     assert before["deploy"].inputs["policy"] == "train[3]"
     assert (before["evaluate[3]"].status, before["evaluate[final]"].status) == ("run", "cached")
-    assert "known when all are evaluated" in plan(spec_of(tmp_path, **course)).notes[0]
+    assert "the run chooses it after all evaluations" in plan(spec_of(tmp_path, **course)).notes[0]
     pretend(tmp_path, metrics=FALLING | {"evaluate[3]": {"success": 0.1}}, **course)
     found = plan(spec_of(tmp_path, **course))
     assert {one.label: one for one in found.stages}["deploy"].inputs["policy"] == "train[2]"
@@ -255,7 +255,9 @@ def test_the_best_policy_is_the_last_one_until_all_are_evaluated(tmp_path):
 
 def test_guards_that_stop_may_end_the_run_before(tmp_path):
     spec = spec_of(tmp_path, evaluate={"every": 1}, guards={"no_signal": "stop", "reward_hacking": "stop"})
-    assert plan(spec).notes == ["these are the most: guards.no_signal or guards.reward_hacking may end the run before"]
+    assert plan(spec).notes == [
+        "this is an upper bound: guards.no_signal or guards.reward_hacking may end the run earlier"
+    ]
 
 
 def test_the_command(tmp_path, capsys):
@@ -268,7 +270,7 @@ def test_the_command(tmp_path, capsys):
         "step": -1,
         "inputs": {},
         "status": "run",
-        "why": ["nothing like it has run"],
+        "why": ["no similar stage has run"],
         "where": "local",
         "seconds": None,
         "cost": None,
@@ -329,7 +331,7 @@ def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
 def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     found = plan(spec_of(tmp_path, **judged(tmp_path, key_variable="JUDGE_KEY")))
-    assert "it cannot begin yet: reward.model.key_variable: the environment variable JUDGE_KEY is not set" in show(
+    assert "the run cannot start yet: reward.model.key_variable: the environment variable JUDGE_KEY is not set" in show(
         found
     )
     monkeypatch.setenv("JUDGE_KEY", "x")
@@ -360,8 +362,8 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
     for label, cost in {"filter[1]": 1.0, "judge[1]": 18.0, "collect[1]": 0.0, "train[1]": None}.items():
         assert by_label[label].cost == cost
     text = show(found)
-    assert "cpu: cpu_4x on lambda/us-west-1, 0.50 an hour by SkyPilot's optimizer" in text
-    assert "gpu: its price is not known: there is no H100:1" in text
+    assert "cpu: cpu_4x on lambda/us-west-1, 0.50 per hour by SkyPilot's optimizer" in text
+    assert "gpu: unknown price: there is no H100:1" in text
     assert "idle:" not in text  # no stage of this run is there
     kept = plan(spec_of(tmp_path, **shared), ask)
     assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked
@@ -370,6 +372,6 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
 def test_an_environment_of_vllm_that_is_missing_is_said(tmp_path):
     python = str(tmp_path / "nowhere")
     text = show(plan(spec_of(tmp_path, inference={"name": "vllm", "python": python})))
-    assert f"it cannot begin yet: inference.python: vLLM's environment is not there ({python})" in text
+    assert f"the run cannot start yet: inference.python: vLLM's environment is not there ({python})" in text
     text = show(plan(spec_of(tmp_path, deploy={"target": {"name": "local", "engine": "vllm", "python": python}})))
-    assert f"it cannot begin yet: deploy.target.python: there is no {python}" in text
+    assert f"the run cannot start yet: deploy.target.python: there is no {python}" in text

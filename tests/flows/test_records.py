@@ -61,7 +61,7 @@ def test_the_beginning_of_two_ids_is_refused(tmp_path):
     for number in range(2):
         with recording(tmp_path, f"abcdef{number}", name="test", spec={}, **ARGUMENTS):
             pass
-    with pytest.raises(ResourceError, match="several runs"):
+    with pytest.raises(ResourceError, match="several run ids"):
         Records(tmp_path).get("abcdef")
 
 
@@ -126,5 +126,5 @@ def test_a_broken_record_is_left_out_and_a_newer_one_refused(tmp_path, caplog):
     assert [one.id for one in Records(tmp_path).all()] == [run.id]
     assert "torn.json" in caplog.text
     (tmp_path / "records" / "new.json").write_text('{"version": 99}')
-    with pytest.raises(ResourceError, match="newer Espalier"):
+    with pytest.raises(ResourceError, match="newer version of Espalier"):
         Records(tmp_path).all()

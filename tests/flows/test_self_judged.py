@@ -116,7 +116,7 @@ def test_episodes_are_scored_by_the_policy_itself(played, monkeypatch, name):
 )
 def test_the_tiny_model_cannot_judge_and_the_stage_says_so(played, longest, words):
     """Its answers are nonsense: no episode has a score, none a zero, and the run does not train on nothing."""
-    with pytest.raises(JudgeError, match=r"could score none of the 8 finished episodes.*the policy itself") as caught:
+    with pytest.raises(JudgeError, match=r"scored none of the 8 finished episodes.*the policy itself") as caught:
         judged(played, of(CRITIC, longest=longest, max_tokens=16))
     assert words in str(caught.value)
 

@@ -94,7 +94,7 @@ def test_mistakes_in_a_request_are_named(context):
     with pytest.raises(SpecError, match=r"add\.amount"):
         run_stage(Request("add", {"amount": "many"}), context)
     for data in ({"stage": "add"}, {"stage": "add", "spec": {}, "sed": 1}, ["add"]):
-        with pytest.raises(ResourceError, match="a request has stage, spec, inputs, seed, allow"):
+        with pytest.raises(ResourceError, match=r"request has the keys .*; expected stage, spec, inputs, seed, allow"):
             Request.from_json(data)
     with pytest.raises(ArtifactDamaged, match="start"):
         run_stage(Request("add", {"amount": 1}, {"start": "0" * 64}), context)
@@ -247,7 +247,7 @@ def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_na
 
     monkeypatch.setattr("components.environments.worlds.shop.Shop.__init__", fail)
     kind = EnvironmentAway if isinstance(error, OSError) else EnvironmentFailed
-    with pytest.raises(kind, match=rf"shop\.Shop cannot state its scenarios: {type(error).__name__}: {error}"):
+    with pytest.raises(kind, match=rf"shop\.Shop\.scenarios\(\) raised {type(error).__name__}: {error}"):
         scenarios_of(validate(CollectStage, {**COLLECT, "actor": "solver"}, allow=()).environment, "train", context)
 
 
@@ -255,7 +255,7 @@ def test_a_reward_that_can_score_nothing_fails_the_stage(context):
     shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
     broken = {"_target_": "components.evaluation.metrics.summarise"}
     with pytest.raises(
-        JudgeError, match=r"reward: .*\.summarise could score none of the 2 finished episodes; the first one"
+        JudgeError, match=r"reward: .*\.summarise scored none of the 2 finished episodes; first failure"
     ):
         run_stage(Request("judge", {"reward": broken}, {"trajectories": shown.key}), context)
 
@@ -458,7 +458,7 @@ def test_an_evaluation_whose_reward_is_broken_keeps_its_episodes(context):
     request = Request("evaluate", {**EVALUATE, "reward": {"_target_": "components.evaluation.metrics.summarise"}})
     warm = warm_with(context, engine)
     for _ in range(2):
-        with pytest.raises(JudgeError, match="could score none of the 3 finished episodes"):
+        with pytest.raises(JudgeError, match="scored none of the 3 finished episodes"):
             run_stage(request, warm)
         assert engine.answers == 3
     assert len(Episodes(context.store.scratch(request_key(request, context))).finished) == 3
@@ -470,4 +470,4 @@ def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, cont
     monkeypatch.setattr("flows.stages.evaluate.play", lambda **_: (rows, {}, {}))
     with caplog.at_level(logging.WARNING):
         run_stage(Request("evaluate", EVALUATE), context)
-    assert ("says `success` in the info of no episode" in caplog.text) is warned
+    assert ("sets `success` in the info of no episode" in caplog.text) is warned

@@ -139,7 +139,10 @@ def test_files_of_a_newer_schema_are_refused_and_left_alone(tmp_path, caplog):
     for request in (COLLECT, judge(artifact)):
         with (
             caplog.at_level(logging.WARNING),
-            pytest.raises(SchemaMismatch, match=r"newer Espalier .*version 99, this one reads \d+.*: update, or use"),
+            pytest.raises(
+                SchemaMismatch,
+                match=r"newer version of Espalier: .* has schema version 99, expected at most \d+\. Update, or use",
+            ),
         ):
             run_stage(request, Context.at(tmp_path))
     assert "set aside" not in caplog.text

@@ -253,7 +253,7 @@ WRONG = {
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.pruner={name:median}": "Did you mean 'evaluate.every=1'?",
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.pruner={name:mean}": "'mean': expected one of median, halving",
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.pruner={name:median} hydra.sweeper.metric=cost": "success or reward",
-    "hydra/sweeper=optuna seed=1": "there is nothing to search",
+    "hydra/sweeper=optuna seed=1": "the search space is empty",
     "hydra/sweeper=optuna algorithm.lerning_rate=1,2": "Did you mean 'algorithm.learning_rate'?",
     "hydra/sweeper=optunaa seed=1,2": "Did you mean 'hydra/sweeper=optuna'?",
     "hydra/launcher=joblib hydra.launcher.n_jobs=0 seed=1,2": "hydra.launcher.n_jobs: 0: expected at least 1",

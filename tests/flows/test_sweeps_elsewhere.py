@@ -206,21 +206,21 @@ def test_the_runs_of_an_mlflow_server_get_the_parent_of_the_sweep(runs, tmp_path
 
 
 WRONG = {
-    "": "store: null, but the points of the sweep run on other machines (sky_h100)",
+    "": "store: null, but the points of the sweep run on remote machines (sky_h100)",
     "store=file:///tmp/x": "expected an object store",
     "store=s3://b hydra.launcher.place=sky_h10": "Did you mean 'sky_h100'?",
     "store=s3://b hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs: 0: expected at least 1",
     "store=s3://b +hydra.launcher.places.p={name:process} hydra.launcher.place=p": "hydra.launcher.places.p.name",
     "store=s3://b hydra.launcher.places.sky_cpu.cluster=ours hydra.launcher.place=sky_cpu hydra.launcher.n_jobs=2": (
-        "hydra.launcher.places.sky_cpu.cluster: 'ours': 2 points at a time"
+        "hydra.launcher.places.sky_cpu.cluster: 'ours': 2 concurrent points"
     ),
     "store=s3://b hydra.launcher.places.sky_h100.nodes=2": "hydra.launcher.places.sky_h100.nodes: 2:",
     "store=s3://b hydra.launcher.places.sky_h100.processes=8": "hydra.launcher.places.sky_h100.processes: 8:",
-    "store=s3://b compute=sky": "compute: stages would be sent on from there",
+    "store=s3://b compute=sky": "compute: sends stages to remote machines",
     "store=s3://b tracking.uri=sqlite:////tmp/x.db": "tracking.uri: 'sqlite:////tmp/x.db' is on this machine",
     "store=s3://b fork=abcd@1": "fork: 'abcd@1': its record is below root on this machine",
     "store=s3://b deploy=local": "deploy.target: 'local' serves on the machine of the run",
-    "store=s3://b deploy.approve=true": "deploy.approve: true: nobody can be asked there",
+    "store=s3://b deploy.approve=true": "deploy.approve: true: approval needs a user at the run",
     "store=s3://b hydra/sweeper=optuna hydra.sweeper.pruner={name:median} evaluate.every=1": "hydra.sweeper.pruner",
 }
 

@@ -54,9 +54,9 @@ def test_another_student_learns_from_the_same_episodes(tmp_path):
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
-        ({}, r"warmup\.teacher\.model: null, and inference\.name=embedded"),
-        ({"model": TEACHER, "inference": REMOTE}, r"warmup\.teacher\.model: given, but a server plays"),
-        ({"model": {"name": "./gone"}}, r"warmup\.teacher\.model\.name: there is no folder"),
+        ({}, r"warmup\.teacher\.model: null, but inference\.name=embedded"),
+        ({"model": TEACHER, "inference": REMOTE}, r"warmup\.teacher\.model: set, but a server generates"),
+        ({"model": {"name": "./gone"}}, r"warmup\.teacher\.model\.name: folder '\./gone' does not exist"),
         ({"model": {**TEACHER, "adapter": "/nowhere"}}, r"warmup\.teacher\.model\.adapter: /nowhere holds no adapter"),
     ],
 )

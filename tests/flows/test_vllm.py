@@ -11,7 +11,7 @@ from components.trajectories.store import read_trajectories
 from flows.experiment.compose import check
 from flows.stages.base import Request
 from flows.stages.execute import request_key, run_stage
-from flows.stages.vllm_servers import told
+from flows.stages.vllm_servers import with_server_urls
 from tests.deployment.tiny import TINY
 from tests.inference.fake import environment
 
@@ -35,7 +35,7 @@ def test_stages_of_a_run_share_one_server(context, inference):
     for trajectory in read_trajectories(artifact.path / "trajectories.parquet"):
         assert trajectory.failure is None
         assert trajectory.histories[0].token_ids
-    elsewhere = told(Request("evaluate", evaluate), context)
+    elsewhere = with_server_urls(Request("evaluate", evaluate), context)
     [url] = elsewhere.spec["inference"]["urls"]
     assert request_key(elsewhere, context) == request_key(Request("evaluate", evaluate), context)
     other = replace(context, warm=type(context.warm)())  # of another process
@@ -46,18 +46,20 @@ def test_stages_of_a_run_share_one_server(context, inference):
     assert len(heard) == 2
     assert url in heard[0]
     context.warm.close()
-    assert told(Request("collect", {**PART, "inference": {"name": "embedded"}}), context).spec["inference"] == {
-        "name": "embedded"
-    }
+    assert with_server_urls(Request("collect", {**PART, "inference": {"name": "embedded"}}), context).spec[
+        "inference"
+    ] == {"name": "embedded"}
 
 
 COMMAND = ("+experiment=smoke", "inference=vllm")
 MISTAKES = {
-    ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: model.lora.rank=",
+    ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: less than model.lora.rank=",
     ("inference.sleep=true", "collect.overlap=1"): "inference.sleep: true",
-    ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM cuts by it before",
-    ("inference.key_variable=MINE",): "inference.key_variable: MINE: a server of the run's own has no key",
-    ("model.lora=null",): "model.lora: null: the server of inference=vllm is given adapters",
+    ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM applies it before",
+    (
+        "inference.key_variable=MINE",
+    ): "inference.key_variable: MINE: the server that the run starts itself has no API key",
+    ("model.lora=null",): "model.lora: null: the server of inference=vllm loads adapters",
     ("inference.urls=[there]",): "inference.urls",
     ("+inference.arguments.port=3",): "port is set by the run",
 }

@@ -15,8 +15,8 @@ from components.rewards.rules.outcome import repetition
 from components.trajectories.policy_text import identical, said, text
 from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
-from flows.experiment.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, Look, drifted
-from flows.experiment.guards.drift import rose_clearly
+from flows.experiment.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, RoundMetrics, drift_message
+from flows.experiment.guards.drift import success_rose
 from flows.history.records import GuardName, Notice, Records, Shown, recording
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
@@ -30,10 +30,11 @@ from tests.trajectories.builders import episode, talk, tool_talk
 LENGTH, REPEATS = "tokens_per_episode", "repetition"
 
 
-def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0) -> dict[int, Look]:
+def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0) -> dict[int, RoundMetrics]:
     known = dict(zip(range(1, 99), success, strict=False))
     return {
-        n: Look({} if value is None else {name: value}, known.get(n), episodes) for n, value in enumerate(values, 1)
+        n: RoundMetrics({} if value is None else {name: value}, known.get(n), episodes)
+        for n, value in enumerate(values, 1)
     }
 
 
@@ -58,38 +59,39 @@ def rounds(name: str, *values: float | None, success=(), episodes: float = 100.0
     ],
 )
 def test_a_figure_has_drifted_where_two_rounds_in_a_row_are_beyond_the_limit(values, strikes):
-    found = drifted(rounds(LENGTH, *values), LENGTH, "tokens", factor=2.0, both=True)
+    found = drift_message(rounds(LENGTH, *values), LENGTH, "tokens", factor=2.0, both=True)
     assert (found is not None) == strikes
 
 
 def test_a_share_has_drifted_by_how_much_it_has_risen_and_a_fall_is_none():
-    assert drifted(rounds(REPEATS, 0.1, 0.2, 0.36, 0.5), REPEATS, "the share", rise=0.2) == (
+    assert drift_message(rounds(REPEATS, 0.1, 0.2, 0.36, 0.5), REPEATS, "the share", rise=0.2) == (
         "the share rose from 0.15 (rounds 1 to 2) to 0.36 and 0.5 (rounds 3 to 4), above 0.35 (0.2)"
     )
-    assert drifted(rounds(REPEATS, 0.1, 0.2, 0.36, 0.34), REPEATS, "the share", rise=0.2) is None
-    assert drifted(rounds(REPEATS, 0.8, 0.8, 0.1, 0.1), REPEATS, "the share", rise=0.2) is None
-    assert drifted(rounds(REPEATS, 0.0, 0.0, 0.4, 0.4), REPEATS, "the share", rise=0.2) is not None
+    assert drift_message(rounds(REPEATS, 0.1, 0.2, 0.36, 0.34), REPEATS, "the share", rise=0.2) is None
+    assert drift_message(rounds(REPEATS, 0.8, 0.8, 0.1, 0.1), REPEATS, "the share", rise=0.2) is None
+    assert drift_message(rounds(REPEATS, 0.0, 0.0, 0.4, 0.4), REPEATS, "the share", rise=0.2) is not None
 
 
 def test_what_success_has_risen_with_is_no_drift_and_a_little_success_is_not_enough():
     values = (10, 10, 30, 30)
     clear, chance, none = (0.2, 0.2, 0.6, 0.6), (0.2, 0.2, 0.24, 0.25), (0.2, 0.2, 0.1, 0.1)
-    assert drifted(rounds(LENGTH, *values, success=clear), LENGTH, "tokens", factor=2.0) is None
+    assert drift_message(rounds(LENGTH, *values, success=clear), LENGTH, "tokens", factor=2.0) is None
     for success in (chance, none):
-        message = drifted(rounds(LENGTH, *values, success=success), LENGTH, "tokens", factor=2.0)
+        message = drift_message(rounds(LENGTH, *values, success=success), LENGTH, "tokens", factor=2.0)
         assert message is not None
         assert f"while success went from 0.200 to {sum(success[2:]) / 2:.3f}" in message
-    assert drifted(rounds(LENGTH, *values, success=clear), LENGTH, "t", factor=2.0, whatever_success=True) is not None
+    clearly = rounds(LENGTH, *values, success=clear)
+    assert drift_message(clearly, LENGTH, "t", factor=2.0, ignore_success=True) is not None
 
 
 def test_success_has_clearly_risen_by_the_interval_of_two_shares():
     p, q, n = 0.2, 0.33, 200.0
     bound = 1.959964 * math.sqrt(p * (1 - p) / n + q * (1 - q) / n)
     looks = rounds(LENGTH, 1, 1, 1, 1, success=(p, p, q, q))
-    assert (q - p > bound, rose_clearly(looks)) == (True, True)
-    assert not rose_clearly(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, p + 0.9 * bound * 0.9, p + 0.9 * bound * 0.9)))
-    assert not rose_clearly(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, q, q), episodes=20))
-    assert not rose_clearly(rounds(LENGTH, 1, 1, 1, 1))  # not known
+    assert (q - p > bound, success_rose(looks)) == (True, True)
+    assert not success_rose(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, p + 0.9 * bound * 0.9, p + 0.9 * bound * 0.9)))
+    assert not success_rose(rounds(LENGTH, 1, 1, 1, 1, success=(p, p, q, q), episodes=20))
+    assert not success_rose(rounds(LENGTH, 1, 1, 1, 1))  # not known
 
 
 # --- what is measured of a round ------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_a_rule_warns_stops_or_is_off(tmp_path, rule):
     with pytest.raises(GuardStruck) as struck:
         pretend(tmp_path / "a", metrics=STRIKES[rule], **stop)
     assert str(struck.value).endswith(
-        f"{ADVICE[rule]}. What was finished is kept; guards.{rule}=warn goes on from here"
+        f"{ADVICE[rule]}. Finished stages are kept; the same command with guards.{rule}=warn resumes from here"
     )
     assert Records(tmp_path / "a").all()[0].stages[-1].label == "filter[4]"
     assert f"guards.{rule} may end" in plan(spec_of(tmp_path / "e", **stop)).notes[0]
@@ -222,7 +224,7 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises(tmp_path, 
             pretend(tmp_path / "slight", episodes=played | {"evaluate[final]": slight}, **{**TRAINED, **own}).notices
             == []
         )
-        with pytest.raises(GuardStruck, match=r"guards\.heldout_reward=warn goes on from here"):
+        with pytest.raises(GuardStruck, match=r"guards\.heldout_reward=warn resumes from here"):
             pretend(tmp_path, episodes=played, **{**TRAINED, **own}, guards={"heldout_reward": "stop"})
 
 
@@ -237,7 +239,7 @@ def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "path", "why"),
     [
-        ({"guards": {"length_drift": "stop"}, "rounds": 3}, "guards.length_drift", "rounds=3 are too few"),
+        ({"guards": {"length_drift": "stop"}, "rounds": 3}, "guards.length_drift", "rounds=3 is too few"),
         ({"guards": {"heldout_reward": "stop"}, "evaluate": {"every": 1}}, "guards.heldout_reward", "another reward"),
         ({"guards": {"heldout_reward": "stop"}, "evaluate": {"reward": OTHER}}, "guards.heldout_reward", "every=0"),
         (
@@ -247,7 +249,7 @@ def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
                 "reward_model": {"algorithm": {"name": "reward_model"}},
             },
             "guards.ensemble_disagreement",
-            "models=1 is one",
+            "needs an ensemble of reward models, but reward_model.models=1",
         ),
         ({"guards": {"length_factor": 1.0}}, "guards.length_factor", "more than 1"),
         ({"guards": {"repetition_rise": 0}}, "guards.repetition_rise", "more than 0"),
@@ -267,7 +269,7 @@ def test_what_could_never_strike_is_no_rule(tmp_path, changes, path, why):
 
 def test_an_ensemble_to_be_watched_that_none_is_is_said_after_the_first_round(tmp_path):
     alone = {"judge[1]": {"reward": 0.5, "scored": 8.0}}
-    with pytest.raises(SpecError, match=r"guards\.ensemble_disagreement: stop, and the scores of round 1 have no"):
+    with pytest.raises(SpecError, match=r"guards\.ensemble_disagreement: stop, but the scores of round 1 have no"):
         pretend(tmp_path, rounds=4, metrics=alone, guards={"ensemble_disagreement": "stop"})
 
 
@@ -307,7 +309,7 @@ def test_the_longest_episodes_show_length_drift_and_the_shortest_a_fall(tmp_path
     assert [one.id for one in notice.episodes] == ["train-01/0", "train-03/0", "train-04/0"]
     assert notice.episodes[0].why == "50 sampled tokens, reward 50"
     assert notice.episodes[0].excerpt.startswith("w7 w8 w9")
-    assert notice.message.endswith("Shown best by collect[4]: train-01/0, train-03/0, train-04/0")
+    assert notice.message.endswith("Example episodes of collect[4]: train-01/0, train-03/0, train-04/0")
     (notice,) = shown_by(tmp_path, played, scores, {LENGTH: 0.01})
     assert notice.episodes[0].id == "train-00/0"
 

@@ -192,27 +192,39 @@ def test_planner_and_workers_play_rounds_and_evaluations(tmp_path, context):
     [
         (
             {"collect": {"reflection": {"demonstrate": True}}},
-            r"collect\.reflection\.demonstrate: true: demonstrations are text, and grpo",
+            r"collect\.reflection\.demonstrate: true: demonstrations are text, but grpo",
         ),
         (
             {"collect": {"reflection": {}}, "agent": {"function": "tests.flows.test_own_agent.agent"}},
-            r"collect\.reflection: is a way of the agent loop",
+            r"collect\.reflection: needs the agent loop",
         ),
-        ({"collect": {"reflection": {}, "continuations": 2}}, r"collect\.continuations: does not go together with"),
-        ({"collect": {"teacher": TEACHER}}, r"collect\.teacher: grpo learns from what the policy itself sampled"),
+        ({"collect": {"reflection": {}, "continuations": 2}}, r"collect\.continuations: cannot be combined with"),
+        ({"collect": {"teacher": TEACHER}}, r"collect\.teacher: grpo learns only from tokens that the policy sampled"),
         (
             {"collect": {"teacher": {}}, "algorithm": SFT},
-            r"collect\.teacher\.model: null, and inference\.name=embedded",
+            r"collect\.teacher\.model: null, but inference\.name=embedded",
         ),
-        ({"collect": {"teacher": {**TEACHER, "samples": 7}}, "algorithm": SFT}, r"collect\.teacher\.samples: 7 of 2"),
-        ({"collect": {"opponent": "policy"}}, r"collect\.opponent: policy: .*Shop takes no `opponent`"),
-        ({"environment": {**GAME, "opponent": "agent"}}, r"environment\.opponent: agent leaves a side to be played"),
-        ({"agent": {"roles": {}, "format": "chat"}}, r"agent\.format: chat: a worker acts by calls of tools"),
-        ({"agent": {"roles": {}}, "algorithm": {"credit": "turns"}}, r"algorithm\.credit: turns: those of planner"),
-        ({"agent": {"roles": {}}, "collect": {"continuations": 1}}, r"collect\.continuations: is played by one agent"),
+        (
+            {"collect": {"teacher": {**TEACHER, "samples": 7}}, "algorithm": SFT},
+            r"collect\.teacher\.samples: 7: a group has collect\.group_size=2",
+        ),
+        ({"collect": {"opponent": "policy"}}, r"collect\.opponent: policy: .*Shop has no parameter `opponent`"),
+        (
+            {"environment": {**GAME, "opponent": "agent"}},
+            r"environment\.opponent: agent: leaves the opponent's moves to the agent",
+        ),
+        ({"agent": {"roles": {}, "format": "chat"}}, r"agent\.format: chat: workers act by tool calls"),
+        (
+            {"agent": {"roles": {}}, "algorithm": {"credit": "turns"}},
+            r"algorithm\.credit: turns: the turns of planner",
+        ),
+        (
+            {"agent": {"roles": {}}, "collect": {"continuations": 1}},
+            r"collect\.continuations: supports a single agent",
+        ),
         (
             {"reward_model": {**LEARNED, "algorithm": {"name": "process_reward_model"}}},
-            r"reward_model\.continuations: 2 label steps, and no head learns them",
+            r"reward_model\.continuations: 2: continuations label steps, but no head learns these labels",
         ),
         ({"reward_model": {**LEARNED, "continuations": 0}}, r"reward_model\.algorithm\.heads: continued learns"),
     ],

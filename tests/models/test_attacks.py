@@ -254,6 +254,6 @@ def test_a_folder_that_changes_while_a_stage_runs_leaves_no_result(base_dir, tmp
         return {}
 
     monkeypatch.setitem(STAGES, "train", replace(STAGES["train"], function=train))
-    with pytest.raises(ResourceError, match="has changed on the disk while"):
+    with pytest.raises(ResourceError, match="changed on disk while"):
         run_stage(request, context)
     assert list(context.store.manifests()) == []

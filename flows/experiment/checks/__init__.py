@@ -1,10 +1,10 @@
-"""What of an experiment only makes sense together: an algorithm and the episodes that it gets, an environment and the
-splits that are asked of it.
+"""Cross-field validation of an experiment, such as an algorithm against the group size, or an environment against the
+splits that the run uses.
 
-Each check names in its signature the parts of `flows.experiment.spec.ExperimentSpec` that it looks at, and is asked
-where all of them are valid by themselves. The checks build the environment and the reward, which are light by their
-protocols, and nothing else; no model is loaded. Whether weights can be had is not known here:
-`components.models.weights.check_weights` looks for them before the first stage.
+The parameters of a check are names of fields of `flows.experiment.spec.ExperimentSpec`. A check runs only if each of
+these fields is valid on its own. The checks build the environment and the reward, which are light by their protocols,
+and nothing else; no model is loaded. The checks do not look for model weights:
+`components.models.weights.check_weights` does, before the first stage.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
     learning.signal,
     learning.held_out,
-    learning.watched,
+    learning.stopping_guards,
     playing.inference,
     playing.vllm,
     playing.agent,
-    playing.ways,
+    playing.play_modes,
     learning.weights,
     playing.lengths,
     models.local_model,
     judging.reward,
-    judging.others,
+    judging.other_rewards,
     judging.fields,
     judging.judges,
     judging.reward_model,
@@ -44,17 +44,17 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.sequence_ratio,
     learning.costs,
     learning.ewc,
-    learning.people,
+    learning.feedback_weights,
     computing.places,
-    computing.elsewhere,
-    computing.together,
+    computing.remote_store,
+    computing.several_processes,
     deploying.formats,
 )
-"""In the order in which their problems are shown."""
+"""All checks, in the order in which their problems are reported."""
 
 
 def problems(parts: Mapping[str, Any]) -> Iterator[Problem]:
-    """All that does not go together in the valid parts of an experiment, by name."""
+    """Yield the cross-field problems of an experiment. parts: its valid fields by name."""
     for check in CHECKS:
         names = list(inspect.signature(check).parameters)
         if all(name in parts for name in names):

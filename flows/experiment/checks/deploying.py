@@ -1,4 +1,4 @@
-"""What is exported, and where it is put into use."""
+"""Checks of the export formats and the deployment target."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from components.models.spec import ModelSpec
 
 
 def formats(deploy: DeploySpec, model: ModelSpec) -> Iterator[Problem]:
+    """Check that the exported formats exist for the model and suit the target."""
     if deploy.mode == "none" and deploy.target is not None:
         yield Problem("deploy.target", f"{deploy.target.name}: deploy.mode=none exports nothing; expected export")
     if "adapter" in deploy.formats and model.lora is None and deploy.mode != "none":
-        yield Problem("deploy.formats", "adapter: model.lora is null, and all weights are trained; expected merged")
+        yield Problem(
+            "deploy.formats", "adapter: model.lora=null trains all weights, without an adapter; expected merged"
+        )
     if deploy.target is not None and "merged" not in deploy.formats:
         yield Problem(
-            "deploy.formats", f"{', '.join(deploy.formats)}: deploy.target takes the merged model; expected merged too"
+            "deploy.formats",
+            f"{', '.join(deploy.formats)}: deploy.target deploys the merged model; add merged to the formats",
         )

@@ -1,4 +1,4 @@
-"""What rewards, reward models and filters need to do their part."""
+"""Checks of rewards, judges, reward models and filters."""
 
 from __future__ import annotations
 
@@ -22,109 +22,118 @@ from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
-from flows.experiment.checks.worlds import TRAIN, stated
+from flows.experiment.checks.worlds import TRAIN, environment_scenarios
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
 
 def reward(reward: Target) -> Iterator[Problem]:
-    """Of the reward and of those that it is made of, those furthest down first: what one is refused for, the ones
-    around it would be refused for, too."""
-    wrong: list[str] = []
-    for place, target in [*reward.below("reward"), ("reward", reward)]:
-        if not any(one.startswith(f"{place}.") for one in wrong):
-            found = list(_refused(place, target))
-            wrong += [place] if found else []
-            yield from found
+    """Check that the reward and the rewards nested in it can be built, innermost first.
+
+    A reward that contains an invalid one is skipped: it would fail for the same reason."""
+    invalid_paths: list[str] = []
+    for path, target in [*reward.below("reward"), ("reward", reward)]:
+        if not any(invalid.startswith(f"{path}.") for invalid in invalid_paths):
+            problems = list(_build_problems(path, target))
+            invalid_paths += [path] if problems else []
+            yield from problems
 
 
-def _refused(place: str, reward: Target) -> Iterator[Problem]:
-    thing = reward.factory()
+def _build_problems(path: str, reward: Target) -> Iterator[Problem]:
+    factory = reward.factory()
     try:
         built = reward.build()
     except SpecError as error:
-        for one in error.problems:
-            path = f"{place}{one.path.removeprefix('reward')}" if one.path.startswith("reward") else place
-            yield replace(one, path=path)
+        for problem in error.problems:
+            inside = problem.path.startswith("reward")
+            yield replace(problem, path=f"{path}{problem.path.removeprefix('reward')}" if inside else path)
         return
     except ResourceError as error:
-        yield Problem(place, str(error))
+        yield Problem(path, str(error))
         return
-    except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
-        yield Problem(place, f"{reward.target} cannot be built: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001  user code may raise anything
+        yield Problem(path, f"{reward.target} cannot be built: {type(error).__name__}: {error}")
         return
-    scores = inspect.isfunction(thing) or callable(built) or hasattr(built, "score_group")
-    if place == "reward" and not scores:
-        yield Problem(f"{place}._target_", f"{reward.target} can score nothing; expected `__call__` or `score_group`")
+    scores = inspect.isfunction(factory) or callable(built) or hasattr(built, "score_group")
+    if path == "reward" and not scores:
+        yield Problem(
+            f"{path}._target_", f"{reward.target} cannot score; expected a method `__call__` or `score_group`"
+        )
 
 
-def others(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target) -> Iterator[Problem]:
-    """Rewards beside the declared one."""
+def other_rewards(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target) -> Iterator[Problem]:
+    """Check `evaluate.reward` and `calibrate`."""
     for path, target in (("evaluate.reward", evaluate.reward), ("calibrate.truth", calibrate.truth)):
         for problem in reward(target) if target is not None else ():
             yield replace(problem, path=problem.path.replace("reward", path, 1))
     if calibrate.solutions and "solve" not in dir(environment.factory()):
         yield Problem(
-            "calibrate.solutions", f"true, and {environment.target} has no solve(scenario); expected null or false"
+            "calibrate.solutions",
+            f"true, but {environment.target} has no method solve(scenario); expected null or false",
         )
 
 
 def fields(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: AgentSpec) -> Iterator[Problem]:
-    """Fields that rewards read and no scenario has: every episode would be unscored, which only the first evaluation
-    would show. A name alone is expected in the input, unless an agent of the user's states the outcome."""
-    read: dict[str, tuple[str, str]] = {}
-    for path, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
-        for place, target in [*declared.below(path), (path, declared)] if declared is not None else ():
-            for key, where in _fields(target).items():
-                if (name := of_input(where, outcome=agent.function is not None)) is not None:
-                    read[f"{place}.{key}"] = (where, name)
-    scenarios = stated(environment, (TRAIN, evaluate.split)) if read else []
-    inputs = set().union(*(one.input for one in scenarios))
-    for key, (where, name) in read.items() if scenarios else ():
+    """Check that scenarios have the input fields that rewards read.
+
+    Without the field every episode would be unscored, which only the first evaluation would show. A name without a
+    prefix counts as an input field, unless `agent.function` is set, whose outcome may have a field of that name."""
+    fields_read: dict[str, tuple[str, str]] = {}
+    for root, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
+        for path, target in [*declared.below(root), (root, declared)] if declared is not None else ():
+            for key, field in _fields(target).items():
+                if (name := of_input(field, outcome=agent.function is not None)) is not None:
+                    fields_read[f"{path}.{key}"] = (field, name)
+    scenarios = environment_scenarios(environment, (TRAIN, evaluate.split)) if fields_read else []
+    inputs = set().union(*(scenario.input for scenario in scenarios))
+    for key, (field, name) in fields_read.items() if scenarios else ():
         if name not in inputs:
-            has = ", ".join(sorted(map(str, inputs))) or "nothing"
+            available = ", ".join(sorted(map(str, inputs))) or "no fields"
             yield Problem(
                 key,
-                f"{where!r}: no scenario of {environment.target} has it in its input, which has {has}; expected one "
-                "of these, outcome.FIELD for what the environment says at the end of an episode, or another reward",
+                f"{field!r}: no scenario of {environment.target} has this input field (available: {available}); "
+                "expected one of these, outcome.FIELD for a field of the episode's outcome, or another reward",
             )
 
 
 def _fields(reward: Target) -> Mapping[str, str]:
     try:
         built = reward.build()
-    except Exception:  # noqa: BLE001  `reward` says so
+    except Exception:  # noqa: BLE001  the check `reward` reports it
         return {}
     return built.fields_read() if isinstance(built, ReadingReward) else {}
 
 
 def judges(reward: Target, judge: JudgeSpec, collect: CollectSpec, evaluate: EvaluateSpec) -> Iterator[Problem]:
-    """What the models that a reward asks need of the rest."""
-    thing = reward.factory()
-    together = hasattr(thing, "score_group")
-    most = max(collect.scenarios * (1 if together else collect.group_size), evaluate.scenarios or 0)
-    for one in [*asked_by(reward), *asked_by(evaluate.reward)]:
-        if isinstance(one, ServedJudge) and one.price is None and judge.budget is not None:
+    """Check the budget, the batch size and the rate limits of the LLM judges."""
+    by_group = hasattr(reward.factory(), "score_group")
+    requests = max(collect.scenarios * (1 if by_group else collect.group_size), evaluate.scenarios or 0)
+    for model in [*asked_by(reward), *asked_by(evaluate.reward)]:
+        if isinstance(model, ServedJudge) and model.price is None and judge.budget is not None:
             yield Problem(
                 "judge.budget",
-                f"{judge.budget:g} cannot be kept: what {one.model} costs is not known; expected its price for a "
+                f"{judge.budget:g} cannot be enforced: the price of {model.model} is not set; expected its price per "
                 "million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null",
             )
-        if isinstance(one, ServedJudge) and one.batch and judge.concurrency < most:
-            what = "groups" if together else "episodes"
+        if isinstance(model, ServedJudge) and model.batch and judge.concurrency < requests:
+            unit = "groups" if by_group else "episodes"
             yield Problem(
                 "judge.concurrency",
-                f"{judge.concurrency}: so many {what} are in one batch, and a batch may take a day; expected at least "
-                f"{most}, so that those of a stage are one",
+                f"{judge.concurrency}: limits a batch to this many {unit}, and a batch may take a day; expected at "
+                f"least {requests}, so that a stage sends one batch",
             )
         limits = ("requests_per_minute", "tokens_per_minute")
-        for name in limits if isinstance(one, ServedJudge) and one.batch else ():
-            if getattr(one, name) is not None:
-                value = f"{getattr(one, name):g}"
-                yield Problem(f"reward.model.{name}", f"{value}: batches have none; expected null, or batch=false")
+        for name in limits if isinstance(model, ServedJudge) and model.batch else ():
+            if getattr(model, name) is not None:
+                value = f"{getattr(model, name):g}"
+                yield Problem(
+                    f"reward.model.{name}",
+                    f"{value}: does not apply to batches (reward.model.batch=true); expected null, or batch=false",
+                )
 
 
 def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:
+    """Check that the reward model is retrained within the rounds, and that guards can compare its rewards."""
     if reward_model is None:
         return
     every = reward_model.every
@@ -134,16 +143,16 @@ def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: Guard
     if not every and reward_model.keep != "all":
         yield Problem(
             "reward_model.keep",
-            f"{reward_model.keep}: says what is trained on again after rounds, and every=0 trains once; expected all, "
-            "or reward_model.every=1 or more",
+            f"{reward_model.keep}: has no effect with reward_model.every=0, which trains the reward model once; "
+            "expected all, or reward_model.every=1 or more",
         )
     for name in ("reward_hacking", "heldout_reward"):
         if every != 1 or getattr(guards, name) != "stop":
             continue
         yield Problem(
             f"guards.{name}",
-            "stop compares the training rewards of rounds that the same reward model judged, and reward_model.every=1 "
-            "leaves no two of them; expected off or warn, or reward_model.every=2 or more",
+            "stop compares training rewards of rounds that the same reward model scored, and reward_model.every=1 "
+            "retrains it after each round; expected off or warn, or reward_model.every=2 or more",
         )
 
 
@@ -154,42 +163,42 @@ def reward_model(
     algorithm: Any,
     agent: AgentSpec,
 ) -> Iterator[Problem]:
+    """Check the training of the reward model against the episodes that it learns from."""
     if reward_model is None:
         return
     trained = reward_model.algorithm
     if reward_model.continuations and not (CONTINUED in trained.heads and isinstance(trained, ProcessRewardModelSpec)):
         yield Problem(
             "reward_model.continuations",
-            f"{reward_model.continuations} label steps, and no head learns them; expected 0, or reward_model=process "
-            f"with reward_model.algorithm.heads={{{CONTINUED}: 1.0}}",
+            f"{reward_model.continuations}: continuations label steps, but no head learns these labels; expected 0, or "
+            f"reward_model=process with reward_model.algorithm.heads={{{CONTINUED}: 1.0}}",
         )
     if CONTINUED in trained.heads and not reward_model.continuations:
         yield Problem(
             "reward_model.algorithm.heads",
-            f"{CONTINUED} learns the labels of continuations, and reward_model.continuations=0 makes none; expected 1 "
-            "or more",
+            f"{CONTINUED} learns from continuations, but reward_model.continuations=0; expected 1 or more",
         )
     if reward_model.continuations and (agent.function is not None or agent.roles is not None):
         yield Problem(
             "reward_model.continuations",
-            f"{reward_model.continuations}: go on from a step of the agent loop, and agent.function or agent.roles "
-            "play in its place; expected 0",
+            f"{reward_model.continuations}: continuations start from a step of the agent loop, which agent.function "
+            "and agent.roles replace; expected 0",
         )
     if reward_model.continuations and agent.format == "code":
         yield Problem(
             "reward_model.continuations",
-            f"{reward_model.continuations}: go on from single actions, and a block of agent.format=code may be many; "
-            "expected 0, or another format",
+            f"{reward_model.continuations}: continuations start from a single action, but one code block of "
+            "agent.format=code may run several; expected 0, or another format",
         )
     if reward_model.continuations and collect.opponent != "environment":
         yield Problem(
             "reward_model.continuations",
-            f"{reward_model.continuations}: go on against the environment's opponent; expected 0, or "
-            "collect.opponent=environment",
+            f"{reward_model.continuations}: continuations play against the environment's opponent, but "
+            f"collect.opponent={collect.opponent}; expected 0, or collect.opponent=environment",
         )
     by_turn = isinstance(trained, ProcessRewardModelSpec) and trained.loss == "mse"
     if isinstance(algorithm, DistillSpec):
-        yield Problem("reward_model", "algorithm=distill learns from no reward; expected reward_model=none")
+        yield Problem("reward_model", "algorithm=distill does not use rewards; expected reward_model=none")
     if getattr(algorithm, "credit", "episode") == "turns" and not isinstance(trained, ProcessRewardModelSpec):
         yield Problem(
             "algorithm.credit",
@@ -198,48 +207,53 @@ def reward_model(
         )
     if not by_turn and reward_model.group_size == 1:
         yield Problem(
-            "reward_model.group_size", "1: pairs are two episodes of a scenario; expected at least 2, or loss: mse"
+            "reward_model.group_size",
+            "1: a preference pair needs two episodes of a scenario; expected at least 2, or loss: mse",
         )
     if not by_turn and collect.temperature == 0:
-        yield Problem("collect.temperature", "0 plays every episode of a scenario alike; expected more than 0")
+        yield Problem("collect.temperature", "0: all episodes of a scenario would be identical; expected more than 0")
     if isinstance(inference, RemoteSpec) and not inference.tokens:
-        yield Problem("inference.tokens", "false, and reward_model reads the tokens of episodes; expected true")
+        yield Problem("inference.tokens", "false, but reward_model needs the tokens of episodes; expected true")
     if reward_model.models == 1 and reward_model.combine != "mean":
         yield Problem(
-            "reward_model.combine", f"{reward_model.combine}: says what several models give, and models=1 is one"
+            "reward_model.combine",
+            f"{reward_model.combine}: combines the scores of several models, but reward_model.models=1; expected mean, "
+            "or reward_model.models=2 or more",
         )
 
 
 def filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
+    """Check that `filter` and `warmup.filter` are filters and can be built."""
     for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
-        found = [one for end, link in links(target).items() for one in _filter(f"{path}{end}", link)]
-        yield from found or (_built(path, target) if target.factory() is Chain else ())
+        problems = [problem for end, link in links(target).items() for problem in _filter(f"{path}{end}", link)]
+        yield from problems or (_filter_build_problems(path, target) if target.factory() is Chain else ())
 
 
 def _filter(path: str, target: Any) -> Iterator[Problem]:
     expected = "expected a function (trajectory) -> bool, or a class with a method `select` or `survey`"
     if not isinstance(target, Target):
-        yield Problem(path, f"{target!r:.80} is no filter; {expected}, as _target_")
+        yield Problem(path, f"{target!r:.80} is not a filter; {expected}, as _target_")
         return
-    thing = target.factory()
-    if inspect.isclass(thing):
-        usable = bool({"select", "survey", "__call__"} & set(dir(thing)))
+    factory = target.factory()
+    if inspect.isclass(factory):
+        usable = bool({"select", "survey", "__call__"} & set(dir(factory)))
     else:
-        usable = any(one.kind in _POSITIONAL for one in inspect.signature(thing).parameters.values())
+        usable = any(parameter.kind in _POSITIONAL for parameter in inspect.signature(factory).parameters.values())
     if not usable:
-        yield Problem(f"{path}._target_", f"{target.target} is no filter; {expected}")
+        yield Problem(f"{path}._target_", f"{target.target} is not a filter; {expected}")
         return
-    yield from _built(path, target)
+    yield from _filter_build_problems(path, target)
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _built(path: str, target: Target) -> Iterator[Problem]:
-    """What a filter says of its arguments together."""
+def _filter_build_problems(path: str, target: Target) -> Iterator[Problem]:
+    """Yield the problems that building the filter raises."""
     try:
         target.build()
     except SpecError as error:
-        yield from (Problem(path + one.path.removeprefix("filter"), one.message, one.nearest) for one in error.problems)
-    except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
+        for problem in error.problems:
+            yield Problem(path + problem.path.removeprefix("filter"), problem.message, problem.nearest)
+    except Exception as error:  # noqa: BLE001  user code may raise anything
         yield Problem(path, f"{target.target} cannot be built: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Which models are named, and whether what is named on this machine is there."""
+"""Checks of model names, and of local model folders and adapters."""
 
 from __future__ import annotations
 
@@ -15,36 +15,42 @@ from flows.experiment.sections import WarmupSpec
 
 
 def local_model(model: ModelSpec) -> Iterator[Problem]:
+    """Check that a model name that reads like a local path is a folder."""
     if model.source != "hub" or Path(model.name).is_dir():
         return
     if model.name.startswith(("/", ".", "~")) or model.name.count("/") > 1:
         yield Problem(
-            "model.name", f"there is no folder {model.name!r}; expected one, or a name on the Hugging Face hub"
+            "model.name",
+            f"folder {model.name!r} does not exist; expected a folder, or a name on the Hugging Face hub",
         )
 
 
 def teachers(algorithm: Any, warmup: WarmupSpec | None, collect: CollectSpec) -> Iterator[Problem]:
-    found = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
+    """Check the models, adapters and engines of all teachers."""
+    models = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
     playing = {"warmup.teacher": warmup.teacher if warmup else None, "collect.teacher": collect.teacher}
-    for path, one in playing.items():
-        if one is None:
+    for path, teacher in playing.items():
+        if teacher is None:
             continue
-        embedded = not isinstance(one.inference, RemoteSpec)
-        if path == "warmup.teacher" and one.samples > 1 and one.temperature == 0:
+        embedded = not isinstance(teacher.inference, RemoteSpec)
+        if path == "warmup.teacher" and teacher.samples > 1 and teacher.temperature == 0:
             yield Problem(
                 f"{path}.samples",
-                f"{one.samples}: {path}.temperature=0 plays each of them alike; expected 1, or a temperature above 0",
+                f"{teacher.samples}: with {path}.temperature=0 all samples of a scenario are identical; expected 1, "
+                "or a temperature above 0",
             )
-        if embedded and one.model is None:
-            yield Problem(f"{path}.model", f"null, and inference.name={one.inference.name} plays a model: name one")
-        elif one.model is not None and not embedded:
-            yield Problem(f"{path}.model", "given, but a server plays; expected null, or inference.name=embedded")
-        elif one.model is not None:
-            found[f"{path}.model"] = one.model
-    for path, teacher in found.items():
+        if embedded and teacher.model is None:
+            yield Problem(
+                f"{path}.model", f"null, but inference.name={teacher.inference.name} needs a model; expected its name"
+            )
+        elif teacher.model is not None and not embedded:
+            yield Problem(f"{path}.model", "set, but a server generates; expected null, or inference.name=embedded")
+        elif teacher.model is not None:
+            models[f"{path}.model"] = teacher.model
+    for path, model in models.items():
         try:
-            teacher.adapter_dir()
+            model.adapter_dir()
         except ArtifactError as error:
             yield Problem(f"{path}.adapter", str(error).removeprefix("teacher.adapter: "))
-        for problem in local_model(teacher.model(max_length=16)):
+        for problem in local_model(model.model(max_length=16)):
             yield Problem(f"{path}.{problem.path.removeprefix('model.')}", problem.message)

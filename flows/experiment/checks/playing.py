@@ -1,4 +1,4 @@
-"""What agents, engines and the ways to play a round need of each other."""
+"""Checks of the agent, the inference engine and the options of `collect` against each other."""
 
 from __future__ import annotations
 
@@ -15,126 +15,139 @@ from components.specs import Target
 
 
 def agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) -> Iterator[Problem]:
+    """Check the format, the roles and the function of the agent."""
     if agent.format != "native" and environment.arguments.get("format") == agent.format == "react":
         yield Problem(
             "agent.format",
-            "react: the environment reads Thought and Action itself (environment.format=react); expected native, or "
+            "react: the environment already parses Thought and Action (environment.format=react); expected native, or "
             "environment.format=tool",
         )
     if agent.code is not None and agent.format != "code":
-        yield Problem("agent.code", f"limits code that agent.format={agent.format} does not write; expected null")
+        yield Problem(
+            "agent.code", f"limits code execution, which agent.format={agent.format} does not use; expected null"
+        )
     if agent.roles is not None:
         if agent.function is not None:
-            yield Problem("agent.roles", "given, and agent.function plays as it likes; expected null")
+            yield Problem("agent.roles", "set, but agent.function replaces the agent loop; expected null")
         if agent.format in ("chat", "code"):
-            yield Problem("agent.format", f"{agent.format}: a worker acts by calls of tools; expected native or react")
+            yield Problem("agent.format", f"{agent.format}: workers act by tool calls; expected native or react")
         if rounds and getattr(algorithm, "credit", "episode") == "turns":
             yield Problem(
                 "algorithm.credit",
-                "turns: those of planner and workers (agent.roles) do not stand in the order of time; expected episode",
+                "turns: the turns of planner and workers (agent.roles) are not in order of time; expected episode",
             )
     if agent.function is None:
         return
     if agent.format != "native":
-        yield Problem("agent.format", f"{agent.format}: is for the loop, and agent.function writes as it likes")
+        yield Problem(
+            "agent.format", f"{agent.format}: applies to the agent loop, which agent.function replaces; expected native"
+        )
     if agent.max_observation != AgentSpec().max_observation:
         yield Problem(
             "agent.max_observation",
-            f"{agent.max_observation}: cuts what the loop shows, and agent.function reads its environment itself; "
+            f"{agent.max_observation}: truncates observations of the agent loop, which agent.function replaces; "
             f"expected {AgentSpec().max_observation}",
         )
 
 
-def ways(collect: CollectSpec, agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) -> Iterator[Problem]:
-    """Other ways of playing than each episode once."""
-    played = collect.opponent != "environment"
-    ways = ("reflection", "continuations", "teacher")
-    given = [*(name for name in ways if getattr(collect, name)), *["opponent"] * played]
+def play_modes(
+    collect: CollectSpec, agent: AgentSpec, environment: Target, algorithm: Any, rounds: int
+) -> Iterator[Problem]:
+    """Check reflection, continuations, teachers and self-play, at most one of which a round may use."""
+    self_play = collect.opponent != "environment"
+    names = ("reflection", "continuations", "teacher")
+    modes = [*(name for name in names if getattr(collect, name)), *["opponent"] * self_play]
     if collect.teacher is not None and rounds and isinstance(algorithm, PolicyGradientSpec):
         yield Problem(
             "collect.teacher",
-            f"{algorithm.name} learns from what the policy itself sampled; expected null, or algorithm=sft, distill or "
-            "a preference algorithm",
+            f"{algorithm.name} learns only from tokens that the policy sampled; expected null, or algorithm=sft, "
+            "distill or a preference algorithm",
         )
     if collect.teacher is not None and collect.teacher.samples > collect.group_size:
         yield Problem(
             "collect.teacher.samples",
-            f"{collect.teacher.samples} of {collect.group_size} episodes (collect.group_size); expected no more",
+            f"{collect.teacher.samples}: a group has collect.group_size={collect.group_size} episodes; expected at "
+            "most that",
         )
-    if played and "opponent" not in inspect.signature(environment.factory()).parameters:
+    if self_play and "opponent" not in inspect.signature(environment.factory()).parameters:
         yield Problem(
             "collect.opponent",
-            f"{collect.opponent}: {environment.target} takes no `opponent`; expected environment, or a game whose "
-            "both sides can be played, such as environment=tictactoe",
+            f"{collect.opponent}: {environment.target} has no parameter `opponent`; expected environment, or a game "
+            "with two sides, such as environment=tictactoe",
         )
     if environment.arguments.get("opponent") == "agent":
         yield Problem(
             "environment.opponent",
-            "agent leaves a side to be played, in evaluations too; expected another, and collect.opponent=policy or "
-            "base for the rounds",
+            "agent: leaves the opponent's moves to the agent, in evaluations too; expected another value, and "
+            "collect.opponent=policy or base for the rounds",
         )
     if agent.function is not None:
-        for name in given:
-            yield Problem(
-                f"collect.{name}", "is a way of the agent loop, and agent.function plays as it likes; expected it unset"
-            )
-    for name in sorted({*given} - {"reflection", "teacher"}):
+        for name in modes:
+            yield Problem(f"collect.{name}", "needs the agent loop, which agent.function replaces; expected it unset")
+    for name in sorted({*modes} - {"reflection", "teacher"}):
         if agent.format == "code":
             yield Problem(
                 f"collect.{name}",
-                "goes on from single actions, and a block of agent.format=code may be many; expected another format",
+                "resumes after a single action, but one code block of agent.format=code may run several; expected "
+                "another format",
             )
     if agent.roles is not None:
-        for name in sorted({*given} - {"reflection", "teacher"}):
+        for name in sorted({*modes} - {"reflection", "teacher"}):
             yield Problem(
-                f"collect.{name}", "is played by one agent, and agent.roles are several; expected roles: null"
+                f"collect.{name}", "supports a single agent, but agent.roles has several; expected agent.roles=null"
             )
-    if len(given) > 1:
-        yield Problem(f"collect.{given[1]}", f"does not go together with collect.{given[0]}; expected one of them")
+    if len(modes) > 1:
+        yield Problem(f"collect.{modes[1]}", f"cannot be combined with collect.{modes[0]}; expected one of them")
     if collect.reflection and collect.reflection.demonstrate and rounds and isinstance(algorithm, PolicyGradientSpec):
         yield Problem(
             "collect.reflection.demonstrate",
-            f"true: demonstrations are text, and {algorithm.name} learns from sampled tokens alone; expected false, or "
+            f"true: demonstrations are text, but {algorithm.name} learns only from sampled tokens; expected false, or "
             "algorithm=sft, distill or a preference algorithm",
         )
 
 
 def inference(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
+    """Check that a remote server returns tokens if rounds train on them."""
     if isinstance(inference, RemoteSpec) and not inference.tokens and rounds:
         yield Problem(
             "inference.tokens",
-            f"false, and rounds={rounds} train on what is collected; expected true, or rounds=0",
+            f"false, but rounds={rounds} trains on the collected tokens; expected true, or rounds=0",
         )
 
 
 def vllm(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
-    """What a vLLM server can be asked."""
+    """Check the LoRA rank, sampling, sleep mode and API key of a vLLM server."""
     if not isinstance(inference, VllmSpec):
         return
-    rank, most = (model.lora.rank if model.lora else 0), inference.max_lora_rank
-    if most is not None and rank > most:
+    rank, max_rank = (model.lora.rank if model.lora else 0), inference.max_lora_rank
+    if max_rank is not None and rank > max_rank:
         yield Problem(
-            "inference.max_lora_rank", f"{most}: model.lora.rank={rank} is more; expected at least {rank}, or null"
+            "inference.max_lora_rank",
+            f"{max_rank}: less than model.lora.rank={rank}; expected at least {rank}, or null",
         )
     if rank > RANKS[-1]:
-        yield Problem("model.lora.rank", f"{rank}: vLLM takes {RANKS[-1]} at most; expected less")
+        yield Problem("model.lora.rank", f"{rank}: vLLM supports at most {RANKS[-1]}; expected {RANKS[-1]} or less")
     if collect.min_p > 0 and collect.top_p < 1 and rounds:
         yield Problem(
             "collect.min_p",
-            f"{collect.min_p:g}: vLLM cuts by it before collect.top_p={collect.top_p:g}, and training reckons with the "
-            "cut after it; expected one of them",
+            f"{collect.min_p:g}: vLLM applies it before collect.top_p={collect.top_p:g}, but training computes "
+            "log-probabilities with the opposite order; expected one of them",
         )
     if inference.sleep and collect.overlap:
-        yield Problem("inference.sleep", "true: with collect.overlap the server plays all the time; expected false")
+        yield Problem(
+            "inference.sleep", "true: with collect.overlap the server generates during training; expected false"
+        )
     if inference.key_variable and not inference.urls:
         yield Problem(
-            "inference.key_variable", f"{inference.key_variable}: a server of the run's own has no key; expected null"
+            "inference.key_variable",
+            f"{inference.key_variable}: the server that the run starts itself has no API key; expected null",
         )
 
 
 def lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:
+    """Check that a response leaves room for a prompt in the context."""
     if agent.max_tokens >= model.max_length:
         yield Problem(
             "agent.max_tokens",
-            f"{agent.max_tokens} leaves no room for a prompt in model.max_length={model.max_length}; expected less",
+            f"{agent.max_tokens}: leaves no room for a prompt in model.max_length={model.max_length}; expected less",
         )

@@ -1,4 +1,4 @@
-"""What is asked of an environment: the protocol, enough scenarios in the right splits, solutions to show."""
+"""Checks of an environment: its protocol, the number of scenarios per split, and its solutions for demonstrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from components.trajectories.schema import Scenario
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
 TRAIN = "train"
-"""Split from which episodes for training are collected."""
+"""Name of the split from which training episodes are collected."""
 
 
 def environment(
@@ -31,17 +31,18 @@ def environment(
     warmup: WarmupSpec | None,
     reward_model: RewardModelPartSpec | None,
 ) -> Iterator[Problem]:
-    thing = environment.factory()
+    """Check the methods of the environment, its scenarios, and their number against what the run needs."""
+    factory = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
-    lacking = [name for name in methods if name not in dir(thing)]
-    if lacking:
-        what = f"{environment.target} is no environment; it lacks {', '.join(lacking)}"
-        yield Problem("environment._target_", f"{what} (see components.environments.protocol)")
+    missing = [name for name in methods if name not in dir(factory)]
+    if missing:
+        message = f"{environment.target} is not an environment: it has no {', '.join(missing)}"
+        yield Problem("environment._target_", f"{message} (see components.environments.protocol)")
         return
-    if warmup is not None and warmup.teacher is None and "solve" not in dir(thing):
+    if warmup is not None and warmup.teacher is None and "solve" not in dir(factory):
         yield Problem(
             "warmup",
-            f"{environment.target} has no method `solve` to take demonstrations from; write warmup=none, or "
+            f"{environment.target} has no method `solve`, which produces the demonstrations; expected warmup=none or "
             "warmup=teacher",
         )
     try:
@@ -55,28 +56,25 @@ def environment(
         yield Problem(path, text) if re.fullmatch(r"environment[\w.]*", path) else Problem("environment", str(error))
         return
     except SpecError as error:
-        yield from (
-            one if one.path.startswith("environment") else replace(one, path="environment") for one in error.problems
-        )
+        for problem in error.problems:
+            yield problem if problem.path.startswith("environment") else replace(problem, path="environment")
         return
-    except Exception as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
-        yield Problem(
-            "environment", f"{environment.target} cannot state its scenarios: {type(error).__name__}: {error}"
-        )
+    except Exception as error:  # noqa: BLE001  user code may raise anything
+        yield Problem("environment", f"{environment.target}.scenarios() raised {type(error).__name__}: {error}")
         return
-    if other := [one for one in (*train, *heldout) if not isinstance(one, Scenario)]:
-        what = f"{environment.target} gives {other[0]!r:.80} ({type(other[0]).__name__}) for a scenario"
-        yield Problem("environment", f"{what}; expected components.trajectories.schema.Scenario")
+    if invalid := [scenario for scenario in (*train, *heldout) if not isinstance(scenario, Scenario)]:
+        message = f"{environment.target}.scenarios() returned {invalid[0]!r:.80} ({type(invalid[0]).__name__})"
+        yield Problem("environment", f"{message}; expected components.trajectories.schema.Scenario")
         return
-    if (wrong := misnamed((*train, *heldout))) is not None:
-        yield Problem("environment", f"{environment.target} {wrong}")
+    if (naming_problem := misnamed((*train, *heldout))) is not None:
+        yield Problem("environment", f"{environment.target} {naming_problem}")
     if not heldout:
         yield Problem(
             "evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on"
         )
     elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
-        most = f"expected at most the {len(heldout)} scenarios of split {evaluate.split!r}"
-        yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: {most}")
+        expected = f"expected at most {len(heldout)}, the number of scenarios in split {evaluate.split!r}"
+        yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: {expected}")
     if rounds == 0 and warmup is None and reward_model is None:
         return
     if not train:
@@ -84,50 +82,61 @@ def environment(
         return
     if rounds and collect.scenarios > len(train):
         yield Problem(
-            "collect.scenarios", f"{collect.scenarios}: one round can draw at most the {len(train)} of {TRAIN!r}"
+            "collect.scenarios",
+            f"{collect.scenarios}: expected at most {len(train)}, the number of scenarios in split {TRAIN!r}",
         )
     elif rounds and collect.scenarios * (1 + collect.refills) > len(train):
         yield Problem(
             "collect.refills",
-            f"{collect.refills}: a round may need {collect.scenarios} scenarios and as many for each refill, and split "
-            f"{TRAIN!r} has {len(train)}; expected fewer",
+            f"{collect.refills}: a round may need {collect.scenarios * (1 + collect.refills)} scenarios "
+            f"({collect.scenarios}, and as many for each refill), but split {TRAIN!r} has {len(train)}; expected at "
+            f"most {len(train) // collect.scenarios - 1}",
         )
     if warmup is not None and warmup.demonstrations > len(train):
-        yield Problem("warmup.demonstrations", f"{warmup.demonstrations}: split {TRAIN!r} has {len(train)} scenarios")
+        yield Problem(
+            "warmup.demonstrations",
+            f"{warmup.demonstrations}: expected at most {len(train)}, the number of scenarios in split {TRAIN!r}",
+        )
     if reward_model is not None and reward_model.scenarios > len(train):
-        yield Problem("reward_model.scenarios", f"{reward_model.scenarios}: split {TRAIN!r} has {len(train)} scenarios")
+        yield Problem(
+            "reward_model.scenarios",
+            f"{reward_model.scenarios}: expected at most {len(train)}, the number of scenarios in split {TRAIN!r}",
+        )
     ids = [scenario.id for scenario in train]
     shared = set(ids) & {scenario.id for scenario in heldout}
     if evaluate.split == TRAIN:
-        yield Problem("evaluate.split", f"{TRAIN!r} is trained on; expected a split that shares no scenario with it")
+        yield Problem(
+            "evaluate.split", f"{TRAIN!r} is the training split; expected a split that shares no scenario with it"
+        )
     elif shared:
-        both = f"both {TRAIN!r} and {evaluate.split!r}"
-        yield Problem("environment", f"{len(shared)} of its scenarios are in {both}, such as {min(shared)!r}")
+        splits = f"both split {TRAIN!r} and split {evaluate.split!r}"
+        yield Problem("environment", f"{len(shared)} scenarios are in {splits}, such as {min(shared)!r}")
     if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
-        yield Problem("environment", f"{environment.target} gives the same id to several scenarios")
+        yield Problem("environment", f"{environment.target} has several scenarios with the same id")
 
 
-def stated(environment: Target, splits: Sequence[str]) -> list[Scenario]:
-    """Return the scenarios of the splits; none where the environment cannot state them, which `environment` says."""
+def environment_scenarios(environment: Target, splits: Sequence[str]) -> list[Scenario]:
+    """Return the scenarios of the splits; an empty list if the environment raises, which the check `environment`
+    reports."""
     try:
         built = environment.build()
         try:
-            found = [one for split in splits for one in _result(built.scenarios(split))]
+            scenarios = [scenario for split in splits for scenario in _result(built.scenarios(split))]
         finally:
             _result(built.close())
-    except Exception:  # noqa: BLE001  code of the user
+    except Exception:  # noqa: BLE001  user code may raise anything
         return []
-    return [one for one in found if isinstance(one, Scenario)]
+    return [scenario for scenario in scenarios if isinstance(scenario, Scenario)]
 
 
 def demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) -> Iterator[Problem]:
-    """Whether the scenarios that the warmup draws have a solution, where an environment can say so."""
+    """Check that the scenarios of the warmup have a solution, if the environment has a method `check_solutions`."""
     if warmup is None or warmup.teacher is not None or "check_solutions" not in dir(environment.factory()):
         return
     try:
         built = environment.build()
         train = list(_result(built.scenarios(TRAIN)))
-    except Exception:  # noqa: BLE001  `environment` says so
+    except Exception:  # noqa: BLE001  the check `environment` reports it
         return
     try:
         if warmup.demonstrations <= len(train):
@@ -139,5 +148,5 @@ def demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) ->
 
 
 def _result(value: Any) -> Any:
-    """What a method of an environment gave; it may be plain or async."""
+    """Return the result of a sync or async method of an environment."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value

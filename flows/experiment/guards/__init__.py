@@ -1,18 +1,18 @@
-"""Guards of a run: what no single stage can see going wrong. Each warns, or ends the run with GuardStruck.
+"""Guards: checks across the stages of a run that warn or end the run with GuardStruck.
 
     no_signal               a filter left nothing to train on                                           rules
     reward_hacking          training reward rises while held-out success falls                          rules
     heldout_reward          training reward rises while another reward falls on held-out scenarios      rules
     length_drift            episodes are much longer, or shorter, than in the first rounds              drift
     repetition_drift        the policy repeats itself within a message                                  drift
-    identical_answers       the policy says the same, whatever it is asked                              drift
-    ensemble_disagreement   the judges of an ensemble disagree more and more                            drift
+    identical_answers       the policy gives the same answer to different scenarios                     drift
+    ensemble_disagreement   the disagreement between reward models of an ensemble rises                 drift
 
-A guard decides from artifacts alone and is in no stage key. So the same command gives the same verdict, and with the
-rule changed to `warn` it goes on from there.
+A guard depends on artifacts only and is part of no stage key. So the same command triggers the same guards, and a run
+that a guard ended resumes from the same round when its rule is changed to `warn`.
 """
 
-from flows.experiment.guards.drift import Look, drifted, first_and_last
+from flows.experiment.guards.drift import RoundMetrics, drift_message, first_and_last
 from flows.experiment.guards.rules import MOST_NAMED, no_signal, reward_hacking, spans
 from flows.experiment.guards.spec import ADVICE, DRIFTS, RULES, GuardsSpec
 from flows.experiment.guards.watch import Guards
@@ -24,8 +24,8 @@ __all__ = [
     "RULES",
     "Guards",
     "GuardsSpec",
-    "Look",
-    "drifted",
+    "RoundMetrics",
+    "drift_message",
     "first_and_last",
     "no_signal",
     "reward_hacking",

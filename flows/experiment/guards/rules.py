@@ -1,4 +1,4 @@
-"""Rules that look at a filter, or at two evaluations and the rounds between them."""
+"""Rules on the result of a filter, and on two evaluations and the rounds between them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 from flows.stages import selections
 
 MOST_NAMED = 20
-"""Scenarios that a message names."""
+"""Maximum number of scenarios that a message lists."""
 
 
 def no_signal(label: str, metrics: Mapping[str, float]) -> str | None:
-    """What there is to say of a filter with these metrics; None where it kept something, or is not known to have kept
-    nothing. label: of the filter stage."""
+    """Return a message if a filter kept no episode, according to its metrics; else None. label: of the filter stage."""
     if metrics.get("kept") != 0:
         return None
-    kept = f"{label} left nothing to train on: none of {metrics.get('dropped', 0):.0f} episodes was kept"
-    return f"{kept} ({why})" if (why := selections.counted(selections.reasons(metrics))) else kept
+    message = f"{label} left nothing to train on: none of {metrics.get('dropped', 0):.0f} episodes was kept"
+    return f"{message} ({counts})" if (counts := selections.counted(selections.reasons(metrics))) else message
 
 
 def spans(steps: Sequence[int], rounds: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The rounds before the second last of the evaluated steps (since the one before that), and the rounds since.
+    """Return the rounds between the third last and the second last evaluated step, and the rounds since the latter.
 
-    Where there were none before, the first round since stands for them: its episodes are those of the policy that was
+    If there are none before, the first round since stands in for them: its episodes come from the policy that was
     evaluated.
     """
-    *_, previous, now = steps
-    since = [number for number in rounds if previous < number <= now]
+    *_, previous, latest = steps
+    since = [number for number in rounds if previous < number <= latest]
     start = steps[-3] if len(steps) > 2 else None
     before = [number for number in rounds if start is not None and start < number <= previous]
     return (before, since) if before else (since[:1], since[1:])
@@ -41,29 +40,29 @@ def reward_hacking(
     steps: tuple[int, int],
     what: str = "success",
 ) -> str | None:
-    """What there is to say where the mean training reward of the rounds `since` is above that of the rounds `before`
-    (reward by round), while held-out success (or `what` it is) fell; None where one of them did not happen.
+    """Return a message if the mean training reward rose from the rounds `before` to the rounds `since` (reward by
+    round), while held-out success, or the metric `what`, fell; else None.
 
-    difference: what `components.evaluation.metrics.paired_difference` says of the evaluations after these two steps.
+    difference: result of `components.evaluation.metrics.paired_difference` for the evaluations after the two `steps`.
     """
     if not rose(before, since) or difference["high"] is None or difference["high"] >= 0:
         return None
     lost = difference["regressed"]
-    named = ", ".join(lost[:MOST_NAMED]) + (f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else "")
+    listed = ", ".join(lost[:MOST_NAMED]) + (f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else "")
     return (
         f"training reward rose from {fmean(before.values()):.3f} ({numbers(before)}) to {fmean(since.values()):.3f} "
         f"({numbers(since)}), but held-out {what} fell from {difference['before']:.3f} (step {steps[0]}) to "
         f"{difference['after']:.3f} (step {steps[1]}): {difference['difference']:+.3f} "
-        f"[{difference['low']:+.3f}, {difference['high']:+.3f}] on the same {difference['n']} scenarios. Lost: {named}"
+        f"[{difference['low']:+.3f}, {difference['high']:+.3f}] on the same {difference['n']} scenarios. Lost: {listed}"
     )
 
 
 def rose(before: Mapping[int, float], since: Mapping[int, float]) -> bool:
-    """Whether the mean of the second is above that of the first; False where one is empty."""
+    """Return True if the mean of `since` is above that of `before`; False if one is empty."""
     return bool(before) and bool(since) and fmean(since.values()) > fmean(before.values())
 
 
 def numbers(rounds: Mapping[int, float] | Sequence[int]) -> str:
-    """`round 3`, `rounds 3 to 4`."""
+    """Return a range of rounds as text, such as `round 3` or `rounds 3 to 4`."""
     first, last = min(rounds), max(rounds)
     return f"round {first}" if first == last else f"rounds {first} to {last}"

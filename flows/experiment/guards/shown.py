@@ -1,4 +1,4 @@
-"""The episodes that show best what a guard has found."""
+"""Example episodes for a guard's message."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from components.artifacts import Artifact
 from flows.history.records import Shown
 
 MOST = 3
-"""Episodes of one notice."""
+"""Maximum number of episodes in one notice."""
 LONGEST = 400
-"""Characters of one excerpt."""
+"""Maximum number of characters in one excerpt."""
 
 
 def longest(trajectories: Artifact, scores: Artifact, label: str, *, shortest: bool = False) -> list[Shown]:
-    """Episodes with the most sampled tokens, or the fewest."""
+    """Return the episodes with the most sampled tokens, or with the fewest if `shortest`."""
     sign = 1 if shortest else -1
     return _first(
         trajectories,
         scores,
         label,
-        key=lambda one: sign * one.metrics.get("sampled_tokens", 0.0),
-        why=lambda one: f"{one.metrics.get('sampled_tokens', 0.0):.0f} sampled tokens",
+        key=lambda episode: sign * episode.metrics.get("sampled_tokens", 0.0),
+        why=lambda episode: f"{episode.metrics.get('sampled_tokens', 0.0):.0f} sampled tokens",
     )
 
 
 def most_repeated(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
-    """Episodes that repeat the most."""
+    """Return the episodes with the highest share of repeated n-grams."""
     from components.rewards.rules.outcome import repetition
     from components.trajectories.policy_text import NGRAM
 
@@ -37,55 +37,56 @@ def most_repeated(trajectories: Artifact, scores: Artifact, label: str) -> list[
         trajectories,
         scores,
         label,
-        key=lambda one: -repetition(one, NGRAM),
-        why=lambda one: f"{repetition(one, NGRAM):.0%} of its {NGRAM}-grams repeat",
+        key=lambda episode: -repetition(episode, NGRAM),
+        why=lambda episode: f"{repetition(episode, NGRAM):.0%} of its {NGRAM}-grams repeat",
     )
 
 
 def alike(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
-    """Episodes that say what the most say, of different scenarios as far as there are."""
+    """Return episodes with the most common text, of different scenarios if possible."""
     from components.trajectories.policy_text import said
 
-    episodes = [one for one in _scored(trajectories, scores) if one.failure is None]
+    episodes = [episode for episode in _scored(trajectories, scores) if episode.failure is None]
     if not episodes:
         return []
-    counts = Counter(said(one) for one in episodes if not one.success) or Counter(map(said, episodes))
+    failures = [episode for episode in episodes if not episode.success]
+    counts = Counter(map(said, failures)) or Counter(map(said, episodes))
     answer, count = counts.most_common(1)[0]
-    saying = [one for one in episodes if said(one) == answer and not one.success] or episodes
-    groups = list({one.group: one for one in reversed(saying)}.values())[::-1]
-    chosen = (groups + [one for one in saying if one not in groups])[:MOST]
+    identical = [episode for episode in failures if said(episode) == answer] or episodes
+    first_of_groups = list({episode.group: episode for episode in reversed(identical)}.values())[::-1]
+    chosen = (first_of_groups + [episode for episode in identical if episode not in first_of_groups])[:MOST]
     why = f"{count} of {len(episodes)} episodes say this without success"
-    return [_shown(label, one, why) for one in chosen]
+    return [_shown(label, episode, why) for episode in chosen]
 
 
 def most_disputed(trajectories: Artifact, scores: Artifact, label: str, component: str) -> list[Shown]:
-    """Episodes about which an ensemble disagrees the most. component: that says how much."""
+    """Return the episodes with the highest disagreement of an ensemble. component: score component with its spread."""
     from components.trajectories.store import read_scores
 
-    if not _there(trajectories, scores):
+    if not _exist(trajectories, scores):
         return []
     spread = {
-        one.trajectory_id: one.components[component]
-        for one in read_scores(_scores(scores))
-        if component in one.components
+        score.trajectory_id: score.components[component]
+        for score in read_scores(_scores(scores))
+        if component in score.components
     }
     return _first(
         trajectories,
         scores,
         label,
-        key=lambda one: -spread.get(one.id, 0.0),
-        why=lambda one: f"spread {spread.get(one.id, 0.0):.3g}",
+        key=lambda episode: -spread.get(episode.id, 0.0),
+        why=lambda episode: f"spread {spread.get(episode.id, 0.0):.3g}",
     )
 
 
 def liked_in_vain(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
-    """Episodes without success that have the highest reward."""
+    """Return the episodes without success that have the highest reward."""
     return _first(
         trajectories,
         scores,
         label,
-        key=lambda one: (one.success, -(one.reward if one.reward is not None else float("-inf"))),
-        why=lambda one: "solved" if one.success else "not solved",
+        key=lambda episode: (episode.success, -(episode.reward if episode.reward is not None else float("-inf"))),
+        why=lambda episode: "solved" if episode.success else "not solved",
     )
 
 
@@ -96,21 +97,22 @@ def _first(
     key: Callable[[Any], Any],
     why: Callable[[Any], str],
 ) -> list[Shown]:
-    """The first ones in this order; of equal ones those with the higher reward. None where the files are not here."""
-    if not _there(trajectories, scores):
+    """Return the first finished episodes in the order of `key`, then by descending reward; an empty list if the files
+    are not on this machine."""
+    if not _exist(trajectories, scores):
         return []
-    finished = [one for one in _scored(trajectories, scores) if one.failure is None]
-    finished.sort(key=lambda one: (key(one), -(one.reward or 0.0), one.id))
-    return [_shown(label, one, why(one)) for one in finished[:MOST]]
+    finished = [episode for episode in _scored(trajectories, scores) if episode.failure is None]
+    finished.sort(key=lambda episode: (key(episode), -(episode.reward or 0.0), episode.id))
+    return [_shown(label, episode, why(episode)) for episode in finished[:MOST]]
 
 
-def _shown(label: str, one: Any, why: str) -> Shown:
+def _shown(label: str, episode: Any, why: str) -> Shown:
     from components.trajectories.policy_text import text
 
-    reward = "not scored" if one.reward is None else f"reward {one.reward:.3g}"
-    said = text(one)
-    excerpt = said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
-    return Shown(label, one.id, f"{why}, {reward}", excerpt)
+    reward = "not scored" if episode.reward is None else f"reward {episode.reward:.3g}"
+    messages = text(episode)
+    excerpt = messages if len(messages) <= LONGEST else f"{messages[: LONGEST - 1]}…"
+    return Shown(label, episode.id, f"{why}, {reward}", excerpt)
 
 
 def _scored(trajectories: Artifact, scores: Artifact) -> Sequence[Any]:
@@ -118,7 +120,7 @@ def _scored(trajectories: Artifact, scores: Artifact) -> Sequence[Any]:
 
     return (
         load_scored(trajectories.path / "trajectories.parquet", _scores(scores), None)
-        if _there(trajectories, scores)
+        if _exist(trajectories, scores)
         else []
     )
 
@@ -127,6 +129,6 @@ def _scores(artifact: Artifact) -> Path:
     return artifact.path / "scores.parquet"
 
 
-def _there(trajectories: Artifact, scores: Artifact) -> bool:
-    """False in a plan whose artifacts are not made yet, or not on this machine."""
+def _exist(trajectories: Artifact, scores: Artifact) -> bool:
+    """Return True if the files exist here; False in a plan with pending artifacts, or for artifacts elsewhere."""
     return (trajectories.path / "trajectories.parquet").is_file() and _scores(scores).is_file()

@@ -1,4 +1,4 @@
-"""Which guards there are, what each does when it strikes, and from where on it does."""
+"""Settings of the guards: their actions and thresholds."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ Action = Literal["off", "warn", "stop"]
 
 
 class GuardsSpec(Spec):
+    """Action of each guard (`off`, `warn` or `stop`), and the thresholds of drift."""
+
     no_signal: Literal["warn", "stop"] = "warn"
-    """A filter left nothing to train on: `warn` goes on (the policy stays as it is), `stop` ends the run."""
+    """Action if a filter left nothing to train on: `warn` continues with an unchanged policy, `stop` ends the run."""
     reward_hacking: Action = "warn"
-    """Training reward rose since the last held-out evaluation while held-out success fell, by paired difference on the
-    same scenarios with its whole 95 % interval below zero. Looked at where `evaluate.every` is above 0; only rounds
-    that the same reward models judged are compared (`reward_model.every`)."""
+    """Action if training reward rose since the last held-out evaluation while held-out success fell: the 95 %
+    confidence interval of the paired difference on the same scenarios is below zero. Needs `evaluate.every` above 0.
+    Compares only rounds that the same reward models scored (`reward_model.every`)."""
     heldout_reward: Action = "warn"
-    """The same of the reward of the evaluations in place of success. Looked at where that is another one than trains:
-    with `evaluate.reward`, and with `reward_model`."""
+    """The same as reward_hacking, for the held-out reward in place of success. Applies if evaluations use another
+    reward than training: with `evaluate.reward`, or with `reward_model`."""
     length_drift: Action = "warn"
-    """In each of the last two rounds the mean sampled tokens of an episode are more than `length_factor` times those of
-    the first two, or less than one `length_factor`'th, and success has not clearly risen with them."""
+    """Action if, in each of the last two rounds, the mean number of sampled tokens per episode is more than
+    `length_factor` times that of the first two rounds, or less than 1/`length_factor` of it, and success has not
+    clearly risen."""
     length_factor: float = Field(2.0, gt=1)
-    """See length_drift."""
+    """Threshold of length_drift."""
     repetition_drift: Action = "warn"
-    """In each of the last two rounds the share of repeated 3-grams within messages is more than `repetition_rise` above
-    that of the first two, and success has not clearly risen."""
+    """Action if, in each of the last two rounds, the share of repeated 3-grams within messages is more than
+    `repetition_rise` above that of the first two rounds, and success has not clearly risen."""
     repetition_rise: float = Field(0.2, gt=0, le=1)
-    """See repetition_drift."""
+    """Threshold of repetition_drift."""
     identical_answers: Action = "warn"
-    """In each of the last two rounds the share of pairs of episodes that say the same and did not both succeed is more
-    than `identical_rise` above that of the first two, within groups or between scenarios, and success has not clearly
-    risen."""
+    """Action if, in each of the last two rounds, the share of pairs of episodes with the same text that did not both
+    succeed is more than `identical_rise` above that of the first two rounds, within groups or between scenarios, and
+    success has not clearly risen."""
     identical_rise: float = Field(0.3, gt=0, le=1)
-    """See identical_answers."""
+    """Threshold of identical_answers."""
     ensemble_disagreement: Action = "warn"
-    """In each of the last two rounds the mean standard deviation of an ensemble's scores (the component `spread`) is
-    more than `disagreement_factor` times that of the first two that the same reward models judged."""
+    """Action if, in each of the last two rounds, the mean standard deviation of an ensemble's scores (the component
+    `spread`) is more than `disagreement_factor` times that of the first two rounds that the same reward models
+    scored."""
     disagreement_factor: float = Field(2.0, gt=1)
-    """See ensemble_disagreement."""
+    """Threshold of ensemble_disagreement."""
 
     @field_validator(
         "reward_hacking",
@@ -54,7 +58,7 @@ class GuardsSpec(Spec):
     )
     @classmethod
     def _off(cls, value: Any) -> Any:
-        return "off" if value is False else value  # what YAML makes of a bare off
+        return "off" if value is False else value  # YAML parses a bare off as False
 
 
 RULES: dict[str, tuple[str, ...]] = {
@@ -66,21 +70,20 @@ RULES: dict[str, tuple[str, ...]] = {
     "identical_answers": ("collect",),
     "ensemble_disagreement": ("judge",),
 }
-"""Every guard, and the stages that it looks at."""
+"""Stages that each guard reads, by guard."""
 DRIFTS = ("length_drift", "repetition_drift", "identical_answers", "ensemble_disagreement")
-"""Guards that compare rounds with the first ones."""
+"""Guards that compare rounds with the first rounds."""
 ADVICE = {
-    "no_signal": "Give the episodes more to differ in (collect.temperature, collect.group_size, scenarios that are "
-    "neither too easy nor too hard, a reward with more shades), or choose another filter",
-    "reward_hacking": "Compare the episodes of the two evaluations with those that the reward liked, mend the reward, "
-    "or train less",
-    "heldout_reward": "Read the episodes that the training reward likes, mend it, or train less",
-    "length_drift": "Measure whether the reward likes length (python -m flows.calibrate), let it cost something, or "
-    "train less",
-    "repetition_drift": "Take something off for repetition (reward=varied), or train less",
-    "identical_answers": "Raise collect.temperature or the weight of the KL, or mend a reward that one answer pleases "
-    "everywhere",
-    "ensemble_disagreement": "Train the reward models again on new episodes (reward_model.every), judge by the lower "
-    "bound (combine=bound or min), or train less",
+    "no_signal": "Increase the variance of rewards within groups (collect.temperature, collect.group_size, scenarios "
+    "of medium difficulty, a reward with more levels), or choose another filter",
+    "reward_hacking": "Compare the episodes of the two evaluations with those of high training reward, correct the "
+    "reward, or train less",
+    "heldout_reward": "Read the episodes of high training reward, correct the reward, or train less",
+    "length_drift": "Measure the length bias of the reward (python -m flows.calibrate), penalize length, or train less",
+    "repetition_drift": "Penalize repetition (reward=varied), or train less",
+    "identical_answers": "Raise collect.temperature or the KL coefficient, or correct a reward that scores one answer "
+    "high in all scenarios",
+    "ensemble_disagreement": "Retrain the reward models on new episodes (reward_model.every), use a lower bound of "
+    "their scores (combine=bound or min), or train less",
 }
-"""What to do, by guard."""
+"""Remedies that a guard's error message suggests, by guard."""
