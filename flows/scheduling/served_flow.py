@@ -23,7 +23,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 from components.errors import EspalierError, ResourceError
 from flows.execution import prefect_credential
 from flows.scheduling.parameters import from_environment, resolve
-from flows.terminal.exit_codes import told
+from flows.terminal.exit_codes import describe_error
 
 FLOW = "online-rl"
 """Its name in Prefect, which runs of the command line have too."""
@@ -59,7 +59,7 @@ def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form 
             raise  # the machine goes, or the worker is stopped: Prefect calls it a crash
         return Cancelled(message="what was finished is kept; a run with the same parameters goes on from there")
     except (EspalierError, OSError) as error:
-        if (found := told(error)) is None:
+        if (found := describe_error(error)) is None:
             raise
         return _failed(found[0])
 

@@ -57,7 +57,7 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
         assert command("--stop", "shop")[1] == "shop version 3 was stopped; --start shop starts it again\n"
         assert not answers(url)
         assert json.loads(command("--json")[1])[0]["state"] == "ended"
-        assert command("--stop", "shop")[1] == "shop version 3 has ended already\n"
+        assert command("--stop", "shop")[1] == "shop version 3 is already stopped\n"
         assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
         assert answers(url)
         history = json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]
@@ -67,9 +67,9 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
 
 
 def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
-    assert command() == (0, f"nothing is in use below {tmp_path}\n", "")
+    assert command() == (0, f"no active deployments below {tmp_path}\n", "")
     assert command("--stop", "shop") == (
-        2, "", f"no model called shop was deployed below {tmp_path}; deployed were: none\n"
+        2, "", f"no model 'shop' was deployed below {tmp_path}; deployed models: none\n"
     )  # fmt: skip
     release = Release("shop", "3", "ab" * 32, tmp_path / "gone", 512)
     away = Deployment("together", "3", release.digest, "https://host.example/v1", "team/shop")
@@ -82,7 +82,7 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
     })  # fmt: skip
     Ledger(tmp_path, "shop").write(InUse(release, here), "deployed", "")
     code, _, error = command("--start", "shop")
-    assert (code, "the export of shop version 3 is gone" in error) == (2, True)
+    assert (code, "the export of shop version 3 is missing" in error) == (2, True)
     Ledger(tmp_path, "shop").write(None, "rolled back", "")
     assert command("--stop", "shop")[0] == 2
 

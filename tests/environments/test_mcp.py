@@ -507,8 +507,8 @@ def test_the_server_of_an_author_may_want_a_header(tmp_path, monkeypatch):
         (["--url", "http://there", "--author-url", "http://me:s3cret@there"], "without user and password"),
         (["--url", "http://there", "--header", "Authorization: Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
         (["--url", "http://there", "--header", "Authorization=Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
-        (["--url", "http://there", "--variable", "KEY"], "--variable is of a program"),
-        (["--header", "Authorization=KEY", "--", "python"], "--header is of a server at --url"),
+        (["--url", "http://there", "--variable", "KEY"], "--variable requires a COMMAND"),
+        (["--header", "Authorization=KEY", "--", "python"], "--header requires --url"),
     ],
 )
 def test_mistakes_in_the_command_are_named_and_no_secret_is_repeated(options, message, tmp_path, capsys):

@@ -91,7 +91,7 @@ def test_the_token_is_worthless_after_the_first_use(opened):
             )
         assert owner.get("/api/state").status_code == 200
         for line in process.stderr:  # the owner is told another one, for another browser
-            if "for another one: " in line:
+            if "URL for another browser: " in line:
                 break
         another = line.rpartition(" ")[2].strip()
         assert another != url

@@ -54,7 +54,7 @@ def test_all_commands_are_known():
 def test_an_option_of_that_name_is_refused_with_what_to_write(command, option, monkeypatch, capsys):
     code, said = ended(command, [*ARGUMENTS.get(command, []), *option], monkeypatch, capsys)
     assert code == 2
-    assert "--root is no option: write root=/some/where" in said
+    assert "--root is not an option; use root=/some/where" in said
     if command != "flows.run":  # which lists all problems in one form
         assert f"usage: python -m {command}" in said
 
@@ -88,7 +88,7 @@ def test_the_last_one_counts_and_the_others_are_no_arguments():
 
 
 @pytest.mark.parametrize(
-    ("folder", "words"), [("", "expected a folder; an empty text"), ("s3://bucket", "expected a local folder")]
+    ("folder", "words"), [("", "expected a folder, not an empty string"), ("s3://bucket", "expected a local folder")]
 )
 def test_what_is_no_folder_is_refused(folder, words, capsys):
     with pytest.raises(SystemExit, match="2"):

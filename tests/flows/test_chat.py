@@ -62,12 +62,12 @@ def test_a_server_without_an_environment(talk):
     with Server(engine, "shop-agent") as server:
         code, out, err = talk(server.url, said="Hi\n\nStill me\n/reset\nHi\n/scenario\n/nonsense\n/quit\nnever read\n")
     assert code == 0
-    assert "talking to shop-agent on http://127.0.0.1:" in err
+    assert "using model shop-agent at http://127.0.0.1:" in err
     assert out.splitlines()[:4] == [
         "assistant> Hello, you.", "assistant> Again.", "(a new conversation)", "assistant> A new one."
     ]  # fmt: skip
-    assert "there is no environment here: give one with --environment RUN" in out
-    assert "there is no /nonsense; there is:" in out
+    assert "/scenario needs an environment; start with --environment RUN" in out
+    assert "unknown command /nonsense; expected one of:" in out
     roles = [[message["role"] for message in request.messages] for request in engine.asked]
     assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
 
@@ -100,7 +100,7 @@ def test_it_solves_a_scenario_while_one_watches(talk, root):
     assert "assistant> I do nothing." in out
     assert "(the episode is over: " in out
     assert "success false" in out
-    assert "error: there is no scenario 'nobody' in this split; there are " in out
+    assert "error: no scenario 'nobody' in this split; expected an id such as " in out
 
 
 def test_what_the_engine_fails_at_is_said_and_the_talk_goes_on(talk):

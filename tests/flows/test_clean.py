@@ -126,11 +126,11 @@ def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
     key = run.stage("train[1]").key
     with pytest.raises(
         ResourceError,
-        match=rf"in use by run {run.short} \(test\) for train\[1\].*the run go too: --forget {run.short}$",
+        match=rf"in use by run {run.short} \(test\) for train\[1\].*To delete the run too: --forget {run.short}$",
     ):
         Cleaner(tmp_path).named(key[:10])
     other = pretend(tmp_path)
-    with pytest.raises(ResourceError, match=rf"these runs go too: --forget {other.short} --forget {run.short}$"):
+    with pytest.raises(ResourceError, match=rf"To delete these runs too: --forget {other.short} --forget {run.short}$"):
         Cleaner(tmp_path).named(key[:10])
     assert main([f"root={tmp_path}", key, "--delete"]) == 2
     assert "in use" in capsys.readouterr().err
@@ -142,7 +142,7 @@ def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
     old = pretend(tmp_path, rounds=1)
     arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
     with recording(tmp_path, "living-run", name="test", **arguments):
-        with pytest.raises(ResourceError, match="is running now"):
+        with pytest.raises(ResourceError, match=r"--forget: run living-r.* is running \(.*stop it first"):
             Cleaner(tmp_path, ["living-run"])
         new = pretend(tmp_path, rounds=1, seed=1)
         keys = {one.key for one in new.stages} - {one.key for one in old.stages}
@@ -192,7 +192,7 @@ def test_answers_of_judges_stay_until_they_are_named(tmp_path):
     answers.mkdir()
     (answers / "answers.sqlite").write_bytes(b"x" * 10)
     assert waste(tmp_path, intermediate=True) == {}
-    assert waste(tmp_path, answers=True) == {"answers": "whoever asks the same pays again"}
+    assert waste(tmp_path, answers=True) == {"answers": "the same questions will cost again"}
     assert main([f"root={tmp_path}", "--answers", "--delete"]) == 0
     assert not answers.exists()
     assert waste(tmp_path, answers=True) == {}
@@ -202,5 +202,8 @@ def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
     pretend(tmp_path, rounds=1)
     (tmp_path / "answers").mkdir()
     options = {"name": "x", "seed": 0, "spec": {}, "overrides": (), "sweep": None, "git_commit": None, "forked": {}}
-    with recording(tmp_path, "a" * 32, **options), pytest.raises(ResourceError, match="is running now"):
+    with (
+        recording(tmp_path, "a" * 32, **options),
+        pytest.raises(ResourceError, match=r"--answers: run a+ is running \("),
+    ):
         waste(tmp_path, answers=True)

@@ -161,14 +161,14 @@ def answered(capsys, *arguments: str) -> tuple[object, str]:
 
 
 OPTIONS = {
-    ("--confg", "job"): "--confg: there is no such option. Did you mean '--cfg'?",
+    ("--confg", "job"): "--confg: unknown option. Did you mean '--cfg'?",
     ("--cfg", "jbo"): "--cfg: 'jbo': expected one of job, hydra, all. Did you mean '--cfg job'?",
     ("--cfg",): "--cfg/-c: expected one argument",
-    ("--rounds=3",): "--rounds: there is no such option. Did you mean 'rounds=3'?",
-    ("--config-name", "x"): "--config-name: there is no such option",
-    ("-m", "--cfg", "job"): "only one of --run, --multirun, --cfg",
-    ("--resolve",): "--resolve: goes with --cfg",
-    ("--package", "algorithm"): "--package: goes with --cfg",
+    ("--rounds=3",): "--rounds: unknown option. Did you mean 'rounds=3'?",
+    ("--config-name", "x"): "--config-name: unknown option",
+    ("-m", "--cfg", "job"): "--run, --multirun, --cfg, --info and --shell-completion exclude each other",
+    ("--resolve",): "--resolve: requires --cfg",
+    ("--package", "algorithm"): "--package: requires --cfg",
     ("--config-dir", "/nowhere"): "--config-dir: there is no folder '/nowhere'",
 }
 
@@ -320,7 +320,7 @@ def test_large_and_continuous_sweeps_are_checked_value_by_value():
         ("raise errors.ResourceError('no disk space')", 2, "no disk space"),
         ("raise errors.SpecError([errors.Problem('model', 'has no chat template')])", 2, "model: has no chat template"),
         ("raise errors.TooManyFailures('9 of 10 failed')", 1, "TooManyFailures: 9 of 10 failed"),
-        ("raise KeyboardInterrupt", 130, "the same command goes on from here"),
+        ("raise KeyboardInterrupt", 130, "run the same command again to resume"),
     ],
 )
 @pytest.mark.parametrize("mode", [[], ["-m"]], ids=["run", "sweep"])

@@ -191,8 +191,8 @@ def test_success_by_round_goes_from_the_start_of_the_rounds_to_the_final_policy(
     assert main([one.id, short.id, f"root={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"success by round \(▁ 0, █ 1\) +▃▅▇▃▅ rounds 0 to 4 +▁▅ rounds 0 to 2\n", text)
-    assert re.search(r"success at its highest +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
-    assert "chosen" not in text
+    assert re.search(r"highest success +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
+    assert "selected" not in text
     assert main([one.id, short.id, f"root={tmp_path}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"]
     assert list(found[0]["heldout"]) == ["0", "1", "2", "3", "4"]
@@ -397,7 +397,7 @@ def test_equal_configurations_are_told(tmp_path):
     one, other = pretend(tmp_path, rounds=1), pretend(tmp_path, rounds=1)
     found = compare(tmp_path, [one.id, other.id])
     assert (found.results, found.rest) == ({}, {})
-    assert "the configurations are the same" in show(found, tmp_path)
+    assert "the configurations are identical" in show(found, tmp_path)
     assert "All runs have the same configuration." in page(tmp_path, one.id, other.id).text
 
 

@@ -119,7 +119,7 @@ def test_a_champion_loads_from_mlflow_after_its_run_is_forgotten(tmp_path, regis
     assert done.code == 0, done.err
     assert load(tmp_path, "models:/shop@champion") == before
     assert kept(tmp_path) == keys(run)  # what the next run needs to be compared with it, too
-    assert f"export {run.stage('deploy').key[:20]} is kept: shop version {version} (champion)" in done.out
+    assert f"export {run.stage('deploy').key[:20]} is retained: shop version {version} (champion)" in done.out
     assert "--forget-champion" in done.out
     assert client(tmp_path).get_run(run.id).info.lifecycle_stage == "active"
     assert Records(tmp_path).all() == []
@@ -187,7 +187,7 @@ def test_an_artifact_named_by_its_key_is_refused_while_a_version_points_to_it(tm
     key = run.stage("deploy").key
     refused = clean(key[:12], "--delete")
     assert (refused.code, kept(tmp_path)) == (2, keys(run))
-    assert f"export {key[:12]} is kept: shop version {version} (champion) points to it" in refused.err
+    assert f"export {key[:12]} is retained: shop version {version} (champion) points to it" in refused.err
     assert "--forget-champion" in refused.err
     assert clean(key[:12], "--forget-champion", "--delete").code == 0
     assert kept(tmp_path) == keys(run, ("train[1]", "evaluate[final]"))
@@ -204,7 +204,7 @@ def test_a_deployed_export_stays(tmp_path, registered, clean):
     ledger = Ledger(tmp_path, "shop")
     ledger.write(InUse(release, Deployment("hub", version, "a" * 64, None, "user/shop")), "deployed", "")
     done = clean("--forget", run.short, "--delete")
-    assert f"is kept: shop version {version} is deployed (hub user/shop)" in done.out
+    assert f"is retained: shop version {version} is deployed (hub user/shop)" in done.out
     assert kept(tmp_path) == keys(run, ("deploy",))
     assert clean(run.stage("deploy").key, "--delete", "--forget-champion").code == 0
     assert kept(tmp_path) == set()

@@ -62,8 +62,8 @@ def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, ru
     assert "honest 0.25: So." in found[0].note
     said = capsys.readouterr().err
     assert "4 answers of collect[1]" in said
-    assert "2 written anew (2 added" in said
-    assert "6 calls, 0 answers known from before" in said
+    assert "2 revised (2 added" in said
+    assert "6 calls, 0 answers from the cache" in said
     assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in said
 
 
@@ -134,7 +134,7 @@ def test_a_constitution_inside_of_another_reward_is_found(tmp_path, server):
         (["--out", "/dev/null/x.jsonl"], "cannot be written"),
         (["reward.model.url=http://there/v1"], "reward.model.model: needs a value"),
         (["reward.answers=first", "reward.model.url=http://there/v1", "reward.model.model=a"], "reward.answers"),
-        (["root=/nowhere"], "root=/nowhere: there is no such folder"),
+        (["root=/nowhere"], "root=/nowhere: the folder does not exist"),
     ],
 )
 def test_mistakes_are_named(tmp_path, run, capsys, given, words):

@@ -38,23 +38,23 @@ def refused(*argv):
 
 
 OPTIONS = [
-    ([], "+experiment: nothing is named to be registered"),
-    (["+experiment=smoke,smoke"], "+experiment: smoke: named twice"),
-    (["+experiment=smoke,ppo", "--name", "a"], "--name: 'a': 2 deployments cannot have one name"),
+    ([], "+experiment: no experiment is given"),
+    (["+experiment=smoke,smoke"], "+experiment: smoke: given twice"),
+    (["+experiment=smoke,ppo", "--name", "a"], "--name: 'a': 2 deployments cannot share one name"),
     (["+experiment=smoke", "--name", "a/b"], "--name: 'a/b': expected letters"),
-    (["+experiment=smoke", "--interval", "6"], "--interval: '6': expected a number and s, m, h or d"),
+    (["+experiment=smoke", "--interval", "6"], "--interval: '6': expected a number with unit s, m, h or d"),
     (["+experiment=smoke", "--interval", "1s"], "at least 10s"),
-    (["+experiment=smoke", "--timezone", "Europe/Berlin"], "--timezone: is that of --cron"),
+    (["+experiment=smoke", "--timezone", "Europe/Berlin"], "--timezone: requires --cron"),
     (["+experiment=smoke", "--cron", "0 3 * * *", "--timezone", "Mars"], "--timezone: 'Mars': expected a name"),
     (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
     (["+experiment=smoke", "--port", "70000"], "--port: 70000: expected 1 to 65535"),
-    (["+experiment=smoke", "--tag", ""], "--tag: an empty one"),
+    (["+experiment=smoke", "--tag", ""], "--tag: is empty"),
 ]
 
 
 @pytest.mark.parametrize(("argv", "words"), OPTIONS)
 def test_options_that_are_wrong(argv, words):
-    (problem,) = serve.amiss(serve.parser().parse_intermixed_args(argv))
+    (problem,) = serve.check_options(serve.parser().parse_intermixed_args(argv))
     assert words in str(problem)
 
 
@@ -91,7 +91,7 @@ def test_a_schedule_that_is_none(capsys, tmp_path):
 
 def test_a_pool_needs_a_server_that_stays(capsys, tmp_path):
     refused("+experiment=smoke", f"root={tmp_path}", "--pool", "gpu")
-    assert "--pool gpu: workers need a server that stays" in capsys.readouterr().err
+    assert "--pool gpu: workers need a server that outlives this command" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(capsys, tmp_path):
@@ -215,7 +215,7 @@ def test_a_deployment_of_the_same_name_is_not_replaced_unasked(connected, waited
     assert serve.main([*argv, "rounds=3"]) == 2
     said = capsys.readouterr().err
     command = f"python -m flows.run +experiment=smoke root={tmp_path}"
-    assert f"--name: 'twice' is on the server already, and runs {command}; expected" in said
+    assert f"--name: 'twice' exists on the server and runs {command}; expected" in said
     assert serve.main([*argv, "rounds=3", "--replace"]) == 0
     assert "rounds=3" in registered(connected, "twice").description
 
@@ -225,9 +225,8 @@ def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_
 
     argv = ["+experiment=smoke", "--name", "pooled", f"root={tmp_path}", "--pool", "machines"]
     assert serve.main(argv) == 2
-    assert (
-        "no work pool 'machines'; make it: prefect work-pool create machines --type process" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "no work pool 'machines'; create it: prefect work-pool create machines --type process" in said
     connected.create_work_pool(WorkPoolCreate(name="machines", type="process"))
     assert serve.main(argv) == 0
     assert registered(connected, "pooled").work_pool_name == "machines"

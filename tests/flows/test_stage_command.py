@@ -43,7 +43,7 @@ def test_it_makes_what_the_flow_would_make(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no json", "is no JSON"),
+        ("no json", "not valid JSON"),
         (json.dumps({"stage": "colect", "spec": {}}), "Did you mean 'collect'?"),
         (json.dumps({"stage": "judge", "spec": {"reward": {"_target_": "os.system"}}}), "of Python's standard library"),
     ],
@@ -104,7 +104,7 @@ def test_made_again_it_says_where_the_result_is_another(tmp_path, recorded):
     [
         (("--run", "nothing", "--label", "collect[sft]"), "no run 'nothing'"),
         (("--run", "shown", "--label", "train[1]"), "no stage 'train[1]'; it has: collect[sft]"),
-        (("--run", "shown"), "go together"),
+        (("--run", "shown"), "--run and --label require each other"),
         (("--run", "shown", "--request", "x"), "not allowed with"),
     ],
 )

@@ -211,4 +211,6 @@ def test_what_is_in_the_folder_asks_no_store_and_one_that_cannot_be_read_is_told
     assert lineage_main([runs[0], f"root={root}"]) == 0
     shown = capsys.readouterr()
     assert "(gone)" in shown.out
-    assert shown.err.startswith("what is only in this store counts as gone: store: cannot read s3://")
+    assert shown.err.startswith(
+        "cannot read this store; artifacts that only it has count as deleted: store: cannot read s3://"
+    )

@@ -102,7 +102,7 @@ def test_what_failed_decides_the_exit_code(runs, sweep):
     runs.does = lambda rate: KeyboardInterrupt()
     code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
     assert code == 130
-    assert "the same command goes on from here" in said
+    assert "run the same command again to resume" in said
     assert len(runs.done) == 3
 
 
@@ -122,9 +122,9 @@ def test_a_summary_names_the_best_and_what_differs():
     ]
     found = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
     assert found.best is points[0]
-    assert found.varied(points[1]) == "seed=1"
+    assert found.distinct_overrides(points[1]) == "seed=1"
     assert found.counts() == "4 points: 2 finished, 1 pruned, 1 died"
-    assert [found.alone(point) for point in found.broken] == ["python -m flows.run seed=3 rounds=1"]
+    assert [found.rerun_command(point) for point in found.unsuccessful] == ["python -m flows.run seed=3 rounds=1"]
     assert found.code == 1
 
 
@@ -143,7 +143,7 @@ def test_points_that_tie_have_no_best():
 def test_the_end_of_a_sweep_says_that_points_tie(runs, sweep):
     code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
     assert code == 0
-    assert "no best point: points 0, 1 have the same success, 0.500" in said
+    assert "no single best point: points 0, 1 tie at success = 0.500" in said
     assert "(best)" not in said
 
 
@@ -220,7 +220,7 @@ def test_a_study_is_not_continued_with_another_search(runs, sweep, tmp_path):
     }.items():
         code, said = sweep(*line, *changed.split())
         assert code == 2, changed
-        assert "hydra.sweeper.study: 'smoke' has trials of another search" in said
+        assert "hydra.sweeper.study: 'smoke' has trials of a different search" in said
         assert words in said
         assert "hydra.sweeper.study=NAME" in said
         assert "Traceback" not in said

@@ -161,9 +161,9 @@ def test_points_come_back_as_if_they_had_run_here(runs, sweep, tmp_path):
     assert records["00000400"].sweep == folder.name
     assert records["00000400"].result["report"] == points[3].result["report"]
     assert json.loads((folder / "summary.json").read_text())["best"] == 3
-    assert "compared: " in said  # by the records
-    assert "alone: python -m flows.run +experiment=smoke" in said
-    assert "MLflow's runs and its model registry stay on the machines" in said
+    assert "comparison: " in said  # by the records
+    assert "run it alone: python -m flows.run +experiment=smoke" in said
+    assert "MLflow's runs and model registry stay on the machines" in said
     hows, names = zip(*Sky.calls, strict=True)
     assert hows == ("launch", "exec", "exec", "exec", "down")  # a point that fails leaves the machine up
     assert len(set(names)) == 1
