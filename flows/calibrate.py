@@ -51,7 +51,15 @@ def calibrate(
     """Measure the declared reward and return the result as JSON data. Raises SpecError, ResourceError, and errors of
     the stages."""
     from components.rewards.llm.spec import asked_by
-    from flows.calibration.calibration import Work, calibration, check_people, episodes_of_run, named, play, read_people
+    from flows.calibration.calibration import (
+        Work,
+        calibration,
+        check_people,
+        episodes_of_run,
+        play,
+        read_people,
+        target_name,
+    )
     from flows.experiment.prerequisites import lacked_by, refuse
     from flows.experiment.requests import Requests
     from flows.stages.base import Context
@@ -80,7 +88,7 @@ def calibrate(
         if human_scores is not None:
             check_people(human_scores, episodes, people)
         artifact = work.stage("calibrate", Requests(spec).calibrate(episodes, human_scores))
-        truth = "people" if human_scores is not None else named(spec.calibrate.truth) or "success"
+        truth = "people" if human_scores is not None else target_name(spec.calibrate.truth) or "success"
         result = calibration(spec, artifact, episodes, truth, overrides)
         page, plot = _write(html or root / FOLDER / f"{spec.name}-{artifact.key[:8]}.html", result)
         _show(console, result, page)

@@ -117,7 +117,7 @@ class Cleaner:
     def retained(self) -> list[Waste]:
         """Return artifacts that no run needs, but a version or a deployment points to."""
         unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
-        holders = self.retention.held if unneeded else {}
+        holders = self.retention.retained if unneeded else {}
         return [_waste(artifact, holders[artifact.key].why) for artifact in unneeded if artifact.key in holders]
 
     def delete(self, waste: Iterable[Waste]) -> list[Waste]:
@@ -127,7 +127,7 @@ class Cleaner:
         """
         waste, deleted = list(waste), []
         if waste or self.forgotten:  # before any file is deleted: no version may point to a missing artifact
-            self.retention.forget(self.retention.dropped(_keys(waste)))
+            self.retention.forget(self.retention.holders_of(_keys(waste)))
         for item in waste:
             path = Path(item.path)
             with _unused(self.store, path.name) as free:
@@ -173,7 +173,7 @@ class Cleaner:
 
     def _unneeded(self) -> Iterator[Waste]:
         unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
-        retained = self.retention.held if unneeded else {}
+        retained = self.retention.retained if unneeded else {}
         oldest_start = min((run.started for run in self.runs if self.records.alive(run)), default=math.inf)
         for artifact in unneeded:
             new = artifact.path.stat().st_mtime >= oldest_start  # a live run may be about to record it
@@ -326,8 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             waste = cleaner.waste(intermediate=options.intermediate, answers=options.answers)
         retained = [] if options.keys else cleaner.retained()
-        dropped = cleaner.retention.dropped(_keys(waste)) if waste else []
-        runs = [run for run, _ in cleaner.retention.unregistered(dropped)] if cleaner.forgotten else []
+        dropped = cleaner.retention.holders_of(_keys(waste)) if waste else []
+        runs = [run for run, _ in cleaner.retention.unregistered_runs(dropped)] if cleaner.forgotten else []
         deleted = cleaner.delete(waste) if options.delete else []
     except EspalierError as error:
         print(error, file=sys.stderr)

@@ -16,11 +16,11 @@ from typing import Any
 
 from components.deployment.targets.spec import LocalTarget
 from components.errors import EspalierError, ResourceError
-from flows.release.deployment_ledger import InUse, Ledger, ledgers, where
+from flows.release.deployment_ledger import ActiveRelease, Ledger, ledgers, where
 from flows.terminal.arguments import RootParser
 
 
-def state(active: InUse) -> str:
+def state(active: ActiveRelease) -> str:
     """Return `up`, `ended`, or `elsewhere` for a deployment on another host, whose state is unknown here."""
     if active.deployment.target != "local":
         return "elsewhere"
@@ -61,15 +61,15 @@ def start(root: Path, name: str) -> str:
 
 
 @contextmanager
-def _local(root: Path, name: str) -> Iterator[tuple[Ledger, InUse]]:
+def _local(root: Path, name: str) -> Iterator[tuple[Ledger, ActiveRelease]]:
     """Yield the ledger and the active deployment of a model on this machine, locked against changes by runs."""
     by_name = {ledger.name: ledger for ledger in ledgers(root)}
     if name not in by_name:
         names = ", ".join(by_name) or "none"
         raise ResourceError(f"no model {name!r} was deployed below {root}; deployed models: {names}")
     ledger = by_name[name]
-    with ledger.held():
-        active = ledger.present()
+    with ledger.lock():
+        active = ledger.active()
         if active is None:
             raise ResourceError(f"{name} has no active deployment; see its history in {ledger.path}")
         if active.deployment.target != "local":
@@ -80,7 +80,7 @@ def _local(root: Path, name: str) -> Iterator[tuple[Ledger, InUse]]:
         yield ledger, active
 
 
-def _table_text(deployments: Sequence[tuple[str, InUse]]) -> str:
+def _table_text(deployments: Sequence[tuple[str, ActiveRelease]]) -> str:
     from rich.console import Console
     from rich.table import Table
 
@@ -97,7 +97,7 @@ def _table_text(deployments: Sequence[tuple[str, InUse]]) -> str:
     return text.get()
 
 
-def _to_json(name: str, active: InUse) -> dict[str, Any]:
+def _to_json(name: str, active: ActiveRelease) -> dict[str, Any]:
     deployment = active.deployment
     return {
         "name": name,
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EspalierError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    deployments = [(ledger.name, active) for ledger in ledgers(root) if (active := ledger.present()) is not None]
+    deployments = [(ledger.name, active) for ledger in ledgers(root) if (active := ledger.active()) is not None]
     if options.json:
         print(json.dumps([_to_json(name, active) for name, active in deployments]))
     else:

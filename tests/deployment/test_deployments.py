@@ -14,7 +14,7 @@ from components.deployment.targets.protocol import Deployment, Release
 from components.deployment.targets.spec import LocalTarget
 from components.errors import ResourceError
 from flows.deployments import main
-from flows.release.deployment_ledger import InUse, Ledger
+from flows.release.deployment_ledger import ActiveRelease, Ledger
 from tests.inference.fake import environment
 
 
@@ -28,9 +28,9 @@ def command(tmp_path, capsys):
     return ask
 
 
-def put(root: Path, name: str, folder: Path, **target) -> InUse:
+def put(root: Path, name: str, folder: Path, **target) -> ActiveRelease:
     release = Release(name, "3", "ab" * 32, folder, 512)
-    found = InUse(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
+    found = ActiveRelease(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
     Ledger(root, name).write(found, "deployed", "")
     return found
 
@@ -73,14 +73,14 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
     )  # fmt: skip
     release = Release("shop", "3", "ab" * 32, tmp_path / "gone", 512)
     away = Deployment("together", "3", release.digest, "https://host.example/v1", "team/shop")
-    Ledger(tmp_path, "shop").write(InUse(release, away), "deployed", "")
+    Ledger(tmp_path, "shop").write(ActiveRelease(release, away), "deployed", "")
     assert "elsewhere" in command()[1]
     code, _, error = command("--stop", "shop")
     assert (code, "only servers on this machine" in error) == (2, True)
     here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details={
         "pid": "999999999", "began": "0.0", "spec": "{}", "log": "",
     })  # fmt: skip
-    Ledger(tmp_path, "shop").write(InUse(release, here), "deployed", "")
+    Ledger(tmp_path, "shop").write(ActiveRelease(release, here), "deployed", "")
     code, _, error = command("--start", "shop")
     assert (code, "the export of shop version 3 is missing" in error) == (2, True)
     Ledger(tmp_path, "shop").write(None, "rolled back", "")
@@ -100,7 +100,7 @@ def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
         assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(said)
         assert command("--stop", "shop")[0] == 0
         assert command("--start", "shop")[0] == 0
-        again = Ledger(tmp_path, "shop").present().deployment
+        again = Ledger(tmp_path, "shop").active().deployment
         assert psutil.Process(int(again.details["pid"])).cmdline() == said
         assert again.url == found.deployment.url
     finally:

@@ -51,11 +51,11 @@ def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
 
 def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(root, name):
     found, now, said, execution = conclude(root, name, "++--", seed=1)
-    assert (found.verdict, found.crowned, now) == ("first", True, "1")
+    assert (found.verdict, found.is_champion, now) == ("first", True, "1")
     assert said["champion.decision"] == f"{name} version 1 is champion: the first of its name"
     assert [one.message for one in execution.notices] == [found.text]
     again, now, said, _ = conclude(root, name, "++--", seed=1)
-    assert (again.verdict, again.crowned, now) == ("already", True, "1")
+    assert (again.verdict, again.is_champion, now) == ("already", True, "1")
     assert said["champion.verdict"] == "first"
 
 
@@ -108,7 +108,7 @@ def test_a_champion_that_cannot_be_asked_the_same_stays(root, name):
     folder.rename(folder.with_name("away"))
     found, now, said, _ = conclude(root, name, "++++", seed=9, evaluate={"scenarios": 4})
     folder.with_name("away").rename(folder)
-    assert (found.verdict, found.crowned, now) == ("refused", False, "1")
+    assert (found.verdict, found.is_champion, now) == ("refused", False, "1")
     assert "version 1 was evaluated on other scenarios, and its checkpoint" in said["champion.decision"]
     assert said["champion.decision"].endswith("version 1 stays")
 

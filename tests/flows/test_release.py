@@ -19,7 +19,7 @@ from components.errors import DeployError, ResourceError
 from components.inference.server import Server
 from flows.release.champion import Decision
 from flows.release.deployment import check, release
-from flows.release.deployment_ledger import InUse, Ledger
+from flows.release.deployment_ledger import ActiveRelease, Ledger
 from tests.flows.test_chat import Scripted
 
 WON = Decision("shop", "2", "won", "", against="1")
@@ -99,7 +99,7 @@ def put(tmp_path, target):
 
 
 def present(tmp_path):
-    found = Ledger(tmp_path, "shop").present()
+    found = Ledger(tmp_path, "shop").active()
     return found.release.version if found else None
 
 
@@ -164,7 +164,9 @@ def test_a_port_that_is_taken_is_said_before_the_run_but_for_our_own_server(tmp_
         mine = psutil.Process()
         details = {"port": str(port), "pid": str(mine.pid), "began": repr(mine.create_time())}
         used = Deployment("local", "1", "a" * 64, f"http://127.0.0.1:{port}/v1", "shop", details=details)
-        Ledger(tmp_path, "shop").write(InUse(Release("shop", "1", "a" * 64, tmp_path, 64), used), "deployed", "")
+        Ledger(tmp_path, "shop").write(
+            ActiveRelease(Release("shop", "1", "a" * 64, tmp_path, 64), used), "deployed", ""
+        )
         check(spec)
 
 

@@ -17,7 +17,7 @@ from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from flows.clean import main
 from flows.history.records import Records
-from flows.release.deployment_ledger import InUse, Ledger
+from flows.release.deployment_ledger import ActiveRelease, Ledger
 from tests.deployment.tiny import TINY
 from tests.flows.pretend import pretend
 
@@ -202,7 +202,7 @@ def test_a_deployed_export_stays(tmp_path, registered, clean):
     folder = Store(tmp_path / "artifacts").path(run.stage("deploy").key) / "merged"
     release = Release("shop", version, "a" * 64, folder, 64)
     ledger = Ledger(tmp_path, "shop")
-    ledger.write(InUse(release, Deployment("hub", version, "a" * 64, None, "user/shop")), "deployed", "")
+    ledger.write(ActiveRelease(release, Deployment("hub", version, "a" * 64, None, "user/shop")), "deployed", "")
     done = clean("--forget", run.short, "--delete")
     assert f"is retained: shop version {version} is deployed (hub user/shop)" in done.out
     assert kept(tmp_path) == keys(run, ("deploy",))
@@ -218,7 +218,9 @@ def test_a_server_that_is_up_is_stopped_first(tmp_path, registered, clean):
     me = psutil.Process()
     details = {"pid": str(me.pid), "began": repr(me.create_time())}
     served = Deployment("local", version, "a" * 64, "http://127.0.0.1:1/v1", "shop", details=details)
-    Ledger(tmp_path, "shop").write(InUse(Release("shop", version, "a" * 64, folder, 64), served), "deployed", "")
+    Ledger(tmp_path, "shop").write(
+        ActiveRelease(Release("shop", version, "a" * 64, folder, 64), served), "deployed", ""
+    )
     refused = clean("--forget", run.short, "--forget-champion", "--delete")
     assert refused.code == 2
     assert f"python -m flows.deployments root={tmp_path} --stop shop" in refused.err

@@ -64,7 +64,7 @@ def test_options_that_are_wrong(argv, words):
         ("judge.api_key=abc123", "judge.api_key: holds a secret"),
         ("store=s3://me:abc123@host/x", "store: holds a secret"),
         ("hydra.mode=MULTIRUN", "hydra.mode: is for the command line only"),
-        ("experiment=ppo", "experiment: is chosen by the deployment"),
+        ("experiment=ppo", "experiment: is fixed by the deployment"),
     ],
 )
 def test_overrides_that_are_no_parameters(line, words):
@@ -314,7 +314,7 @@ def test_a_cancelled_run_ends_as_cancelled(ran, connected, tmp_path):
 
     state = ran(run)
     assert state.name == "Cancelled"
-    assert "what was finished is kept" in state.message
+    assert "finished work is saved" in state.message
 
 
 def test_an_interrupted_run_is_no_cancelled_one(ran, tmp_path):
