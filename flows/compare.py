@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from flows.reporting.comparison import MISSING, compare, listed
+from flows.reporting.comparison import MISSING, compare, join_names
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import duration, printable
 
@@ -179,7 +179,7 @@ def _difference(against: Against) -> list[str]:
         change = f"{paired['difference']:+.3f} {interval(paired)}"
         lines.insert(0, f"{against.title}: success {change} on {paired['n']} shared scenarios")
         lines += [
-            f"  {len(names)} {direction}{': ' if names else ''}{listed(names)}"
+            f"  {len(names)} {direction}{': ' if names else ''}{join_names(names)}"
             for direction, names in (("better", against.improved), ("worse", against.regressed))
         ]
     return lines

@@ -1,8 +1,8 @@
 """Human approval before a policy is deployed (`deploy.approve`).
 
 The run stops before its last stage and shows the evaluations. With the user's own Prefect server, the flow run is
-paused and Prefect's UI asks for a decision and a reason. Otherwise the terminal asks. If there is neither, the run fails
-before it starts. A cached export was approved when it was created, so it needs no new approval.
+paused and Prefect's UI asks for a decision and a reason. Otherwise the terminal asks. If there is neither, the command
+fails before the run starts. A cached export was approved when it was created, so it needs no new approval.
 
 After a rejection the run succeeds, with a report and without an export; its record contains the reason. Without an
 answer in time it fails with WaitTimeout. In both cases the finished stages stay cached, and a repeated run asks again.

@@ -1,9 +1,9 @@
 """Deployment of a champion with a canary check and rollback.
 
-The active deployment of each model is recorded in `<root>/deployments/NAME.json`. The previous deployment stays up until
-the new one has passed its canary, except for a local server on a fixed port, which has to stop first. If the deployment
-or its canary fails, the new deployment is removed, the previous one stays up or is started again, and the alias
-`champion` returns to the previous version.
+`<root>/deployments/NAME.json` records the active deployment of each model. The previous deployment stays up until the
+new one has passed its canary, except for a local server on a fixed port, which has to stop first. If the deployment or
+its canary fails, the new deployment is removed, the previous one stays up or is started again, and the alias `champion`
+returns to the previous version.
 """
 
 from __future__ import annotations

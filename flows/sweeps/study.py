@@ -23,7 +23,7 @@ from components.artifacts import lock_file
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.sweep_settings import TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
-from flows.reporting.comparison import MISSING, NOT_DECISIVE
+from flows.reporting.comparison import MISSING, NEUTRAL_KEYS
 from flows.sweeps.points import Point, read
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _pruner(settings: OptunaSpec) -> optuna.pruners.BasePruner:
 def _fixed_experiment(spec: ExperimentSpec, space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that determine a trial's value and are not searched, without those of where it runs. The
     result is empty if the search covers whole experiments."""
-    data = spec.model_dump(mode="json", by_alias=True, exclude=set(NOT_DECISIVE | {"name"}))
+    data = spec.model_dump(mode="json", by_alias=True, exclude=set(NEUTRAL_KEYS | {"name"}))
     for key in space:
         *parents, last = key.lstrip("+~").partition("@")[0].replace("/", ".").split(".")
         if [*parents, last] == ["experiment"]:

@@ -146,7 +146,7 @@ def test_time_is_what_a_person_waited(tmp_path, capsys):
     assert second.total.seconds == sum(one.waited for one in stages) == first.total.seconds - 0.75
     command = [*(one.id for one in runs), f"root={tmp_path}"]
     main(command)
-    assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, and 0.8 s beside others\n", capsys.readouterr().out)
+    assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, plus 0.8 s overlapped\n", capsys.readouterr().out)
     main([*command, "--json"])
     assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["unnoticed"] == 0.75
     assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(one.id for one in runs)).words)
@@ -215,7 +215,7 @@ def test_success_by_round_is_a_line_with_its_interval_and_the_chosen_round_has_a
     assert f"B, round 2: 75 % ({low} % to {high} %)" in told
     classes = [value for _, name, value in found.attributes if name == "class"]
     assert {"band r0", "band r1", "ring r1"} <= set(classes)
-    assert re.search(r"chosen as the best +– +round 2\n", capsys.readouterr().out)
+    assert re.search(r"selected as best +– +round 2\n", capsys.readouterr().out)
 
 
 def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(tmp_path):

@@ -115,7 +115,7 @@ def test_the_run_that_made_it_is_not_the_one_that_found_it(tmp_path):
     forgotten = Lineage(tmp_path)
     assert (forgotten.node(key).run, forgotten.node(key).label) == (None, "train[2]")
     assert "git_commit" not in forgotten.tags(key)
-    assert "no record says which run made it" in show(forgotten, key)
+    assert "made by an unknown run: no record contains it" in show(forgotten, key)
 
 
 def test_without_records_the_manifests_tell_it(tmp_path):
@@ -139,8 +139,8 @@ def test_what_is_gone_from_the_store_is_told_from_the_records(tmp_path):
     assert steps(lineage.back(key)) == [("train[2]", fed(2)), ("train[1]", fed(1)), ("train[sft]", fed("sft"))]
     assert not lineage.node(run.stage("train[1]").key).present
     text = show(lineage, key)
-    assert f"collect[2] {run.stage('collect[2]').key[:12]} (gone)" in text
-    assert "not in the store any more; this is what records say" in show(lineage, run.stage("train[1]").key)
+    assert f"collect[2] {run.stage('collect[2]').key[:12]} (deleted)" in text
+    assert "no longer in the store; shown from the records" in show(lineage, run.stage("train[1]").key)
     Records(tmp_path).forget(run)
     assert steps(Lineage(tmp_path).back(key))[0] == ("train", ["filter", "judge", *["not known"] * 2])
 

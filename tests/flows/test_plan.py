@@ -323,7 +323,7 @@ def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
     found = plan(spec_of(tmp_path, rounds=1, seed=1, **changes))
     assert {one.label: one.cost for one in found.stages}["judge[1]"] is None
     assert found.cost is None
-    assert "cost unknown for 1 of the others" in show(found)
+    assert "cost unknown for 4 of the others" in show(found)
 
 
 def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_what_the_judge_stage_asked_is_not_asked_again(tmp_path, run, server, ca
     assert asked == 6
     assert revise(tmp_path) == 0
     assert len(server.requests) == asked
-    assert "0 calls, 6 answers known from before" in capsys.readouterr().err
+    assert "0 calls, 6 answers from the cache" in capsys.readouterr().err
 
 
 def test_preferences_are_written_beside_them(tmp_path, run):
@@ -114,7 +114,7 @@ def test_preferences_are_written_beside_them(tmp_path, run):
 def test_another_judge_can_be_named(tmp_path, server, capsys):
     played(tmp_path)
     assert revise(tmp_path) == 2
-    assert "components.rewards.rules.outcome.Outcome, which has no principles; name a judge" in capsys.readouterr().err
+    assert "components.rewards.rules.outcome.Outcome contains no constitution; set a judge" in capsys.readouterr().err
     assert revise(tmp_path, f"reward.model.url={server.url}", "reward.model.model=judge") == 0
     assert len(read(tmp_path / "revised.jsonl")) == 2
 
