@@ -243,11 +243,11 @@ def _export(options: argparse.Namespace, run: RunRecord) -> int:
 
 def _import(options: argparse.Namespace, run: RunRecord) -> int:
     from components.trajectories.feedback import append, numbered
-    from flows.annotation.session import Session, imported
+    from flows.annotation.session import Session, group_by_artifact
 
     by_digest = {episodes.artifact.digest: episodes for episodes in _all(options, run)}
     lines = numbered(options.from_file)
-    by_artifact = imported(lines, by_digest)
+    by_artifact = group_by_artifact(lines, by_digest)
     counts = {digest: append(by_digest[digest].file, answers) for digest, answers in by_artifact.items()}
     for digest in by_artifact:
         episodes = by_digest[digest]

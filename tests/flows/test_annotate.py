@@ -325,17 +325,17 @@ def test_two_people_and_two_tabs_at_once_lose_nothing(tmp_path, run):
 
 
 def test_a_sample_is_drawn_by_its_seed_in_whole_groups(tmp_path, run):
-    from flows.annotation.episodes import drawn
+    from flows.annotation.episodes import sample_groups
 
     many = [one for number in range(20) for one in (EPISODES[0], EPISODES[1])]
     many = [
         type(one)(f"{i}/{one.sample}", type(one.scenario)(f"s{i // 2}", {}, "train"), one.sample, [])
         for i, one in enumerate(many)
     ]
-    first = [one.id for one in drawn(many, 6, 3)]
-    assert first == [one.id for one in drawn(many, 6, 3)] != [one.id for one in drawn(many, 6, 4)]
-    assert len({one.scenario.id for one in drawn(many, 6, 3)}) == 3
-    assert drawn(many, None, 3) == many
+    first = [one.id for one in sample_groups(many, 6, 3)]
+    assert first == [one.id for one in sample_groups(many, 6, 3)] != [one.id for one in sample_groups(many, 6, 4)]
+    assert len({one.scenario.id for one in sample_groups(many, 6, 3)}) == 3
+    assert sample_groups(many, None, 3) == many
 
 
 # --- MLflow ---------------------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, ca
         "line 2: there is no episode 'order-A7/9' in collect[1] (did you mean order-A7/": write_line(good).replace(
             "A7/0", "A7/9"
         ),
-        "line 2: episode 'order-A7/1' of collect[1] has another content": write_line(good).replace("A7/0", "A7/1"),
+        "line 2: episode 'order-A7/1' of collect[1] has a different content": write_line(good).replace("A7/0", "A7/1"),
         "line 2: message 1 of history 0": write_line(corrected(A, 1, artifact=artifact)),
         "line 2: 'order-A7/0' and 'order-B1/0' are of different scenarios": write_line(chose(A, D, artifact=artifact)),
     }

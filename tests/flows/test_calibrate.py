@@ -96,9 +96,9 @@ def test_a_judge_that_says_nothing_is_warned_of_and_with_strict_the_command_fail
     assert (code, found["auc"]["value"]) == (0, 0.5)
     assert found["warnings"] == [
         "the judge is worse than its mark: auc is 0.500, below its mark of 0.8",
-        "the judge cannot be told from chance: auc 0.500 [0.500, 0.500]",
-        "every score is 0.5: the judge tells nothing apart. One that compares the episodes of a group is not asked "
-        "where they all say the same",
+        "the judge is not better than chance: auc 0.500 [0.500, 0.500]",
+        "every score is 0.5, so the judge distinguishes no episodes. A judge that compares the episodes of a group is "
+        "not called if all of them are identical",
     ]
     assert "warning: the judge is worse than its mark: auc is 0.500" in said
     assert measured("constant", "calibrate.marks.auc=0.8", "--strict")[0] == 1
@@ -108,7 +108,7 @@ def test_a_judge_that_says_nothing_is_warned_of_and_with_strict_the_command_fail
 def test_a_judge_that_likes_length_is_found_out(measured):
     _, found, _ = measured("length")
     assert found["length_bias"]["low"] > 0.9
-    assert any(one.startswith("the scores follow the length of an episode") for one in found["warnings"])
+    assert any(one.startswith("the scores correlate with the length of an episode") for one in found["warnings"])
 
 
 def test_noise_is_seen_where_the_judge_has_a_seed(measured):
@@ -122,7 +122,7 @@ def test_noise_is_seen_where_the_judge_has_a_seed(measured):
 def test_a_judge_that_favours_who_is_shown_first_is_found_out(measured):
     _, found, _ = measured("First", "calibrate.repeats=4")
     assert found["position_bias"]["value"] == pytest.approx(-1.0)
-    assert any(one.startswith("the scores follow the place at which it is shown") for one in found["warnings"])
+    assert any(one.startswith("the scores correlate with the position at which it is shown") for one in found["warnings"])
     assert measured("Shuffled", "calibrate.repeats=4")[1]["position_bias"]["value"] == pytest.approx(-1.0)
 
 

@@ -351,7 +351,7 @@ def test_a_damaged_evaluation_is_left_out_and_left_alone(two):
         ([], "required: RUN"),
         (["test"], "expected 2 to 26 runs to compare, not 1"),
         (["test", "nothing"], "there is no run 'nothing'"),
-        (["test", "latest"], r"run \w{8} \(test\) is named twice, the second time as 'latest'"),
+        (["test", "latest"], r"run \w{8} \(test\) is given twice, the second time as 'latest'"),
         (["test"] * 27, "expected 2 to 26 runs"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
     running.stop()
     assert f"Prefect's database {file} is damaged: " in str(error.value)
     assert "Move it to another folder" in str(error.value)
-    assert "Lost is what Prefect showed" in str(error.value)
+    assert "This loses Prefect's data" in str(error.value)
     assert "Traceback" not in (tmp_path / "logs" / "prefect-server.log").read_text()
     file.rename(tmp_path / "moved")
     assert server_process.damage_of(file) is None

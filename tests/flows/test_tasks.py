@@ -229,7 +229,9 @@ def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told
         patch.setattr("prefect.get_client", fails_at_the_second)
         done = run(execution, nothing, prefect_server, [first, second], killed.close)
     assert done.markdown() == "# Results"
-    (warning,) = [one.getMessage() for one in caplog.records if "could not be told" in one.getMessage()]
+    (warning,) = [
+        one.getMessage() for one in caplog.records if "cannot set these killed flow runs to Crashed" in one.getMessage()
+    ]
     assert f"{second.prefect_flow_run} (run {second.short}). ConnectionResetError: gone in the night" in warning
     assert first.prefect_flow_run not in warning
     assert states(killed) == ["Crashed", "Running"]
@@ -314,5 +316,5 @@ def test_a_server_that_is_killed_delays_the_end_of_a_run_by_seconds(execution, p
             run(execution, body, doomed)
     assert sum(pauses) < 10  # seconds; 28 where each request is tried again
     doomed.stop()
-    ended = "the run is done, but the Prefect server was not told all of it: the Prefect server has ended"
+    ended = "the run is finished, but the Prefect server did not get all of its states: the Prefect server has stopped"
     assert warnings == ([ended] if ends_well else [])
