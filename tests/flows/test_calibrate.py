@@ -122,7 +122,8 @@ def test_noise_is_seen_where_the_judge_has_a_seed(measured):
 def test_a_judge_that_favours_who_is_shown_first_is_found_out(measured):
     _, found, _ = measured("First", "calibrate.repeats=4")
     assert found["position_bias"]["value"] == pytest.approx(-1.0)
-    assert any(one.startswith("the scores correlate with the position at which it is shown") for one in found["warnings"])
+    words = "the scores correlate with the position at which it is shown"
+    assert any(one.startswith(words) for one in found["warnings"])
     assert measured("Shuffled", "calibrate.repeats=4")[1]["position_bias"]["value"] == pytest.approx(-1.0)
 
 
