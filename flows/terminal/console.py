@@ -123,12 +123,12 @@ class StageView:
         if now - self._last_line < PLAIN_EVERY or done >= total:
             return
         self._last_line = now
-        remaining = self.left(now)
+        remaining = self.remaining_seconds(now)
         eta = f", about {duration(remaining)} left" if remaining else ""
         elapsed = duration(now - self._start)
         self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {elapsed}{eta}{_shown(values)}")
 
-    def left(self, now: float) -> float | None:
+    def remaining_seconds(self, now: float) -> float | None:
         """Return the estimated remaining seconds of the stage, or None if there is no estimate yet.
 
         The estimate is the duration of the last stage of the same kind and size: episodes tend to end late and
@@ -205,7 +205,7 @@ def _progress(console: RichConsole) -> Progress:
 
     class Left(ProgressColumn):
         def render(self, task):
-            remaining = task.fields["view"].left(time.monotonic())
+            remaining = task.fields["view"].remaining_seconds(time.monotonic())
             return Text("-" if remaining is None else duration(remaining))
 
     return Progress(

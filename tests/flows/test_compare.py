@@ -249,7 +249,7 @@ def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(tmp_path):
     runs = compare(tmp_path, [one.id, other.id]).runs
     assert runs[0].notes == []
     assert runs[1].notes == [
-        "not in the store any more, or damaged, so that curves are incomplete: evaluate[1], evaluate[3]",
+        "no longer in the store, or damaged, so curves are incomplete: evaluate[1], evaluate[3]",
     ]
     assert list(runs[1].heldout) == [0, 2, 4]
 
@@ -323,8 +323,8 @@ def test_a_run_without_an_evaluation_and_one_whose_artifacts_are_gone_say_so(two
     shutil.rmtree(store.path(other.stage("judge[2]").key))
     found = compare(root, [one.id, other.id, none.id])
     assert found.runs[1].notes == [
-        "evaluate[final] is not in the store any more, or is damaged: run it again",
-        "not in the store any more, or damaged, so that curves are incomplete: judge[2]",
+        "evaluate[final] is no longer in the store, or is damaged: run it again",
+        "no longer in the store, or damaged, so curves are incomplete: judge[2]",
     ]
     assert "reward" not in found.runs[1].rounds[2]
     assert found.runs[1].last
