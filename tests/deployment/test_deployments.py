@@ -61,7 +61,7 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
         assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
         assert answers(url)
         history = json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]
-        assert [one["state"] for one in history] == ["deployed", "stopped", "started"]
+        assert [entry["state"] for entry in history] == ["deployed", "stopped", "started"]
     finally:
         command("--stop", "shop")
 

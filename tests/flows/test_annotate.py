@@ -276,7 +276,7 @@ def test_undo_takes_the_last_answer_back_and_brings_back_what_it_replaced(ask, s
     ask("POST", "/api/answer", json=SCORE)
     ask("POST", "/api/answer", json={**SCORE, "score": 1})
     assert ask("POST", "/api/undo", json={}).json()["undone"] == {"kind": "score", "trajectory": A.id}
-    assert [one.score for one in session.standing()] == [4]
+    assert [answer.score for answer in session.standing()] == [4]
     ask("POST", "/api/undo", json={})
     assert ask("POST", "/api/undo", json={}).json()["undone"] is None
     assert session.standing() == []
@@ -287,9 +287,9 @@ def test_what_is_not_answered_comes_first(tmp_path, run, session):
     for name in (A.id, C.id):
         session.answer({**SCORE, "trajectory": name})
     again = Session(loaded(tmp_path, run), "Ada").state()
-    assert [one["id"] for one in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
-    assert [one["status"] for one in again["episodes"]][:3] == ["unsolved", "success", "failed"]
-    assert [one["score"] for one in Session(loaded(tmp_path, run), "Bo").state()["episodes"]] == [None] * 5
+    assert [episode["id"] for episode in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
+    assert [episode["status"] for episode in again["episodes"]][:3] == ["unsolved", "success", "failed"]
+    assert [episode["score"] for episode in Session(loaded(tmp_path, run), "Bo").state()["episodes"]] == [None] * 5
 
 
 def test_finished_episodes_of_a_scenario_are_compared(session):
@@ -318,7 +318,7 @@ def test_two_people_and_two_tabs_at_once_lose_nothing(tmp_path, run):
         thread.join(600)
     assert errors == []
     assert len(lines(sessions[0])) == 30
-    assert {(one.author, one.trajectory): one.score for one in sessions[1].standing()} == {
+    assert {(answer.author, answer.trajectory): answer.score for answer in sessions[1].standing()} == {
         (author, one.id): 1 + place for author in ("Ada", "Bo") for place, one in enumerate(EPISODES)
     }
     assert sessions[0].state()["episodes"] == sessions[1].state()["episodes"]
@@ -343,7 +343,7 @@ def test_a_sample_is_drawn_by_its_seed_in_whole_groups(tmp_path, run):
 
 def assessments(people, episode):
     info = people._client.get_trace_info(people._traces[episode.id])
-    found = [one for one in info.assessments if one.source.source_type == "HUMAN"]
+    found = [assessment for assessment in info.assessments if assessment.source.source_type == "HUMAN"]
     return sorted((one.name, one.source.source_id, str(one.value)) for one in found)
 
 
@@ -361,7 +361,7 @@ def test_mlflow_has_what_people_said_as_assessments_of_the_traces(tmp_path):
             ("human_score", "Ada", "4"),
             ("human_score", "Bo", "2"),
         ]
-        people.tell(B, [one for one in answers if one.kind == "choice"])  # had no trace
+        people.tell(B, [answer for answer in answers if answer.kind == "choice"])  # had no trace
         assert assessments(people, B) == [("human_choice", "Ada", "worse")]
         people.tell(A, standing([*answers, rated(A, 5, second=9)]))
         people.tell(A, standing([*answers, rated(A, 5, second=9)]))  # said twice is said once
@@ -439,7 +439,7 @@ def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsy
     out = tmp_path / "out.jsonl"
     root = (f"root={tmp_path}",)
     assert main(["test", *root, "--export", str(out)]) == 0
-    assert [one.kind for one in read(out)] == ["score", "choice"]  # what stands
+    assert [answer.kind for answer in read(out)] == ["score", "choice"]  # what stands
     session.episodes.file.unlink()
     assert main(["test", *root, "--import", str(out)]) == 0
     assert "2 answers added, 0 already present" in capsys.readouterr().err
@@ -521,7 +521,7 @@ def test_killed_at_any_moment_it_has_lost_nothing_that_was_confirmed(tmp_path, r
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=600)
-    assert [one.id for one in lines(session)] == confirmed
+    assert [line.id for line in lines(session)] == confirmed
 
 
 def test_it_listens_on_this_machine_only_and_ends_in_order(tmp_path, run):

@@ -123,7 +123,7 @@ def test_a_real_browser_is_led_to_the_page_by_the_file(opened, page):  # noqa: F
     page.goto(shown)
     page.wait_for_selector(".message")
     assert "token" not in page.url
-    cookie = next(one for one in page.context.cookies() if one["name"].startswith("espalier-"))
+    cookie = next(cookie for cookie in page.context.cookies() if cookie["name"].startswith("espalier-"))
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     page.goto(url.partition("?")[0])
     page.wait_for_selector(".message")

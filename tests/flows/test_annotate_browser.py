@@ -120,10 +120,14 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     assert choice.better == "a"
     traces = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=tracker.run_id)
     said = {
-        (trace.info.tags["trajectory"], one.name, one.value if one.name != "correction" else one.value["text"])
+        (
+            trace.info.tags["trajectory"],
+            assessment.name,
+            assessment.value if assessment.name != "correction" else assessment.value["text"],
+        )
         for trace in traces
-        for one in trace.info.assessments
-        if one.source.source_type == "HUMAN" and one.source.source_id == "Ada"
+        for assessment in trace.info.assessments
+        if assessment.source.source_type == "HUMAN" and assessment.source.source_id == "Ada"
     }
     assert said == {
         ("order-A7/0", "human_score", 4),

@@ -42,7 +42,7 @@ def test_it_is_asked_last_and_a_no_leaves_out_nothing_but_the_deployment(tmp_pat
     assert asked == [(["start", "sft", "final"], "deploy")]
     assert list(run.keys) == labels[:-1]
     assert (outcome.export, outcome.decisions) == (None, ["rejected: too talkative"])
-    assert [(one.kind, one.message) for one in run.notices] == [("rejected", "rejected: too talkative")]
+    assert [(notice.kind, notice.message) for notice in run.notices] == [("rejected", "rejected: too talkative")]
 
 
 def test_it_is_in_no_key(tmp_path):

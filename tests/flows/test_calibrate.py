@@ -108,7 +108,9 @@ def test_a_judge_that_says_nothing_is_warned_of_and_with_strict_the_command_fail
 def test_a_judge_that_likes_length_is_found_out(measured):
     _, found, _ = measured("length")
     assert found["length_bias"]["low"] > 0.9
-    assert any(one.startswith("the scores correlate with the length of an episode") for one in found["warnings"])
+    assert any(
+        warning.startswith("the scores correlate with the length of an episode") for warning in found["warnings"]
+    )
 
 
 def test_noise_is_seen_where_the_judge_has_a_seed(measured):
@@ -123,7 +125,7 @@ def test_a_judge_that_favours_who_is_shown_first_is_found_out(measured):
     _, found, _ = measured("First", "calibrate.repeats=4")
     assert found["position_bias"]["value"] == pytest.approx(-1.0)
     words = "the scores correlate with the position at which it is shown"
-    assert any(one.startswith(words) for one in found["warnings"])
+    assert any(warning.startswith(words) for warning in found["warnings"])
     assert measured("Shuffled", "calibrate.repeats=4")[1]["position_bias"]["value"] == pytest.approx(-1.0)
 
 
@@ -144,7 +146,7 @@ def test_another_reward_may_be_the_truth(measured):
 
 
 def test_people_may_say_the_truth(measured, tmp_path):
-    lines = [{"trajectory_id": one.id, "score": 5 if one.success else 1} for one in EPISODES[:24]]
+    lines = [{"trajectory_id": episode.id, "score": 5 if episode.success else 1} for episode in EPISODES[:24]]
     lines += [{"trajectory_id": EPISODES[0].id, "score": 4, "author": "A"}, {"trajectory_id": "elsewhere", "score": 3}]
     (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     _, found, _ = measured("components.rewards.rules.outcome.Outcome", "--people", str(tmp_path / "people.jsonl"))
@@ -204,7 +206,7 @@ def test_the_figures_are_in_mlflow(measured, tmp_path, tracked):
     run = client.get_run(found["mlflow_run"])
     assert run.data.metrics["calibrate/auc"] == 0.5
     assert run.data.tags["calibrates"] == "constant"
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} >= {"calibration.html"}
+    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} >= {"calibration.html"}
 
 
 def test_a_truth_that_never_differs_is_said(measured):
@@ -319,7 +321,7 @@ def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
     artifact, _ = run_stage(request, context)
     assert (artifact.metrics["episodes"], artifact.metrics["failed"]) == (5.0, 1.0)
     rows = json.loads((artifact.path / "judged.json").read_text())
-    first = {one.trajectory_id: one.reward for one in read_scores(artifact.path / "scores-1.parquet")}
+    first = {score.trajectory_id: score.reward for score in read_scores(artifact.path / "scores-1.parquet")}
     assert {row["id"]: row["scores"][0] for row in rows} == first
     assert all(len(row["scores"]) == len(row["positions"]) == 2 for row in rows)
     wide = replace(request, spec={**request.spec, "judge": {"concurrency": 3}})

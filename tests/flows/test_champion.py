@@ -53,7 +53,7 @@ def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(roo
     found, now, said, execution = conclude(root, name, "++--", seed=1)
     assert (found.verdict, found.is_champion, now) == ("first", True, "1")
     assert said["champion.decision"] == f"{name} version 1 is champion: the first of its name"
-    assert [one.message for one in execution.notices] == [found.text]
+    assert [notice.message for notice in execution.notices] == [found.text]
     again, now, said, _ = conclude(root, name, "++--", seed=1)
     assert (again.verdict, again.is_champion, now) == ("already", True, "1")
     assert said["champion.verdict"] == "first"

@@ -20,7 +20,7 @@ SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.
 def waste(root: Path, **options) -> dict[str, str]:
     """Name in the store and reason."""
     forget = options.pop("forget", ())
-    return {Path(one.path).name: one.why for one in Cleaner(root, forget).waste(**options)}
+    return {Path(item.path).name: item.why for item in Cleaner(root, forget).waste(**options)}
 
 
 def test_what_a_run_needs_stays(tmp_path):
@@ -31,21 +31,21 @@ def test_what_a_run_needs_stays(tmp_path):
 def test_what_no_run_needs_can_go(tmp_path):
     kept = pretend(tmp_path, rounds=1)
     run = pretend(tmp_path, rounds=1, seed=1)
-    keys = {one.key for one in run.stages} - {one.key for one in kept.stages}
+    keys = {stage.key for stage in run.stages} - {stage.key for stage in kept.stages}
     assert len(keys) == 11  # the start is the same
     assert waste(tmp_path, forget=[run.short]) == dict.fromkeys(keys, "no run needs it")
     assert main([f"root={tmp_path}", "--forget", run.short]) == 0
     assert Records(tmp_path).get(run.id) == run  # dry by default
     assert main([f"root={tmp_path}", "--forget", run.short, "--delete"]) == 0
-    assert {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} == {one.key for one in kept.stages}
-    assert [one.id for one in Records(tmp_path).all()] == [kept.id]
+    assert {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} == {stage.key for stage in kept.stages}
+    assert [run.id for run in Records(tmp_path).all()] == [kept.id]
     assert list((tmp_path / "artifacts" / ".drafts").iterdir()) == []
 
 
 def test_what_an_artifact_was_made_from_stays(tmp_path):
     run = pretend(tmp_path, rounds=1)
     records = Records(tmp_path)
-    run.stages[:] = [one for one in run.stages if one.label == "train[1]"]
+    run.stages[:] = [stage for stage in run.stages if stage.label == "train[1]"]
     records.write(run)
     kept = {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} - set(waste(tmp_path))
     manifests = [json.loads((tmp_path / "artifacts" / key / "manifest.json").read_text()) for key in kept]
@@ -85,7 +85,7 @@ def test_each_kind_of_metric_counts(tmp_path, kind):
     label = "evaluate[final]" if kind == "evaluate" else f"{kind}[{step}]"
     others = {f"{kind}[{number}]": {"loss": 0.5} for number in range(1, 7)}
     run = pretend(tmp_path, rounds=6, metrics={**others, label: {"loss": 0.1}})
-    gone = {Path(one.path).name for one in Cleaner(tmp_path).waste(intermediate=True)}
+    gone = {Path(item.path).name for item in Cleaner(tmp_path).waste(intermediate=True)}
     best = 6 if kind == "evaluate" else 4
     assert run.stage(f"train[{best}]").key not in gone
     assert run.stage("train[3]").key in gone
@@ -145,7 +145,7 @@ def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
         with pytest.raises(ResourceError, match=r"--forget: run living-r.* is running \(.*stop it first"):
             Cleaner(tmp_path, ["living-run"])
         new = pretend(tmp_path, rounds=1, seed=1)
-        keys = {one.key for one in new.stages} - {one.key for one in old.stages}
+        keys = {stage.key for stage in new.stages} - {stage.key for stage in old.stages}
         assert not keys & set(waste(tmp_path, forget=[new.id]))
     assert keys <= set(waste(tmp_path, forget=[new.id]))
 

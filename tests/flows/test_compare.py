@@ -125,10 +125,12 @@ def test_rounds_stages_time_and_cost(two):
     first, second = compare(root, [one.id, other.id]).runs
     assert {number: values["reward"] for number, values in first.rounds.items()} == {1: 0.1, 2: 0.2}
     assert {number: values["kl"] for number, values in second.rounds.items()} == {1: 0.1, 2: 0.2}
-    cached = [one.label for one in other.stages if one.status == "cached"]
+    cached = [stage.label for stage in other.stages if stage.status == "cached"]
     assert cached == ["evaluate[start]"]
     assert (second.total.ran, second.total.cached) == (len(other.stages) - 1, 1)
-    assert second.stages["train"].seconds == sum(one.seconds for one in other.stages if one.label.startswith("train"))
+    assert second.stages["train"].seconds == sum(
+        stage.seconds for stage in other.stages if stage.label.startswith("train")
+    )
     assert second.total.cost == pytest.approx(0.25 * second.total.ran)
     assert second.stages["evaluate"].cost == pytest.approx(0.5)  # one of the three was found
     assert first.total.cost == 0
@@ -138,18 +140,18 @@ def test_time_is_what_a_person_waited(tmp_path, capsys):
     """What ran beside another stage took no time of its own."""
     runs = [pretend(tmp_path, seed=seed) for seed in (0, 1)]
     records = Records(tmp_path)
-    stages = [replace(one, unnoticed=0.75) if one.label == "collect[2]" else one for one in runs[1].stages]
+    stages = [replace(stage, unnoticed=0.75) if stage.label == "collect[2]" else stage for stage in runs[1].stages]
     records.write(replace(runs[1], stages=stages))
-    first, second = compare(tmp_path, [one.id for one in runs]).runs
+    first, second = compare(tmp_path, [run.id for run in runs]).runs
     assert second.stages["collect"].seconds == first.stages["collect"].seconds - 0.75
     assert second.stages["collect"].unnoticed == 0.75
-    assert second.total.seconds == sum(one.waited for one in stages) == first.total.seconds - 0.75
-    command = [*(one.id for one in runs), f"root={tmp_path}"]
+    assert second.total.seconds == sum(stage.waited for stage in stages) == first.total.seconds - 0.75
+    command = [*(run.id for run in runs), f"root={tmp_path}"]
     main(command)
     assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, plus 0.8 s overlapped\n", capsys.readouterr().out)
     main([*command, "--json"])
     assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["unnoticed"] == 0.75
-    assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(one.id for one in runs)).words)
+    assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(run.id for run in runs)).words)
 
 
 def test_a_default_that_only_one_run_states_is_no_difference(tmp_path):

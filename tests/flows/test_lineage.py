@@ -41,7 +41,7 @@ def test_a_checkpoint_goes_back_to_the_start_a_step_for_each_round(tmp_path):
     nodes = lineage.ancestors(key)
     assert len({node.key for node in nodes}) == len(nodes) == 12
     assert {node.key for node in nodes} == {
-        one.key for one in run.stages if one.label.partition("[")[0] in (*FED, "train")
+        stage.key for stage in run.stages if stage.label.partition("[")[0] in (*FED, "train")
     }
     order = [node.key for node in nodes]
     for node in nodes:
@@ -161,7 +161,7 @@ def test_a_run_alone_is_its_final_policy(tmp_path):
     course = {"rounds": 5, "evaluate": {"every": 1}, "early_stopping": {"patience": 1}, "metrics": measured}
     last = pretend(tmp_path, **course)
     best = pretend(tmp_path, **course, seed=1, deploy={"policy": "best"})
-    assert [one.step for one in best.notices] == [2, 1]
+    assert [notice.step for notice in best.notices] == [2, 1]
     lineage = Lineage(tmp_path)
     assert lineage.resolve(last.short) == last.stage("train[2]").key
     assert lineage.resolve(best.short) == best.stage("train[1]").key == lineage.resolve(f"{best.short}@1")
@@ -234,10 +234,10 @@ def test_the_text_has_a_line_for_each_round_and_each_artifact_once(tmp_path):
     back, _, forward = text.partition("\nmade from it\n")
     heads = [line.split()[1] for line in back.splitlines() if line.startswith("├─")]
     assert heads == [*(f"train[{number}]" for number in range(rounds, 0, -1)), "train[sft]"]
-    for one in run.stages:
-        if one.key != key:
-            assert text.count(f"{one.label} {one.key[:12]}") == (
-                one.label != "evaluate[start]" and one.label != "evaluate[sft]"
+    for stage in run.stages:
+        if stage.key != key:
+            assert text.count(f"{stage.label} {stage.key[:12]}") == (
+                stage.label != "evaluate[start]" and stage.label != "evaluate[sft]"
             )
     assert "a" * 40 in back
     assert "overrides rounds=12" in back
@@ -272,9 +272,9 @@ def test_the_json_has_every_artifact_and_the_runs_with_their_configuration(tmp_p
     assert found["artifact"]["key"] == train.key
     assert found["artifact"]["inputs"] == train.request["inputs"]
     assert found["artifact"]["spec"]["algorithm"]["name"] == "grpo"
-    assert {one["label"] for one in found["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
-    assert {one["label"] for one in found["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
-    judge = next(one for one in found["made_from"] if one["label"] == "judge[1]")
+    assert {node["label"] for node in found["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
+    assert {node["label"] for node in found["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
+    judge = next(node for node in found["made_from"] if node["label"] == "judge[1]")
     assert judge["spec"]["reward"]["_target_"] == DATA["reward"]["_target_"]
     assert judge["version"] == run.stage("judge[1]").version
     assert found["runs"] == {

@@ -107,7 +107,7 @@ def test_a_champion_is_in_use_when_it_has_passed_and_the_one_before_goes(put, ta
     target.says = {"1": "Here.", "2": "Here."}
     found, notices, told = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
     assert (found.state, found.agreement, told) == ("deployed", 1.0, [])
-    assert [one.kind for one in notices] == ["deployment"]
+    assert [notice.kind for notice in notices] == ["deployment"]
     first = found.url
     assert put(replace(WON, version="1", verdict="already"), "a" * 64)[0].state == "already"
     found, _, _ = put(WON, "b" * 64)
@@ -129,7 +129,7 @@ def test_what_fails_leaves_in_use_what_was(put, target, tmp_path, says, message)
     assert f"Version 1 stays in use at {first}" in notices[0].message
     assert told == [("shop", "champion", "1"), ("shop", "2", "rolled back")]
     assert (list(target.up), present(tmp_path)) == ([first], "1")
-    states = [one["state"] for one in json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]]
+    states = [entry["state"] for entry in json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]]
     assert states == ["deployed", "rolled back"]
 
 

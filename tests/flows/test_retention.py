@@ -133,7 +133,7 @@ def test_a_version_that_is_not_champion_is_kept_too(tmp_path, registered, clean)
     other, version = registered(seed=2, alias=None)
     done = clean("--forget", other.short, "--delete", "--json")
     found = json.loads(done.out)
-    assert {(one["what"], one["why"]) for one in found["kept"]} == {
+    assert {(item["what"], item["why"]) for item in found["kept"]} == {
         (kind, f"shop version {version} points to it") for kind in ("checkpoint", "evaluation", "export")
     }
     assert kept(tmp_path) == {stage.key for stage in first.stages} | keys(other)

@@ -188,7 +188,9 @@ def test_what_is_registered(connected, waited, capsys, tmp_path):
     assert "A run may set: `rounds`, `seed`" in found.description
     assert found.tags == ["nightly"]
     assert found.entrypoint == "flows.scheduling.served_flow.experiment"
-    assert [(one.schedule.cron, one.schedule.timezone) for one in found.schedules] == [("0 3 * * *", "Europe/Berlin")]
+    assert [(schedule.schedule.cron, schedule.schedule.timezone) for schedule in found.schedules] == [
+        ("0 3 * * *", "Europe/Berlin")
+    ]
     assert found.global_concurrency_limit.limit == 2
     form = found.parameter_openapi_schema["properties"]
     assert list(form) == ["overrides"]

@@ -199,7 +199,11 @@ def test_every_sampler_draws_within_the_space(tmp_path, sampler):
     )  # fmt: skip
     settings = optuna_settings(found.hydra)
     prepare(tmp_path / "study", settings, found.overrides, specs[0])
-    space = {one.get_key_element(): distribution(one) for one in found.overrides if one.is_sweep_override()}
+    space = {
+        override.get_key_element(): distribution(override)
+        for override in found.overrides
+        if override.is_sweep_override()
+    }
     study = load(tmp_path / "study", settings)
     for _ in range(3):
         trial = study.ask(space)

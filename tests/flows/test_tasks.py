@@ -208,7 +208,7 @@ def states(records):
 def test_runs_that_were_killed_crash_in_prefect_and_their_records_are_closed(execution, prefect_server, killed):
     run(execution, nothing, prefect_server, killed.dead(), killed.close)
     assert states(killed) == ["Crashed", "Crashed"]
-    assert [one.status for one in killed.all()] == ["KILLED", "KILLED"]
+    assert [run.status for run in killed.all()] == ["KILLED", "KILLED"]
 
 
 def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told_by_the_next_run(
@@ -230,12 +230,14 @@ def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told
         done = run(execution, nothing, prefect_server, [first, second], killed.close)
     assert done.markdown() == "# Results"
     (warning,) = [
-        one.getMessage() for one in caplog.records if "cannot set these killed flow runs to Crashed" in one.getMessage()
+        record.getMessage()
+        for record in caplog.records
+        if "cannot set these killed flow runs to Crashed" in record.getMessage()
     ]
     assert f"{second.prefect_flow_run} (run {second.short}). ConnectionResetError: gone in the night" in warning
     assert first.prefect_flow_run not in warning
     assert states(killed) == ["Crashed", "Running"]
-    assert [one.id for one in killed.dead()] == [second.id]
+    assert [run.id for run in killed.dead()] == [second.id]
     run(execution, nothing, prefect_server, killed.dead(), killed.close)
     assert states(killed) == ["Crashed", "Crashed"]
     assert killed.dead() == []
@@ -250,8 +252,8 @@ def test_a_server_that_does_not_answer_leaves_the_records_open(killed, caplog):
         _close(killed.dead(), killed.close)
     assert len(killed.dead()) == 2
     (warning,) = caplog.messages
-    for one in killed.dead():
-        assert f"{one.prefect_flow_run} (run {one.short})" in warning
+    for run in killed.dead():
+        assert f"{run.prefect_flow_run} (run {run.short})" in warning
     assert "ConnectError" in warning
 
 
