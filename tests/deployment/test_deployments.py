@@ -22,8 +22,8 @@ from tests.inference.fake import environment
 def command(tmp_path, capsys):
     def ask(*arguments: str) -> tuple[int, str, str]:
         code = main([f"root={tmp_path}", *arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return ask
 

@@ -391,20 +391,20 @@ def test_what_mlflow_was_not_told_costs_no_answer(tmp_path, run):
 
 def refused(capsys, *arguments: str) -> str:
     assert main(list(arguments)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
 
 
 def test_mistakes_are_named_with_exit_code_2(tmp_path, run, capsys):
     root = (f"root={tmp_path}", "--no-browser")
-    assert "there is no run 'tset'" in (said := refused(capsys, "tset", *root))
-    assert "did you mean test?" in said
+    assert "there is no run 'tset'" in (stderr := refused(capsys, "tset", *root))
+    assert "did you mean test?" in stderr
     assert "root=" in refused(capsys, "test", f"root={tmp_path / 'nothing'}")
-    said = refused(capsys, "test", *root, "--stage", "colect[1]")
-    assert "did you mean collect[1]?" in said
-    assert "evaluate[start]" in said
+    stderr = refused(capsys, "test", *root, "--stage", "colect[1]")
+    assert "did you mean collect[1]?" in stderr
+    assert "evaluate[start]" in stderr
     assert "expected a name" in refused(capsys, "test", *root, "--author", " ")
     assert "--port 99999: expected 0 to 65535" in refused(capsys, "test", *root, "--port", "99999")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -480,14 +480,14 @@ def test_agreement_between_people_and_with_the_judge(tmp_path, run, session, cap
     assert "has no answers of annotators yet" in refused(capsys, "test", f"root={tmp_path}", "--agreement")
     append(session.episodes.file, said)
     assert main(["test", f"root={tmp_path}", "--agreement"]) == 0
-    found = json.loads(capsys.readouterr().out)["collect[1]"]
-    (pair,) = found["scores"]["pairs"]
+    data = json.loads(capsys.readouterr().out)["collect[1]"]
+    (pair,) = data["scores"]["pairs"]
     assert (pair["authors"], pair["episodes"], pair["spearman"]) == (["Ada", "Bo"], 2, 1.0)
     # (5, 4), (1, 2): observed 1 + 1; expected (1 + 9 + 9 + 1) / 2
     assert pair["weighted_kappa"] == pytest.approx(1 - 2 / 10)
-    assert found["choices"] == [{"authors": ["Ada", "Bo"], "pairs": 1, "equal": 1.0, "kappa": None}]
-    assert found["judge"]["episodes"] == 4
-    assert found["judge"]["spearman"] == pytest.approx(4 / 20**0.5)  # ranks 4 1 2 3 and 3.5 1.5 1.5 3.5
+    assert data["choices"] == [{"authors": ["Ada", "Bo"], "pairs": 1, "equal": 1.0, "kappa": None}]
+    assert data["judge"]["episodes"] == 4
+    assert data["judge"]["spearman"] == pytest.approx(4 / 20**0.5)  # ranks 4 1 2 3 and 3.5 1.5 1.5 3.5
 
 
 def test_the_author_is_said_or_known_from_git_or_the_machine(monkeypatch, tmp_path):

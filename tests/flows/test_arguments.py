@@ -99,7 +99,7 @@ def test_what_is_no_folder_is_refused(folder, words, capsys):
 def test_the_usage_names_it(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse("--help")
-    said = capsys.readouterr().out
-    assert re.search(r"usage: python -m flows\.some .*\[root=DIR\]\n", said)
-    assert said.count("[root=DIR]") == 1
-    assert f"root=DIR: folder of the runs (default: {DEFAULT_ROOT})" in " ".join(said.split())
+    stdout = capsys.readouterr().out
+    assert re.search(r"usage: python -m flows\.some .*\[root=DIR\]\n", stdout)
+    assert stdout.count("[root=DIR]") == 1
+    assert f"root=DIR: folder of the runs (default: {DEFAULT_ROOT})" in " ".join(stdout.split())

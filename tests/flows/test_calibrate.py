@@ -76,8 +76,8 @@ def measured(tmp_path, run, capsys, tracked):
         line = ["+experiment=smoke", "reward=mine", "allow=[tests]", f"root={tmp_path}", f"tracking.uri={tracked}"]
         line += ["--run", run.short, *labels]
         code = command.main([*line, "--config-dir", str(tmp_path / "conf"), *arguments])
-        said = capsys.readouterr()
-        return code, json.loads(said.out) if said.out else {}, said.err
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out) if captured.out else {}, captured.err
 
     return call
 

@@ -42,11 +42,11 @@ def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
         outcome.measured.append(SimpleNamespace(step=0))
         tags = champion.tags(execution, outcome)
         version = tracker.register_model(name, artifacts["deploy"], policy_digest="f" * 64, tags=tags)
-        found = champion.decide(execution, outcome, tracker.registry, name, version)
+        decision = champion.decide(execution, outcome, tracker.registry, name, version)
         now = tracker.registry.aliased(name, "champion")
         said = tracker.client.get_model_version(name, version).tags
     assert now is not None
-    return found, now.number, said, execution
+    return decision, now.number, said, execution
 
 
 def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(root, name):

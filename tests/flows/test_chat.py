@@ -44,8 +44,8 @@ def talk(monkeypatch, capsys):
     def run(*arguments: str, said: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(said))
         code = chat.main(list(arguments))
-        found = capsys.readouterr()
-        return code, found.out, found.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 

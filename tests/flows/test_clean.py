@@ -178,9 +178,9 @@ def test_what_somebody_works_on_stays(tmp_path):
 def test_the_command_lists_and_sums_up(tmp_path, capsys):
     run = pretend(tmp_path, rounds=1)
     assert main([f"root={tmp_path}", "--forget", run.id, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["deleted"] is False
-    assert len(found["waste"]) == len(run.stages)
+    data = json.loads(capsys.readouterr().out)
+    assert data["deleted"] is False
+    assert len(data["waste"]) == len(run.stages)
     assert main([f"root={tmp_path / 'nowhere'}"]) == 2
     assert "root=DIR" in capsys.readouterr().err
     assert os.listdir(tmp_path / "artifacts")

@@ -140,9 +140,9 @@ def test_a_mistake_is_answered_with_what_to_write(line, words):
 
     with pytest.raises(SpecError) as caught:
         check([line])
-    said = str(caught.value)
-    assert words in said
-    assert not [own for own in HYDRAS_OWN if own in said]
+    message = str(caught.value)
+    assert words in message
+    assert not [own for own in HYDRAS_OWN if own in message]
 
 
 HYDRAS_OWN = ("EQUAL", "EOF", "token recognition", "viable alternative", "full_key", "append to", "hydra.cc")

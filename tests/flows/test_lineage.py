@@ -85,9 +85,9 @@ def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
     first = pretend(tmp_path, git_commit="a" * 40)
     fork = pretend(tmp_path, fork=f"{first.short}@1", rounds=3, reward=reward, seed=1, git_commit="b" * 40)
     lineage = Lineage(tmp_path)
-    found = origins(lineage, fork.stage("train[3]").key)
-    assert [one.label for one in found] == ["train[3]", "train[2]", "train[1]", "train[sft]"]
-    facts = [one.facts for one in found]
+    ancestors = origins(lineage, fork.stage("train[3]").key)
+    assert [origin.label for origin in ancestors] == ["train[3]", "train[2]", "train[1]", "train[sft]"]
+    facts = [origin.facts for origin in ancestors]
     assert facts[0]["run"] == f"{fork.short} test seed 1, commit {'b' * 40}"
     assert facts[0]["reward"].startswith("components.rewards.rules.outcome.Outcome ")
     assert "turn_cost=0.25" in facts[0]["reward"]
@@ -266,18 +266,18 @@ def test_a_long_chain_is_no_matter(tmp_path):
 def test_the_json_has_every_artifact_and_the_runs_with_their_configuration(tmp_path, capsys):
     run = pretend(tmp_path, git_commit="a" * 40)
     assert main([f"{run.short}@1", f"root={tmp_path}", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads(json.dumps(to_json(Lineage(tmp_path), run.stage("train[1]").key)))
+    data = json.loads(capsys.readouterr().out)
+    assert data == json.loads(json.dumps(to_json(Lineage(tmp_path), run.stage("train[1]").key)))
     train = run.stage("train[1]")
-    assert found["artifact"]["key"] == train.key
-    assert found["artifact"]["inputs"] == train.request["inputs"]
-    assert found["artifact"]["spec"]["algorithm"]["name"] == "grpo"
-    assert {node["label"] for node in found["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
-    assert {node["label"] for node in found["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
-    judge = next(node for node in found["made_from"] if node["label"] == "judge[1]")
+    assert data["artifact"]["key"] == train.key
+    assert data["artifact"]["inputs"] == train.request["inputs"]
+    assert data["artifact"]["spec"]["algorithm"]["name"] == "grpo"
+    assert {node["label"] for node in data["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
+    assert {node["label"] for node in data["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
+    judge = next(node for node in data["made_from"] if node["label"] == "judge[1]")
     assert judge["spec"]["reward"]["_target_"] == DATA["reward"]["_target_"]
     assert judge["version"] == run.stage("judge[1]").version
-    assert found["runs"] == {
+    assert data["runs"] == {
         run.id: {
             "name": "test",
             "seed": 0,

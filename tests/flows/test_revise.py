@@ -60,11 +60,11 @@ def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, ru
     assert {(type(one), one.author, one.message) for one in found} == {(Correction, "constitution judge", 4)}
     assert found[0].text.startswith("I will find out.")
     assert "honest 0.25: So." in found[0].note
-    said = capsys.readouterr().err
-    assert "4 answers of collect[1]" in said
-    assert "2 revised (2 added" in said
-    assert "6 calls, 0 answers from the cache" in said
-    assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in said
+    stderr = capsys.readouterr().err
+    assert "4 answers of collect[1]" in stderr
+    assert "2 revised (2 added" in stderr
+    assert "6 calls, 0 answers from the cache" in stderr
+    assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in stderr
 
 
 def test_they_are_learned_from_like_corrections_of_people(tmp_path, run):
