@@ -121,7 +121,7 @@ def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path,
         ("store=bucket", "store: 'bucket': expected a URI such as s3://BUCKET/PREFIX"),
         (
             "root=s3://bucket",
-            "root: 's3://bucket': expected a local folder; artifacts are shared between",
+            "root: 's3://bucket': expected a local folder; to share artifacts between",
         ),
     ],
 )
