@@ -49,6 +49,7 @@ SHORTEST = 10
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     command = argparse.ArgumentParser(
         prog="python -m flows.serve", description=__doc__.partition("\n\n")[0].partition(": ")[2]
     )
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     try:
         command = parser()
         refuse_root_option(command, argv)

@@ -1,4 +1,4 @@
-"""Annotation: who may speak to the page's server, what it keeps, and what the command answers to mistakes."""
+"""Annotation: access to the page's server, saved answers, and error messages of the command."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_token_works_once(ask):
     "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", ""]
 )
 def test_another_name_for_this_machine_is_refused(ask, session, host):
-    """A page whose name is made to resolve to 127.0.0.1 has the name in Host."""
+    """DNS rebinding: a page whose name resolves to 127.0.0.1 sends its own name as Host."""
     assert ask("GET", "/api/state", headers={**PAGE, "host": host}).status_code == 421
     assert ask("POST", "/api/answer", headers={**PAGE, "host": host}, json=SCORE).status_code == 421
     assert lines(session) == []

@@ -1,4 +1,4 @@
-"""Other users of the machine, who can list processes and files, against the annotation page."""
+"""Attacks on the annotation page by other users of the machine, who can list processes and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.security
 
 
 def _command_lines():
-    """What `ps` shows to every user."""
+    """Return the command lines that `ps` shows to every user."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -35,7 +35,7 @@ def _command_lines():
 
 @pytest.fixture
 def opened(tmp_path):
-    """The command with a browser that stays open: the process, the URL that it prints, and the folder of runs."""
+    """Yield the command with an open browser: its process, the URL that it prints, and the folder of the runs."""
     runs = tmp_path / "runs"
     runs.mkdir()
     played(runs)

@@ -1,4 +1,4 @@
-"""The annotation page in a real browser: by keyboard, over a reload, and with scripts in what episodes say."""
+"""Annotation page in a real browser: keyboard, reload, and scripts in the text of episodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page(browser):
 
 @pytest.fixture
 def annotated(tmp_path):
-    """A run that MLflow knows, and the page of the command on it."""
+    """Yield a run tracked by MLflow and the command's page for it."""
     run = played(tmp_path)
     with Tracker.open(tmp_path, TrackingSpec(), "test") as tracker:
         record = tmp_path / "records" / f"{run.id}.json"
@@ -199,7 +199,7 @@ def test_script_in_what_an_episode_says_is_text(page, annotated):
 
 @pytest.mark.timeout(1800)
 def test_the_policy_stops_a_script_that_got_in(page, annotated):
-    """Were text taken for markup somewhere, still nothing would run."""
+    """Even if text were inserted as markup, no script would run."""
     _, _, url, _ = annotated
     page.goto(url)
     page.wait_for_selector(".message")
@@ -212,7 +212,7 @@ def test_the_policy_stops_a_script_that_got_in(page, annotated):
 
 @pytest.mark.timeout(1800)
 def test_another_site_in_the_same_browser_gets_nothing(page, annotated, tmp_path):
-    """It can send requests, with the cookie of the browser left out, and they are refused."""
+    """Its requests lack the cookie and are rejected."""
     root, _, url, _ = annotated
     page.goto(url)
     page.wait_for_selector(".message")

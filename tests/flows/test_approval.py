@@ -1,4 +1,4 @@
-"""A person's word before a policy is deployed: asked in Prefect or in the terminal, and what is kept of a no."""
+"""Human approval before a deployment: in Prefect or in the terminal, and the record of a rejection."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_person_sees_the_evaluations(tmp_path):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Types what it is given."""
+    """Provide text as terminal input."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as typed:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -124,7 +124,7 @@ def test_without_a_terminal_and_without_a_server_it_is_refused_before_the_run(te
 
 @pytest.fixture
 def paused(prefect_server, monkeypatch):
-    """Asks inside of a flow; `answer` is given the client, the paused flow run and its form."""
+    """Ask inside a flow; `answer` gets the client, the paused flow run and its form."""
     from prefect import flow, get_client
     from prefect.context import FlowRunContext
     from prefect.settings import temporary_settings

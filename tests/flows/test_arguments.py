@@ -1,4 +1,4 @@
-"""Every command takes the folder of the runs in the same way: `root=DIR`."""
+"""Folder of the runs on the command line: every command accepts `root=DIR`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ARGUMENTS = {
     "flows.revise": ["latest", "--out", "out.jsonl"],
     "flows.stage": ["collect", "--watch"],
 }
-"""Commands that look for something below the root, with what they ask there."""
+"""Commands that look something up below the root, with their arguments."""
 
 
 def ended(command: str, arguments: list[str], monkeypatch, capsys) -> tuple[object, str]:
-    """Runs a command; returns its exit code and what it writes to standard error."""
+    """Run a command; return its exit code and its standard error."""
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     try:
         code = importlib.import_module(command).main()

@@ -1,4 +1,4 @@
-"""The command that measures a judge: good ones, bad ones, and what a user gets wrong."""
+"""Calibration command: good judges, bad judges, and user errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JUDGES = "tests.flows.judges"
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """The command takes the root logger; here it gives it back."""
+    """Restore the root logger, which the command configures."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -50,14 +50,14 @@ EPISODES = [answer(scenario, sample) for scenario in range(12) for sample in ran
 
 @pytest.fixture
 def run(tmp_path):
-    """A finished run whose last evaluation played `EPISODES`."""
+    """Create a finished run whose last evaluation has `EPISODES`."""
     played = {"start": EPISODES[::4], "sft": EPISODES[1::4], "final": EPISODES}
     return pretend(tmp_path, episodes={f"evaluate[{name}]": episodes for name, episodes in played.items()})
 
 
 @pytest.fixture(scope="session")
 def tracked(tmp_path_factory):
-    """URI of a database for all of them: to make one takes seconds."""
+    """Return the URI of a database shared by the tests, because its creation takes seconds."""
     from components.tracking import store
 
     return store.local_uri(tmp_path_factory.mktemp("tracked"))
@@ -65,7 +65,7 @@ def tracked(tmp_path_factory):
 
 @pytest.fixture
 def measured(tmp_path, run, capsys, tracked):
-    """Calls the command on the last evaluation of that run."""
+    """Return a function that calls the command on the last evaluation of that run."""
     (tmp_path / "conf" / "reward").mkdir(parents=True)
 
     def call(judge: str, *arguments: str, label: str | None = "evaluate[final]", **keys) -> tuple[int, dict, str]:

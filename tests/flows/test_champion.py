@@ -1,4 +1,4 @@
-"""Who becomes champion: a real registry, artifacts of pretended runs, no model."""
+"""Champion decision: real registry, artifacts of simulated runs, no model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def name(request):
-    """A registered model of its own for each test; the store is made once."""
+    """Return a separate model name for each test; the store is shared."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", request.node.name.replace("+", "p"))
 
 
 def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
-    """A run whose final policy did these episodes, registered and compared; what was decided, and the notices."""
+    """Register and compare a run with these final episodes; return decision, champion, tags and execution."""
     changes = {"seed": seed, "deploy": {"name": name, "margin": margin}, **changes}
     run = pretend(root, episodes={"evaluate[final]": episodes}, **changes)
     spec = spec_of(root, **changes)

@@ -1,4 +1,4 @@
-"""Talking to a policy: piped input, a real server behind a URL, and the shop of a recorded run."""
+"""Chat with a policy: piped input, a real server at a URL, and the environment of a recorded run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.flows.pretend import pretend
 
 
 class Scripted:
-    """An engine that says what it is told to, and remembers what it was asked."""
+    """Engine with scripted answers that records its requests."""
 
     policy = BASE_POLICY
 
@@ -39,7 +39,7 @@ class Scripted:
 
 @pytest.fixture
 def talk(monkeypatch, capsys):
-    """Runs the command with lines on its standard input: exit code, output, errors."""
+    """Run the command with lines on standard input; return exit code, standard output and standard error."""
 
     def run(*arguments: str, said: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(said))

@@ -1,4 +1,4 @@
-"""What can go, and what must never go."""
+"""Garbage collection: files that may be deleted and files that must not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.
 
 
 def waste(root: Path, **options) -> dict[str, str]:
-    """Name in the store and reason."""
+    """Return the reasons for deletion by name in the store."""
     forget = options.pop("forget", ())
     return {Path(item.path).name: item.why for item in Cleaner(root, forget).waste(**options)}
 

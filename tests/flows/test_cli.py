@@ -1,4 +1,4 @@
-"""The command, as a user meets it."""
+"""Command line of `flows.run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
 def recorded(
     *arguments: str, body: str = "return {'success': 0.5}"
 ) -> tuple[subprocess.CompletedProcess[str], list[dict]]:
-    """Runs the command with a flow that notes what it was called with, and then does what `body` says."""
+    """Run the command with a flow that records its arguments and then executes `body`."""
     code = f"""
     import json, sys, types
     import flows
@@ -146,11 +146,11 @@ def test_a_mistake_is_answered_with_what_to_write(line, words):
 
 
 HYDRAS_OWN = ("EQUAL", "EOF", "token recognition", "viable alternative", "full_key", "append to", "hydra.cc")
-"""Words of Hydra and of its grammar, which say nothing to those who do not know it."""
+"""Terms of Hydra and its grammar that error messages must not contain."""
 
 
 def answered(capsys, *arguments: str) -> tuple[object, str]:
-    """Runs the command here; returns the exit code and what it says."""
+    """Run the command in this process; return the exit code and standard error."""
     from flows.run import main
 
     with pytest.raises(SystemExit) as end:

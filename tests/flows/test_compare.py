@@ -1,4 +1,4 @@
-"""Runs side by side: what differs, how sure that is, and the episodes that changed."""
+"""Comparison of runs: differences, their uncertainty, and changed episodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIGURES = {
 
 @pytest.fixture
 def two(tmp_path):
-    """Two runs, the second with another seed and learning rate and the better one."""
+    """Return two runs; the second has another seed and learning rate and is better."""
     evaluations = {f"evaluate[{name}]": BEFORE for name in ("start", "sft", "final")}
     baseline = pretend(tmp_path, episodes=evaluations, metrics=FIGURES)
     other = pretend(
@@ -137,7 +137,7 @@ def test_rounds_stages_time_and_cost(two):
 
 
 def test_time_is_what_a_person_waited(tmp_path, capsys):
-    """What ran beside another stage took no time of its own."""
+    """A stage that overlaps another one adds no time of its own."""
     runs = [pretend(tmp_path, seed=seed) for seed in (0, 1)]
     records = Records(tmp_path)
     stages = [replace(stage, unnoticed=0.75) if stage.label == "collect[2]" else stage for stage in runs[1].stages]
@@ -177,7 +177,7 @@ BY_ROUND = {"start": "----", "sft": "+---", "1": "++--", "2": "+++-", "3": "+---
 
 
 def evaluated(**changes) -> dict[str, str]:
-    """What evaluations came to, by label."""
+    """Return evaluation results by label."""
     return {f"evaluate[{name}]": shown for name, shown in {**BY_ROUND, **changes}.items()}
 
 

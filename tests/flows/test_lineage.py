@@ -1,4 +1,4 @@
-"""What made an artifact, back to the start, and what was made from it."""
+"""Lineage: ancestors and descendants of an artifact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FED = ["filter", "judge", "collect"]
 
 
 def steps(found) -> list[tuple[str, list[str]]]:
-    """Labels of heads, and of what belongs to each."""
+    """Return the labels of each step's head and of its other nodes."""
     return [(step.head.label, [one.label for one in step.others]) for step in found]
 
 
@@ -248,7 +248,7 @@ def test_the_text_has_a_line_for_each_round_and_each_artifact_once(tmp_path):
 
 
 def test_a_long_chain_is_no_matter(tmp_path):
-    """Longer than Python's stack is deep."""
+    """The chain is longer than Python's recursion limit."""
     lineage = Lineage(tmp_path)
     keys = [f"{number:064d}" for number in range(3000)]
     for key, below in zip(keys, [None, *keys], strict=False):

@@ -1,5 +1,4 @@
-"""A champion is put into use, and what was in use stays or comes back: targets that keep to the protocol, real ledger,
-real canary against real servers."""
+"""Deployment and rollback of a champion: real ledger, and a real canary against real servers of test targets."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ WON = Decision("shop", "2", "won", "", against="1")
 
 
 class Registry:
-    """Notes what it is told."""
+    """Registry that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -39,16 +38,16 @@ class Registry:
 
 
 class Served:
-    """Puts releases into use as servers in this process, each of which says its own words."""
+    """Target that deploys releases as servers in this process, each with its own answers."""
 
     name = "local"
 
     def __init__(self, port: int = 0):
         self.port = port
         self.says: dict[str, str] = {}
-        """By version."""
+        """Answers by version."""
         self.up: dict[str, Server] = {}
-        """By URL."""
+        """Running servers by URL."""
 
     def build(self) -> Served:
         return self
@@ -80,7 +79,7 @@ def target():
 
 @pytest.fixture
 def put(tmp_path, target):
-    """Puts an export into use: what became of it, the notices, what the registry was told."""
+    """Return a function that deploys an export and returns the outcome, the notices and the registry's calls."""
     asked = {"messages": [{"role": "user", "content": "Where?"}], "tools": [], "max_tokens": 4}
     (tmp_path / FILE).write_text(json.dumps([{**asked, "answer": {"content": "Here."}}]))
 

@@ -1,4 +1,4 @@
-"""What a run says at its end."""
+"""Results of a run."""
 
 import json
 

@@ -22,7 +22,7 @@ from tests.deployment.tiny import TINY
 from tests.flows.pretend import pretend
 
 LAST = ("train[1]", "evaluate[final]", "deploy")
-"""What a version points to: checkpoint, evaluation, export."""
+"""Labels of the artifacts that a version points to: checkpoint, evaluation, export."""
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory) -> Path:
-    """An empty database of MLflow: its tables take long to create."""
+    """Return an empty MLflow database, shared because creating its tables is slow."""
     root = tmp_path_factory.mktemp("mlflow")
     client(root)
     return root / "mlflow" / "mlflow.db"
@@ -40,14 +40,14 @@ def database(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def mlflow(tmp_path, database) -> None:
-    """The root has a database."""
+    """Copy the database below the root."""
     (tmp_path / "mlflow").mkdir()
     shutil.copy(database, tmp_path / "mlflow" / "mlflow.db")
 
 
 @pytest.fixture
 def registered(tmp_path, weights, mlflow):
-    """Runs a pretended experiment with a real export, and registers it in MLflow as a run does."""
+    """Return a function that simulates a run with a real export and registers it in MLflow as a run does."""
 
     def register(seed: int, alias: str | None = "champion", name: str = "shop"):
         def export(folder: Path) -> None:
@@ -74,7 +74,7 @@ def registered(tmp_path, weights, mlflow):
 
 @pytest.fixture
 def clean(tmp_path, capsys):
-    """Runs the command below the root; returns exit code, standard output and standard error."""
+    """Return a function that runs the command and returns exit code, standard output and standard error."""
 
     def run(*arguments: str) -> SimpleNamespace:
         code = main([f"root={tmp_path}", *arguments])
@@ -91,7 +91,7 @@ def client(root: Path):
 
 
 def load(root: Path, reference: str) -> float:
-    """Loads the weights that a reference of MLflow names, by MLflow and transformers alone; returns their sum."""
+    """Load the weights of an MLflow reference with MLflow and transformers only; return their sum."""
     import mlflow
 
     from components.tracking.store import local_uri

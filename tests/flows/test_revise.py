@@ -1,4 +1,4 @@
-"""Answers of a run, written anew by a judge, and learned from as corrections of people are."""
+"""Revision of a run's answers by a judge, and training on them as on human corrections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.flows.pretend import pretend
 from tests.rewards.judged import data, judge_server, means, says, target, used
 
 ANSWERS = {"It is on its way.", "Refunded."}
-"""Those that keep the principles."""
+"""Answers that follow the principles."""
 
 
 def about(asked):
@@ -24,7 +24,7 @@ def about(asked):
 
 
 def script(asked):
-    """Criticises what it does not know, and writes it anew."""
+    """Return the scripted answer of a judge that criticizes and revises unknown answers."""
     if len(asked.body["messages"]) > 2:
         return says({"revision": f"I will find out. (It was: {len(about(asked))} characters.)"})
     score = 1.0 if about(asked) in ANSWERS else 0.25
@@ -44,7 +44,7 @@ def server():
 
 @pytest.fixture
 def run(tmp_path, server):
-    """A run that was judged by a constitution."""
+    """Return a run that was judged by a constitution."""
     episodes = {"collect[1]": EPISODES, "judge[1]": EPISODES} | {f"evaluate[{one}]": "+" for one in ("start", "final")}
     return pretend(tmp_path, rounds=1, warmup=None, episodes=episodes, reward=constitution(server))
 
@@ -88,7 +88,7 @@ def test_a_second_time_nothing_is_asked_and_nothing_added(tmp_path, run, server,
 
 
 def test_what_the_judge_stage_asked_is_not_asked_again(tmp_path, run, server, capsys):
-    """With `revise`, judging has asked for all of it."""
+    """With `revise`, the judge stage has already made these calls."""
     with used(
         target("constitution", **constitution(server, revise=True)).build(), means(tmp_path / "answers")
     ) as reward:

@@ -22,7 +22,7 @@ from tests.flows.test_online_rl import Recorder
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch):
-    """The command sets variables for the processes that it starts."""
+    """Restore the environment variables that the command sets."""
     import os
 
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -30,7 +30,7 @@ def _own_environment(monkeypatch):
 
 
 def refused(*argv):
-    """The command calls it a mistake of the user."""
+    """Assert that the command reports a user error."""
     assert serve.main(list(argv)) == 2
 
 
@@ -149,7 +149,7 @@ def test_the_processes_that_run_get_what_the_operator_serves():
 
 @pytest.fixture
 def connected(prefect_server, monkeypatch):
-    """Prefect's client, on the session's server."""
+    """Yield Prefect's client of the session's server."""
     from prefect import get_client
     from prefect.settings import temporary_settings
 
@@ -160,7 +160,7 @@ def connected(prefect_server, monkeypatch):
 
 @pytest.fixture
 def waited(monkeypatch):
-    """The command registers, and returns instead of waiting for runs."""
+    """Make the command return after registration instead of waiting for runs; return the registered deployments."""
     found = []
     monkeypatch.setattr(serve, "_wait", lambda deployments: found.extend(deployments) or 0)
     return found
@@ -244,8 +244,8 @@ def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_
 
 @pytest.fixture
 def ran(connected, monkeypatch, waited, tmp_path):
-    """Serves `smoke`, starts a run of it with these overrides and runs it here, with the experiment itself replaced;
-    returns its last state."""
+    """Serve `smoke`, start a run with these overrides, execute it here with a replaced experiment, and return its final
+    state."""
     from prefect.flow_engine import run_flow
 
     from flows.recipes import online_rl

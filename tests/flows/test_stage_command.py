@@ -1,4 +1,4 @@
-"""`python -m flows.stage`: one stage from a serialised request."""
+"""`python -m flows.stage`: a single stage from a serialized request."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def test_a_mistake_is_exit_code_2_and_a_line(tmp_path, text, words):
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A run that has made one stage."""
+    """Create a run with one finished stage."""
     made, _ = run_stage(REQUEST, Context.at(tmp_path))
     arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
     with recording(tmp_path, "abcdef01", name="shown", **arguments) as writer:

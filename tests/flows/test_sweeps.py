@@ -1,4 +1,4 @@
-"""Sweeps: what becomes of their points, how they end, and the search by Optuna. The runs themselves only pretend."""
+"""Sweeps: outcomes of points, summary, and search with Optuna. The runs are simulated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ OPTUNA = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2"]
 
 
 class Runs:
-    """Stands in the place of `flows.session.run`. By learning rate: what a run does, a number or an
-    exception."""
+    """Replacement for `flows.session.run`. Maps a learning rate to the run's success or exception."""
 
     def __init__(self):
         self.done: list[tuple[float, str]] = []
@@ -56,7 +55,7 @@ def runs(monkeypatch):
 
 @pytest.fixture
 def sweep(tmp_path, capsys):
-    """Runs the command; returns the exit code and what it said."""
+    """Return a function that runs the command and returns the exit code and its standard error."""
 
     def run(*arguments: str) -> tuple[int, str]:
         code = 0

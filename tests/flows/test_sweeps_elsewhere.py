@@ -1,5 +1,5 @@
-"""Points that machines of SkyPilot play: SkyPilot and the runs only pretend; task, log, driver, store and what comes
-back are real. On a Slurm cluster: tests/slurm."""
+"""Points on SkyPilot machines: SkyPilot and the runs are simulated; task, log, driver, store and results are real.
+tests/slurm runs them on a Slurm cluster."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ from flows.sweeps.points import read
 
 
 class Sky:
-    """SkyPilot, for one machine: plays the job's request while its log is read."""
+    """Simulated SkyPilot of one machine, which runs the job's request while its log is read."""
 
     Task = SimpleNamespace(from_yaml_config=lambda config, secrets_overrides: config)
     calls: list = []
@@ -66,7 +66,7 @@ class Sky:
 
 
 class Machine:
-    """In the place of `SkyRunner`: its driver works in this process."""
+    """Replacement for `SkyRunner` whose driver runs in this process."""
 
     node: Path
 
@@ -87,7 +87,7 @@ class Machine:
 
 
 class Runs:
-    """In the place of `flows.session.run`: leaves a record, a report and a result."""
+    """Replacement for `flows.session.run` that writes a record, a report and a result."""
 
     def __init__(self):
         self.does = lambda rate: rate

@@ -1,4 +1,4 @@
-"""`python -m flows.stage collect --watch`: an episode as it is played, here and in another process."""
+"""`python -m flows.stage collect --watch`: live view of an episode, in this and in another process."""
 
 from __future__ import annotations
 
