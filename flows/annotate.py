@@ -1,16 +1,18 @@
-"""`python -m flows.annotate RUN`: a page on which people read the episodes of a run, score them from 1 to 5, choose
-between two of the same scenario, and correct what the assistant said.
+"""`python -m flows.annotate RUN`: web page for human feedback on the episodes of a run.
+
+On the page, annotators read episodes, score them from 1 to 5, choose the better of two episodes of the same scenario,
+and correct the assistant's messages.
 
     python -m flows.annotate RUN [--stage "collect[2]"] [--sample N] [--author NAME] [--port N] [--no-browser]
     python -m flows.annotate RUN --export FILE | --import FILE | --agreement
 
-RUN is an id, the beginning of one, an experiment's name (its latest run) or `latest`. Without --stage it is the last
-round's collection. Every answer is written to `ROOT/feedback/` with author and time before it is confirmed, so the
-command can be ended at any moment, and MLflow has it as an assessment of the episode's trace. The page is for this
-machine only. The URL that is printed has a token that works once, in the first browser that opens it; then a new one is
-printed. Other users of the machine do not see it: the browser is started on a file that only you can read.
+RUN is an id, a prefix of an id, an experiment's name (its latest run) or `latest`. The default of --stage is the last
+round's collection. Every answer is written to `ROOT/feedback/` with author and time before the page confirms it, so the
+command can be stopped at any time. MLflow stores it as an assessment of the episode's trace. The page is served to this
+machine only. The printed URL contains a token for one use: the first browser that opens it; then a new URL is printed.
+Other users of the machine cannot read it: the browser is started with a file that only you can read.
 
-The author is --author, or else git's user.name, or else the user of the operating system.
+The author is --author, else git's user.name, else the user of the operating system.
 """
 
 from __future__ import annotations
@@ -42,21 +44,22 @@ HOST = "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's, 130 where it was interrupted before the page was there."""
+    """Run the command. Return exit code 0; 2 for a user error, 130 if interrupted before the page was served."""
     parser = RootParser(
-        prog="python -m flows.annotate", description="Lets people score, compare and correct the episodes of a run."
+        prog="python -m flows.annotate",
+        description="Serves a page on which people score, compare and correct the episodes of a run.",
     )
-    parser.add_argument("run", metavar="RUN", help="id, beginning of an id, experiment's name, or latest")
-    parser.add_argument("--stage", metavar="LABEL", help='whose episodes: "collect[1]", "evaluate[final]"')
-    parser.add_argument("--sample", type=_count, metavar="N", help="read so many of them, drawn by --seed")
-    parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
-    parser.add_argument("--author", help="who answers (default: git's user.name, or the user of this machine)")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one (default)")
-    parser.add_argument("--no-browser", action="store_true", help="print the URL and open nothing")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--export", type=Path, metavar="FILE", help="write what stands to a JSONL file")
-    what.add_argument("--import", type=Path, metavar="FILE", dest="from_file", help="add the answers of a JSONL file")
-    what.add_argument("--agreement", action="store_true", help="print how far authors and judge agree, as JSON")
+    parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
+    parser.add_argument("--stage", metavar="LABEL", help='stage of the episodes: "collect[1]", "evaluate[final]"')
+    parser.add_argument("--sample", type=_count, metavar="N", help="show a random sample of N episodes")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of --sample (default: %(default)s)")
+    parser.add_argument("--author", help="annotator's name (default: git's user.name, else the user of this machine)")
+    parser.add_argument("--port", type=int, default=0, help="port of the page; 0 picks a free one (default)")
+    parser.add_argument("--no-browser", action="store_true", help="print the URL only, open no browser")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--export", type=Path, metavar="FILE", help="write the current answers to a JSONL file")
+    action.add_argument("--import", type=Path, metavar="FILE", dest="from_file", help="add the answers of a JSONL file")
+    action.add_argument("--agreement", action="store_true", help="print the agreement of authors and judge, as JSON")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
     return int(text)
 
 
@@ -85,26 +88,26 @@ def _run(root: Path, reference: str) -> RunRecord:
     from flows.history.records import Records
 
     if not root.is_dir():
-        raise ResourceError(f"root={root}: there is no such folder; expected that of your runs")
+        raise ResourceError(f"root={root}: the folder does not exist; expected the folder of your runs")
     return Records(root).get(reference)
 
 
-def author_of(given: str | None) -> tuple[str, str]:
-    """Who answers, and where that is from."""
-    if given is not None:
-        if not given.strip() or len(given.strip()) > 100:
-            raise ResourceError(f"--author {given!r:.120}: expected a name of 1 to 100 characters")
-        return given.strip(), "--author"
+def author_of(option: str | None) -> tuple[str, str]:
+    """Return the author's name and its source. option: value of --author."""
+    if option is not None:
+        if not option.strip() or len(option.strip()) > 100:
+            raise ResourceError(f"--author {option!r:.120}: expected a name of 1 to 100 characters")
+        return option.strip(), "--author"
     try:
-        asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=10)
-        if name := asked.stdout.strip()[:100]:
+        git = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=10)
+        if name := git.stdout.strip()[:100]:
             return name, "git's user.name"
     except (OSError, subprocess.TimeoutExpired):
         pass
     try:
         return getpass.getuser()[:100], "the user of this machine"
     except (KeyError, OSError):
-        raise ResourceError("nobody knows who you are here; give --author NAME") from None
+        raise ResourceError("the author is unknown: git and the system have no user name; set --author NAME") from None
 
 
 def _serve(options: argparse.Namespace, run: RunRecord) -> int:
@@ -125,38 +128,40 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
         def url(token: str) -> str:
             return f"http://{HOST}:{port}/?token={token}"
 
-        def exchanged(token: str) -> None:
+        def on_exchange(token: str) -> None:
             files.close()
-            print(f"opened in a browser; for another one: {url(token)}", file=sys.stderr, flush=True)
+            print(f"opened in a browser; URL for another browser: {url(token)}", file=sys.stderr, flush=True)
 
-        access = Access(exchanged)
+        access = Access(on_exchange)
         config = uvicorn.Config(create_app(session, access, port), log_config=None, log_level="warning",
                                 access_log=False, ws="none", lifespan="off", server_header=False,
                                 timeout_graceful_shutdown=3)  # fmt: skip
         with contextlib.suppress(KeyboardInterrupt), files:
             print(f"{len(episodes.by_id)} episodes of {stage.label} of run {run.short} ({run.name})", file=sys.stderr)
-            print(f"author: {author} (from {source}); answers go to {episodes.file}", file=sys.stderr)
+            print(f"author: {author} (from {source}); answers are saved to {episodes.file}", file=sys.stderr)
             print(url(access.token), flush=True)
             if not options.no_browser:
                 webbrowser.open(files.enter_context(_redirect(options.root.absolute(), url(access.token))).as_uri())
             uvicorn.Server(config).run(sockets=[listener])
     session.close()
-    said = _summary(session)
-    print(f"{said}; train on it: feedback=scores feedback.path={episodes.file.parent}", file=sys.stderr)
+    summary = _summary(session)
+    print(f"{summary}; to train on them: feedback=scores feedback.path={episodes.file.parent}", file=sys.stderr)
     return 0
 
 
 @contextlib.contextmanager
 def _redirect(folder: Path, url: str) -> Iterator[Path]:
-    """Yield a page that leads to the URL, for the user's eyes only, and remove it afterwards. All users see the command
-    line of a browser, so the URL may not stand there."""
+    """Yield a page that redirects to the URL, and remove it afterwards.
+
+    Only the user can read the page. All users see the browser's command line, so it must not contain the URL.
+    """
     path = folder / f"annotate-{secrets.token_hex(8)}.html"
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}"><title>Espalier</title>\n')
     except OSError as error:
         raise ResourceError(
-            f"{path}: cannot be written ({error.strerror or error}); give --no-browser and open the URL yourself"
+            f"cannot write {path}: {error.strerror or error}; set --no-browser and open the URL yourself"
         ) from None
     try:
         yield path
@@ -171,83 +176,86 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server((HOST, port))
     except OSError as error:
         raise ResourceError(
-            f"--port {port}: cannot listen there ({error.strerror or error}); choose another port, or 0 for a free one"
+            f"--port {port}: cannot listen ({error.strerror or error}); choose another port, or 0 for a free one"
         ) from None
 
 
 def _summary(session: Session) -> str:
     from collections import Counter
 
-    kinds = Counter(one.kind for one in session.standing())
-    words = ", ".join(f"{kinds[kind]} {kind}s" for kind in ("score", "choice", "correction"))
-    return f"there are {words}{f'. {session.mirror.problem}' if session.mirror and session.mirror.problem else ''}"
+    kinds = Counter(answer.kind for answer in session.standing())
+    counts = ", ".join(f"{kinds[kind]} {kind}s" for kind in ("score", "choice", "correction"))
+    return f"saved {counts}{f'. {session.mirror.problem}' if session.mirror and session.mirror.problem else ''}"
 
 
 def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-def]  # session.Tell or None, which import heavily
-    """Tells MLflow; None, and a word, where it does not know the run or cannot be reached."""
+    """Return the function that sends answers to MLflow; None, with a message, if MLflow has no such run or cannot be
+    reached."""
     from components.tracking import store
     from components.tracking.human_assessments import People
 
     uri = run.spec.get("tracking", {}).get("uri") or store.local_uri(root)
     if uri == store.local_uri(root) and not (root / "mlflow" / "mlflow.db").is_file():
-        print(f"MLflow is not told: there is no {root / 'mlflow' / 'mlflow.db'}", file=sys.stderr)
+        print(f"answers are not sent to MLflow: {root / 'mlflow' / 'mlflow.db'} does not exist", file=sys.stderr)
         return None
     from mlflow.exceptions import MlflowException
 
     try:
         return People(store.connect(uri, root / "mlflow" / "artifacts"), run.id, label).tell
     except (MlflowException, ResourceError) as error:
-        print(f"MLflow is not told; the answers are in the file all the same: {error}", file=sys.stderr)
+        print(f"answers are not sent to MLflow, only saved to the file: {error}", file=sys.stderr)
         return None
 
 
 def _all(options: argparse.Namespace, run: RunRecord) -> list[Episodes]:
-    """The episodes of every stage of the run that the store still holds, or of the one that was asked for."""
+    """Return the episodes of the stage in --stage, or else of all stages of the run that are still in the store."""
     from flows.annotation.episodes import load, stage_named, stages
 
     root = options.root.absolute()
     if options.stage is not None or not stages(run):
         return [load(root, run, stage_named(run, options.stage))]
-    found: dict[str, Episodes] = {}
+    by_digest: dict[str, Episodes] = {}
     for stage in stages(run):
         try:
-            found.setdefault(stage.digest, load(root, run, stage))
+            by_digest.setdefault(stage.digest, load(root, run, stage))
         except ResourceError as error:
-            print(f"left out: {error}", file=sys.stderr)
-    if not found:
-        raise ResourceError(f"the store no longer holds any episodes of run {run.short}")
-    return list(found.values())
+            print(f"skipped: {error}", file=sys.stderr)
+    if not by_digest:
+        raise ResourceError(f"the episodes of run {run.short} are no longer in the store")
+    return list(by_digest.values())
 
 
 def _export(options: argparse.Namespace, run: RunRecord) -> int:
     from components.trajectories.feedback import read, standing, write_line
 
-    found = [one for some in _all(options, run) if some.file.is_file() for one in standing(read(some.file))]
+    answers = [
+        answer for episodes in _all(options, run) if episodes.file.is_file() for answer in standing(read(episodes.file))
+    ]
     part = options.export.with_name(f"{options.export.name}.part")
     try:
-        part.write_text("".join(map(write_line, found)), encoding="ascii")
+        part.write_text("".join(map(write_line, answers)), encoding="ascii")
         part.replace(options.export)
     except OSError as error:
         raise ResourceError(f"--export {options.export}: cannot be written: {error.strerror or error}") from None
-    print(f"{len(found)} answers written to {options.export}", file=sys.stderr)
+    print(f"{len(answers)} answers written to {options.export}", file=sys.stderr)
     return 0
 
 
 def _import(options: argparse.Namespace, run: RunRecord) -> int:
     from components.trajectories.feedback import append, numbered
-    from flows.annotation.session import Session, imported
+    from flows.annotation.session import Session, group_by_artifact
 
-    known = {one.artifact.digest: one for one in _all(options, run)}
+    by_digest = {episodes.artifact.digest: episodes for episodes in _all(options, run)}
     lines = numbered(options.from_file)
-    by_artifact = imported(lines, known)
-    fresh = {digest: append(known[digest].file, found) for digest, found in by_artifact.items()}
+    by_artifact = group_by_artifact(lines, by_digest)
+    counts = {digest: append(by_digest[digest].file, answers) for digest, answers in by_artifact.items()}
     for digest in by_artifact:
-        some = known[digest]
-        tell = _people(options.root.absolute(), run, some.label)
+        episodes = by_digest[digest]
+        tell = _people(options.root.absolute(), run, episodes.label)
         if tell is not None:
-            Session(some, author_of(options.author)[0], tell).close()
-    added = sum(fresh.values())
-    print(f"{added} answers added, {len(lines) - added} were there already", file=sys.stderr)
+            Session(episodes, author_of(options.author)[0], tell).close()
+    added = sum(counts.values())
+    print(f"{added} answers added, {len(lines) - added} already present", file=sys.stderr)
     return 0
 
 
@@ -255,13 +263,13 @@ def _agreement(options: argparse.Namespace, run: RunRecord) -> int:
     from components.trajectories.feedback import read, standing
     from flows.annotation.agreement import agreement
 
-    found = {}
-    for some in _all(options, run):
-        if some.file.is_file():
-            found[some.label] = agreement(some, standing(read(some.file)))
-    if not found:
-        raise ResourceError(f"nobody has said anything of the episodes of run {run.short} yet")
-    print(json.dumps(found, indent=2))
+    by_label = {}
+    for episodes in _all(options, run):
+        if episodes.file.is_file():
+            by_label[episodes.label] = agreement(episodes, standing(read(episodes.file)))
+    if not by_label:
+        raise ResourceError(f"run {run.short} has no answers of annotators yet")
+    print(json.dumps(by_label, indent=2))
     return 0
 
 

@@ -1,18 +1,18 @@
-r"""`python -m flows.calibrate +experiment=NAME [overrides]`: how far the declared reward can be trusted.
+r"""`python -m flows.calibrate +experiment=NAME [overrides]`: agreement of the declared reward with the ground truth.
 
-    python -m flows.calibrate +experiment=quickstart                      plays held-out scenarios, judges, measures
-    python -m flows.calibrate +experiment=quickstart --run latest         the evaluations of a run
+    python -m flows.calibrate +experiment=quickstart                      play held-out scenarios, judge, measure
+    python -m flows.calibrate +experiment=quickstart --run latest         use the evaluations of a run
     python -m flows.calibrate +experiment=quickstart --run latest --label "collect[3]"
     python -m flows.calibrate +experiment=quickstart --run latest --people scores.jsonl
     python -m flows.calibrate +experiment=quickstart calibrate.marks.auc=0.8 --strict
 
-The truth is the success that the environment states, the scores of another reward (`calibrate.truth`), or what people
-say: a file of lines `{"trajectory_id": ..., "score": ...}`, several of one episode count by their mean. Without --run
-the model as it is plays scenarios of `evaluate.split`, and the environment's own solutions are judged beside them where
-it has any. What is measured, `components.evaluation.calibration` says.
+The ground truth is the success that the environment reports, the scores of another reward (`calibrate.truth`), or human
+scores (--people): a file of lines `{"trajectory_id": ..., "score": ...}`; several scores of an episode are averaged.
+Without --run the untrained model plays scenarios of `evaluate.split`, and the environment's reference solutions, if it
+has any, are judged as well. `components.evaluation.calibration` defines the measures.
 
-Playing and judging are stages: the same command finds them. Standard error gets a table and warnings, standard output
-one line of JSON; the page and the picture lie below `<root>/calibrate/`, and with MLflow.
+Playing and judging are stages, so a repeated command uses the cache. Standard error gets a table and warnings, standard
+output one line of JSON. The page and the plot are written below `<root>/calibrate/` and to MLflow.
 """
 
 from __future__ import annotations
@@ -48,25 +48,33 @@ def calibrate(
     people: Path | None = None,
     html: Path | None = None,
 ) -> dict[str, Any]:
-    """Measures the declared reward and returns what was found, as JSON data. Raises SpecError, ResourceError, and
-    whatever a stage raises."""
+    """Measure the declared reward and return the result as JSON data. Raises SpecError, ResourceError, and errors of
+    the stages."""
     from components.rewards.llm.spec import asked_by
-    from flows.calibration.calibration import Work, calibration, check_people, episodes_of_run, named, play, read_people
+    from flows.calibration.calibration import (
+        Work,
+        calibration,
+        check_people,
+        episodes_of_run,
+        play,
+        read_people,
+        target_name,
+    )
     from flows.experiment.prerequisites import lacked_by, refuse
     from flows.experiment.requests import Requests
     from flows.stages.base import Context
     from flows.terminal.console import Console, hush, logging_to
     from flows.terminal.interrupt import Interruption
 
-    said = None if people is None else read_people(people)
-    if said is not None and spec.calibrate.truth is not None:
-        raise SpecError([Problem("calibrate.truth", "is another truth than --people; expected null, or no --people")])
+    human_scores = None if people is None else read_people(people)
+    if human_scores is not None and spec.calibrate.truth is not None:
+        raise SpecError([Problem("calibrate.truth", "conflicts with --people; expected null, or no --people")])
     engines = [spec.inference] if run is None else []
     refuse(lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.calibrate.truth)], spec.judge.budget))
     hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())
-        stack.enter_context(redirect_stdout(sys.stderr))  # what libraries print is no result
+        stack.enter_context(redirect_stdout(sys.stderr))  # stdout carries the result only
         root = Path(spec.root)
         root.mkdir(parents=True, exist_ok=True)
         context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout, seed=spec.seed)
@@ -77,73 +85,74 @@ def calibrate(
         stack.enter_context(logging_to(log, console))
         work = Work(spec, context, console)
         episodes = episodes_of_run(spec, context, run, labels) if run is not None else play(work)
-        if said is not None:
-            check_people(said, episodes, people)
-        judged = work.stage("calibrate", Requests(spec).calibrate(episodes, said))
-        truth = "people" if said is not None else named(spec.calibrate.truth) or "success"
-        found = calibration(spec, judged, episodes, truth, overrides)
-        page, picture = _write(html or root / FOLDER / f"{spec.name}-{judged.key[:8]}.html", found)
-        _show(console, found, page)
-        where = {"html": str(page), "plot": str(picture), "mlflow_run": _track(spec, found, page)}
-        return {**_to_json(found), "key": judged.key, **where}
+        if human_scores is not None:
+            check_people(human_scores, episodes, people)
+        artifact = work.stage("calibrate", Requests(spec).calibrate(episodes, human_scores))
+        truth = "people" if human_scores is not None else target_name(spec.calibrate.truth) or "success"
+        result = calibration(spec, artifact, episodes, truth, overrides)
+        page, plot = _write(html or root / FOLDER / f"{spec.name}-{artifact.key[:8]}.html", result)
+        _show(console, result, page)
+        outputs = {"html": str(page), "plot": str(plot), "mlflow_run": _track(spec, result, page)}
+        return {**_to_json(result), "key": artifact.key, **outputs}
 
 
-def _write(path: Path, found: Calibration) -> tuple[Path, Path]:
-    """The page, and the picture beside it."""
+def _write(path: Path, result: Calibration) -> tuple[Path, Path]:
+    """Write the page and the plot; return their paths."""
     from components.evaluation.calibration_page import render
     from components.evaluation.judge_charts import picture
 
     image = path.with_suffix(".svg")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(found), encoding="utf-8")
-        image.write_text(picture(found.charts(), f"{found.reward} against {found.truth}"), encoding="utf-8")
+        path.write_text(render(result), encoding="utf-8")
+        image.write_text(picture(result.charts(), f"{result.reward} against {result.truth}"), encoding="utf-8")
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
     return path.absolute(), image.absolute()
 
 
-def _show(console: Console, found: Calibration, page: Path) -> None:
+def _show(console: Console, result: Calibration, page: Path) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
     from components.evaluation.calibration_page import MEASURES
 
-    what = f"{found.measures['episodes']} episodes of {found.measures['groups']} scenarios"
-    table = Table(title=f"{found.reward} against {found.truth}: {what}", box=SIMPLE, title_justify="left")
+    size = f"{result.measures['episodes']} episodes of {result.measures['groups']} scenarios"
+    table = Table(title=f"{result.reward} against {result.truth}: {size}", box=SIMPLE, title_justify="left")
     for name in ("measure", "value", "95 %"):
         table.add_column(name, justify="left" if name == "measure" else "right")
     for name in MEASURES:
-        one = found.measures[name]
-        interval = "" if one["low"] is None else f"[{one['low']:.3f}, {one['high']:.3f}]"
-        table.add_row(name, "–" if one["value"] is None else f"{one['value']:.3f}", interval)
-    for name, value in found.counts.items():
+        measure = result.measures[name]
+        interval = "" if measure["low"] is None else f"[{measure['low']:.3f}, {measure['high']:.3f}]"
+        table.add_row(name, "–" if measure["value"] is None else f"{measure['value']:.3f}", interval)
+    for name, value in result.counts.items():
         table.add_row(name, "unknown" if value is None else f"{value:.4g}", "")
     console.table(table)
-    for warning in found.warnings:
+    for warning in result.warnings:
         console.line(f"warning: {warning}")
     console.line(f"page: {page}")
 
 
-def _to_json(found: Calibration) -> dict[str, Any]:
+def _to_json(result: Calibration) -> dict[str, Any]:
     return {
-        "experiment": found.experiment,
-        "reward": found.reward,
-        "truth": found.truth,
-        **found.measures,
-        **found.counts,
-        "marks": {one.measure: {"mark": one.value, "found": one.found, "met": one.met} for one in found.marks},
-        "warnings": list(found.warnings),
+        "experiment": result.experiment,
+        "reward": result.reward,
+        "truth": result.truth,
+        **result.measures,
+        **result.counts,
+        "marks": {mark.measure: {"mark": mark.value, "found": mark.found, "met": mark.met} for mark in result.marks},
+        "warnings": list(result.warnings),
     }
 
 
-def _track(spec: ExperimentSpec, found: Calibration, page: Path) -> str:
-    """The figures, the page and the picture in MLflow, as a run of the experiment's; returns its id."""
+def _track(spec: ExperimentSpec, result: Calibration, page: Path) -> str:
+    """Log the measures, the page and the plot to MLflow as a run of the experiment. Return the MLflow run's id."""
     from components.tracking.mlflow_tracker import Tracker
 
-    name = f"calibrate {found.reward}"
-    tags = {"seed": str(spec.seed), "calibrates": found.reward, "truth": found.truth}
-    values = {name: one["value"] for name, one in found.measures.items() if isinstance(one, dict)} | dict(found.counts)
+    name = f"calibrate {result.reward}"
+    tags = {"seed": str(spec.seed), "calibrates": result.reward, "truth": result.truth}
+    values = {name: measure["value"] for name, measure in result.measures.items() if isinstance(measure, dict)}
+    values |= dict(result.counts)
     with Tracker.open(Path(spec.root), spec.tracking, spec.name, tags=tags, run_name=name) as run:
         run.log_metrics({f"calibrate/{name}": value for name, value in values.items() if value is not None})
         run.log_report(page.read_text(encoding="utf-8"), "calibration.html")
@@ -152,32 +161,33 @@ def _track(spec: ExperimentSpec, found: Calibration, page: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 where a stage fails, and with --strict where a mark is not met; 2 for a mistake."""
+    """Run the command. Return exit code 0; 1 if a stage fails or, with --strict, a mark is not met; 2 for a user error;
+    130 if interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.calibrate", description="Measures the declared reward against the truth."
+        prog="python -m flows.calibrate", description="Measures the declared reward against the ground truth."
     )
     parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
-    parser.add_argument("--config-dir", "-cd", help="folder of your own config groups")
-    parser.add_argument("--run", help="judge episodes of a run: id, beginning of an id, experiment's name, or latest")
+    parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
+    parser.add_argument("--run", help="judge episodes of a run: id, prefix of an id, experiment's name, or latest")
     parser.add_argument(
         "--label",
         action="append",
         default=[],
-        help="of its stages, as collect[3]; may be repeated; all evaluations without it",
+        help="with --run: stage of the run, such as collect[3]; may be repeated (default: all its evaluations)",
     )
-    parser.add_argument("--people", type=Path, metavar="FILE", help="JSON lines: trajectory_id and score")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="where the page goes, the picture beside it")
-    parser.add_argument("--strict", action="store_true", help="exit code 1 where a mark (calibrate.marks) is not met")
+    parser.add_argument("--people", type=Path, metavar="FILE", help="human scores: JSON lines, trajectory_id and score")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page; the plot is written next to it")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a mark (calibrate.marks) is not met")
     refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
     if options.label and options.run is None:
-        parser.error("--label goes with --run")
+        parser.error("--label requires --run")
     out = sys.stdout
     from flows.experiment.compose import check
     from flows.terminal.overrides import mask_overrides
 
     try:
-        found = calibrate(
+        result = calibrate(
             check(options.overrides, config_dir=options.config_dir, named=True)[0],
             overrides=mask_overrides(options.overrides),
             run=options.run,
@@ -193,8 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(found), file=out, flush=True)
-    unmet = [name for name, mark in found["marks"].items() if not mark["met"]]
+    print(json.dumps(result), file=out, flush=True)
+    unmet = [name for name, mark in result["marks"].items() if not mark["met"]]
     return 1 if options.strict and unmet else 0
 
 

@@ -1,11 +1,11 @@
-"""`python -m flows.chat RUN|RUN@STEP|KEY|URL`: talks to a trained or a deployed policy, in its environment, with tools.
+"""`python -m flows.chat RUN|RUN@STEP|KEY|URL`: chat with a trained or deployed policy, in its environment, with tools.
 
-You are the user: what you write goes to the policy, the tools that it calls are carried out in the environment, and
-both are shown. `/scenario` lets it solve a task of the environment while you watch. Of a run, the environment and the
-agent's limits are the run's own; at a URL there is none, unless `--environment RUN` lends one.
+You are the user: the policy gets your messages, the environment executes its tool calls, and both are shown.
+`/scenario` shows the policy solve a task of the environment. A run's policy uses the environment and the agent limits
+of the run. A policy at a URL has no environment unless `--environment RUN` sets one.
 
-An empty line is nothing; `/reset` begins anew, `/quit`, Ctrl-D and Ctrl-C at the prompt leave; Ctrl-C during an answer
-stops that answer. Reads lines from any standard input.
+Empty lines are ignored. `/reset` starts a new conversation. `/quit`, Ctrl-D and Ctrl-C at the prompt leave; Ctrl-C
+during an answer stops the answer. Standard input may be a pipe.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from flows.stages.evaluate import EvaluateStage
 
 HELP = """\
-/scenario [ID]   watch it solve a task: the one of this id, or the next
-/reset           begin anew
-/help            this
+/scenario [ID]   watch the policy solve a task: the one with this id, or the next one
+/reset           start a new conversation
+/help            show these commands
 /quit            leave"""
 PATIENCE = 5.0
-"""Seconds for which a server that fails is asked again: a person waits."""
+"""Seconds for which requests to a failing server are retried. Short, because a person waits."""
 WIDTH = 2000
-"""Most characters of one message of the environment that are shown."""
+"""Maximum number of characters shown of one message."""
 
 
 @dataclass
 class World:
-    """Where the policy acts."""
+    """Environment, scenarios and agent limits of the policy."""
 
     environment: Environment
     scenarios: Sequence[Scenario]
@@ -54,7 +54,7 @@ class World:
 
 
 class Chat:
-    """One conversation after the other with the policy that an engine holds."""
+    """Sequence of conversations with an engine's policy."""
 
     def __init__(self, engine: Engine, sampling: Sampling, world: World | None, runner: asyncio.Runner):
         self._engine = engine
@@ -62,23 +62,23 @@ class Chat:
         self._world = world
         self._runner = runner
         self._next = 0
-        """Place of the next scenario."""
+        """Index of the next scenario."""
         self._episode: Episode | None = None
 
     def loop(self) -> None:
-        """Until the person leaves."""
-        asking = sys.stdin.isatty()
+        """Read and handle lines until the user leaves."""
+        interactive = sys.stdin.isatty()
         while True:
             try:
-                said = input("you> ") if asking else input()
+                line = input("you> ") if interactive else input()
             except (EOFError, KeyboardInterrupt):
-                if asking:
+                if interactive:
                     print()
                 return
-            if said.strip() in ("/quit", "/exit"):
+            if line.strip() in ("/quit", "/exit"):
                 return
             try:
-                self._take(said.strip())
+                self._handle(line.strip())
             except KeyboardInterrupt:
                 print("(stopped)")
                 self._episode = None
@@ -86,9 +86,9 @@ class Chat:
                 print(f"error: {error}")
                 self._episode = None
 
-    def _take(self, said: str) -> None:
-        command, _, rest = said.partition(" ")
-        if not said:
+    def _handle(self, line: str) -> None:
+        command, _, argument = line.partition(" ")
+        if not line:
             return
         if command == "/help":
             print(HELP)
@@ -96,69 +96,69 @@ class Chat:
             self._episode = None
             print("(a new conversation)")
         elif command == "/scenario":
-            self._runner.run(self._watch(rest.strip()))
+            self._runner.run(self._watch(argument.strip()))
         elif command.startswith("/"):
-            print(f"there is no {command}; there is:\n{HELP}")
+            print(f"unknown command {command}; expected one of:\n{HELP}")
         else:
-            self._runner.run(self._talk(said))
+            self._runner.run(self._talk(line))
 
-    async def _talk(self, said: str) -> None:
-        """The person's words, and what the policy does until it has an answer."""
+    async def _talk(self, text: str) -> None:
+        """Send the user's message and run the policy's turns until it answers."""
         if self._episode is None:
             self._episode = await self._begin()
-        episode, most = self._episode, self._world.agent.max_turns if self._world else 1
-        episode.talk.messages.append({"role": "user", "content": said})
-        for _ in range(most):
+        episode, max_turns = self._episode, self._world.agent.max_turns if self._world else 1
+        episode.talk.messages.append({"role": "user", "content": text})
+        for _ in range(max_turns):
             action = await episode.decide()
-            if action is None:  # it cannot be read, and the policy is told
+            if action is None:  # it cannot be parsed; the policy gets the error as a message
                 _show(episode.talk.messages[-2:])
                 continue
             _show(episode.talk.messages[-1:])
             if not action.get("tool_calls"):
                 return
             if episode.done:
-                print("(no tool can be called: the episode is over; /reset begins anew)")
+                print("(the episode is over, so no tool can be called; /reset starts a new conversation)")
                 return
             before = len(episode.talk.messages)
             step = await episode.step(action)
             episode.see(step)
             _show(episode.talk.messages[before:])
             if step.done:
-                print(f"(the episode is over: {_said(episode.outcome)}; /reset begins anew)")
+                print(f"(the episode is over: {_format_outcome(episode.outcome)}; /reset starts a new conversation)")
                 return
         if self._world is not None:
-            print(f"(no answer within {most} turns: agent.max_turns)")
+            print(f"(no answer within agent.max_turns = {max_turns})")
 
     async def _begin(self) -> Episode:
-        """With the environment's own opening, less the user's words: those are the person's."""
+        """Start an episode with the environment's opening messages, without those of its user, whom you play."""
         from components.rollout.agent import Episode
         from components.rollout.formats import OneAction, make
 
         if self._world is None:
-            episode = Episode(self._engine, _Nowhere(), self._sampling, 0)
+            episode = Episode(self._engine, _EmptyEnvironment(), self._sampling, 0)
             episode.open([], [])
             return episode
         if not isinstance(make(self._world.agent.format, None), OneAction):
             raise ResourceError(
-                f"agent.format={self._world.agent.format} acts by programs and holds no conversation: watch it with "
-                "/scenario"
+                f"agent.format = {self._world.agent.format}: this policy writes programs and cannot chat; use "
+                "/scenario to watch it"
             )
         scenario = self._scenario("")
         episode = self._new()
-        first, tools = await episode.start(scenario)
-        users = [message["content"] for message in first if message["role"] == "user"]
-        episode.open([message for message in first if message["role"] != "user"], tools)
+        opening, tools = await episode.start(scenario)
+        users = [message["content"] for message in opening if message["role"] == "user"]
+        episode.open([message for message in opening if message["role"] != "user"], tools)
         hint = f"; its user would say: {printable(users[0])}" if users else ""
         names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
         print(f"(scenario {scenario.id}, tools: {names}{hint})")
         return episode
 
-    async def _watch(self, named: str) -> None:
-        """A scenario, played as in an evaluation."""
+    async def _watch(self, scenario_id: str) -> None:
+        """Play a scenario as in an evaluation and show its messages."""
         if self._world is None:
-            print("there is no environment here: give one with --environment RUN")
+            print("/scenario needs an environment; start with --environment RUN")
             return
-        scenario = self._scenario(named)
+        scenario = self._scenario(scenario_id)
         episode = self._new()
         print(f"(scenario {scenario.id})")
         async with episode.within(None):
@@ -171,9 +171,9 @@ class Chat:
         if episode.failure is not None:
             print(f"(failed, {episode.failure.boundary}: {episode.failure.message})")
         elif episode.done:
-            print(f"(the episode is over: {_said(episode.outcome)})")
+            print(f"(the episode is over: {_format_outcome(episode.outcome)})")
         else:
-            print(f"(no end within {self._world.agent.max_turns} turns: agent.max_turns)")
+            print(f"(the episode did not end within agent.max_turns = {self._world.agent.max_turns})")
         self._episode = None  # the environment serves one episode at a time
 
     def _new(self) -> Episode:
@@ -181,27 +181,27 @@ class Chat:
 
         assert self._world is not None
         agent = self._world.agent
-        shown: dict[str, Any] = {"format": agent.format, "limits": agent.limits()}
+        options: dict[str, Any] = {"format": agent.format, "limits": agent.limits()}
         return Episode(
-            self._engine, self._world.environment, self._sampling, 0, **shown, max_observation=agent.max_observation
+            self._engine, self._world.environment, self._sampling, 0, **options, max_observation=agent.max_observation
         )
 
-    def _scenario(self, named: str) -> Scenario:
-        """The one of this id, or the next. Raises ResourceError where there is none."""
+    def _scenario(self, scenario_id: str) -> Scenario:
+        """Return the scenario with this id, or the next one if the id is empty. Raises ResourceError if unknown."""
         assert self._world is not None
-        if not named:
-            found = self._world.scenarios[self._next % len(self._world.scenarios)]
+        if not scenario_id:
+            scenario = self._world.scenarios[self._next % len(self._world.scenarios)]
             self._next += 1
-            return found
-        for one in self._world.scenarios:
-            if one.id == named:
-                return one
-        some = ", ".join(one.id for one in self._world.scenarios[:8])
-        raise ResourceError(f"there is no scenario {named!r} in this split; there are {some}, and so on")
+            return scenario
+        for scenario in self._world.scenarios:
+            if scenario.id == scenario_id:
+                return scenario
+        examples = ", ".join(scenario.id for scenario in self._world.scenarios[:8])
+        raise ResourceError(f"no scenario {scenario_id!r} in this split; expected an id such as {examples}")
 
 
-class _Nowhere:
-    """No environment."""
+class _EmptyEnvironment:
+    """Environment without scenarios and tools, for a policy at a URL."""
 
     def scenarios(self, split: str) -> list[Any]:
         return []
@@ -213,7 +213,7 @@ class _Nowhere:
         return []
 
     def step(self, action: dict[str, Any]) -> Any:
-        raise ResourceError("there is no environment that could carry out a tool call: give one with --environment RUN")
+        raise ResourceError("the policy called a tool, but there is no environment; start with --environment RUN")
 
     def close(self) -> None: ...
 
@@ -228,23 +228,27 @@ def _show(messages: Messages) -> None:
             print(f"{role} calls> {printable(call['function']['name'])}({printable(call['function']['arguments'])})")
 
 
-def _said(outcome: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {printable(json.dumps(value))}" for name, value in outcome.items()) or "nothing is said"
+def _format_outcome(outcome: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {printable(json.dumps(value))}" for name, value in outcome.items()) or "no outcome"
 
 
 def _request(root: Path, key: str, reference: str) -> tuple[EvaluateStage, tuple[str, ...]]:
-    """How the run that made a checkpoint evaluates."""
+    """Return the evaluation spec, and the allowed modules, of the run that produced a checkpoint."""
     from components.specs import validate
     from flows.history.lineage_graph import Lineage
     from flows.stages.evaluate import EvaluateStage
 
     lineage = Lineage(root)
     run = lineage.runs.get(lineage.node(key).run or "")
-    found = next((one.request for one in run.stages if one.label.startswith("evaluate[")), None) if run else None
-    if found is None:
-        raise ResourceError(f"{reference}: no run below {root} says in which environment it acts")
-    allow = tuple(found.get("allow", ()))
-    return validate(EvaluateStage, found["spec"], allow=allow), allow
+    request = (
+        next((stage.request for stage in run.stages if stage.label.startswith("evaluate[")), None) if run else None
+    )
+    if request is None:
+        raise ResourceError(
+            f"{reference}: no run below {root} has an evaluate stage for it, so its environment is unknown"
+        )
+    allow = tuple(request.get("allow", ()))
+    return validate(EvaluateStage, request["spec"], allow=allow), allow
 
 
 def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context]:
@@ -257,8 +261,10 @@ def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context
     context = Context.at(root)
     policy = context.store.find(key)
     if policy is None or policy.kind != "checkpoint":
-        what = f"is {policy.kind}, not a checkpoint" if policy else f"is not in {context.store} any more"
-        raise ResourceError(f"{reference}: the artifact {key[:12]} {what}; give a run, RUN@STEP or a checkpoint's key")
+        problem = f"is of kind {policy.kind}" if policy else f"is no longer in {context.store}"
+        raise ResourceError(
+            f"{reference}: artifact {key[:12]} {problem}; expected a run, RUN@STEP or a checkpoint's key"
+        )
     print(f"loading {spec.model.name} with checkpoint {key[:12]} …", file=sys.stderr)
     return warm_engine(spec.model, policy, context), spec, context
 
@@ -274,15 +280,15 @@ def _deployed(url: str, model: str | None, key_variable: str | None) -> Engine:
         if model is not None:
             engine.check()
             return engine
-        found = engine.models()
-        if not found:
-            raise ResourceError(f"{url} lists no model; name one: --model NAME")
+        models = engine.models()
+        if not models:
+            raise ResourceError(f"{url} lists no model; set --model NAME")
     except BaseException:
         engine.close()
         raise
     engine.close()
-    print(f"talking to {printable(found[0])} on {url}", file=sys.stderr)
-    return RemoteEngine(validate(RemoteSpec, {**data, "model": found[0]}))
+    print(f"using model {printable(models[0])} at {url}", file=sys.stderr)
+    return RemoteEngine(validate(RemoteSpec, {**data, "model": models[0]}))
 
 
 def _world(spec: EvaluateStage, context: Context, split: str | None) -> World:
@@ -290,36 +296,40 @@ def _world(spec: EvaluateStage, context: Context, split: str | None) -> World:
 
     if spec.agent.function is not None:
         raise ResourceError(
-            f"the agent of this run is a program ({spec.agent.function.target}), which holds no conversation: ask the "
-            "model itself at a URL"
+            f"agent.function = {spec.agent.function.target}: this run's agent is a program and cannot chat; serve the "
+            "model and give its URL"
         )
     scenarios = scenarios_of(spec.environment, split or spec.evaluate.split, context)
     return World(spec.environment.build(), scenarios, spec.agent)
 
 
-async def _finished(work: Any) -> None:
-    await work
+async def _await(awaitable: Any) -> None:
+    await awaitable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake in the command."""
+    """Run the command. Return exit code 0; 2 for an error in the command."""
     parser = RootParser(
-        prog="python -m flows.chat", description="Talks to a trained or deployed policy, in its environment."
+        prog="python -m flows.chat", description="Chats with a trained or deployed policy, in its environment."
     )
-    parser.add_argument("policy", metavar="RUN|RUN@STEP|KEY|URL", help="a run's policy, a checkpoint, or a server")
-    parser.add_argument("--environment", metavar="RUN", help="at a URL: the run whose environment it acts in")
-    parser.add_argument("--model", help="at a URL: its name there; by default the first that is listed")
-    parser.add_argument("--key-variable", metavar="NAME", help="at a URL: environment variable that holds the key")
-    parser.add_argument("--split", help="whose scenarios are played; by default those of the evaluation")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--max-tokens", type=int, help="most tokens of one answer; by default the agent's")
+    parser.add_argument(
+        "policy", metavar="RUN|RUN@STEP|KEY|URL", help="run, checkpoint, or URL of an OpenAI-compatible server"
+    )
+    parser.add_argument("--environment", metavar="RUN", help="with a URL: use the environment of this run")
+    parser.add_argument("--model", help="with a URL: model name (default: the first one that the server lists)")
+    parser.add_argument("--key-variable", metavar="NAME", help="with a URL: environment variable with the API key")
+    parser.add_argument("--split", help="split of the scenarios (default: the split of the evaluation)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default)")
+    parser.add_argument(
+        "--max-tokens", type=int, help="maximum tokens of one answer (default: agent.max_tokens, else 512)"
+    )
     options = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")
     if options.temperature < 0 or (options.max_tokens is not None and options.max_tokens < 1):
-        parser.error("--temperature is 0 or above, --max-tokens 1 or above")
+        parser.error("expected --temperature of at least 0 and --max-tokens of at least 1")
     at_url = options.policy.startswith(("http://", "https://"))
     if not at_url and (options.environment or options.model or options.key_variable):
-        parser.error("--environment, --model and --key-variable go with a URL; a run has its own")
+        parser.error("--environment, --model and --key-variable require a URL; a run defines its own")
     engine: Engine | None = None
     world: World | None = None
     try:
@@ -338,10 +348,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             engine, spec, context = _trained(options.policy, options.root)
             world = _world(spec, context, options.split)
-        most = options.max_tokens or (world.agent.max_tokens if world else 512)
-        print("(/help says what there is)", file=sys.stderr)
+        max_tokens = options.max_tokens or (world.agent.max_tokens if world else 512)
+        print("(/help lists the commands)", file=sys.stderr)
         with asyncio.Runner() as runner:
-            Chat(engine, Sampling(options.temperature, max_tokens=most), world, runner).loop()
+            Chat(engine, Sampling(options.temperature, max_tokens=max_tokens), world, runner).loop()
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
@@ -350,8 +360,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if world is not None:
             closing: Any = world.environment.close  # plain or async
-            if inspect.isawaitable(found := closing()):
-                asyncio.run(_finished(found))
+            if inspect.isawaitable(result := closing()):
+                asyncio.run(_await(result))
         if engine is not None:
             engine.close()
     return 0

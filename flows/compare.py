@@ -1,9 +1,9 @@
-"""`python -m flows.compare A B …`: runs side by side; A is the baseline.
+"""`python -m flows.compare A B …`: side-by-side comparison of runs; A is the baseline.
 
-What differs in their configuration, the held-out results of each with 95 % intervals, the paired difference to A on
-the scenarios that both played, held-out success by round, the rounds, time and cost by stage, and which scenarios
-changed from fail to success or back. The terminal gets it in short; the page below `<root>/compare/` has all of it, the
-curves, and the episodes of the scenarios that changed, side by side. `flows.reporting.comparison` reads it.
+The comparison covers differences of the configuration, held-out results with 95 % intervals, the paired difference to A
+on common scenarios, held-out success by round, time and cost by stage, and the scenarios that changed from failure to
+success or back. The terminal shows a summary. The page below `<root>/compare/` shows everything, with curves and with
+the episodes of the changed scenarios side by side. `flows.reporting.comparison` computes the comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from flows.reporting.comparison import MISSING, compare, listed
+from flows.reporting.comparison import MISSING, compare, join_names
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import duration, printable
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from components.evaluation.comparison import Against, Comparison, Run, StageTotal
 
 BARS = "▁▂▃▄▅▆▇█"
-"""A share from 0 to 1, in the terminal."""
+"""Characters that draw a share from 0 to 1 in the terminal."""
 MOST_BARS = 32
-"""Evaluations of one run that are drawn in the terminal; of more, as many that lie evenly."""
+"""Maximum number of evaluations of a run drawn in the terminal; of more, evenly spaced ones are drawn."""
 
 
 def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
-    """The comparison as JSON data; without the episodes, which are on the page."""
+    """Return the comparison as JSON data, without the episodes, which only the page shows."""
     return {
         "runs": [
             {
@@ -44,7 +44,7 @@ def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
                 "seconds": run.seconds,
                 "git_commit": run.git_commit or None,
                 "overrides": list(run.overrides),
-                "evaluations": {name: dict(one.summary) for name, one in run.evaluations.items()},
+                "evaluations": {name: dict(evaluation.summary) for name, evaluation in run.evaluations.items()},
                 "heldout": {str(number): dict(summary) for number, summary in run.heldout.items()},
                 "chosen": run.chosen,
                 "rounds": {str(number): dict(values) for number, values in run.rounds.items()},
@@ -56,35 +56,38 @@ def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
         ],
         "config": {"results": dict(comparison.results), "rest": dict(comparison.rest)},
         "against": {
-            one.letter: {
-                "title": one.title,
-                "difference": None if one.difference is None else dict(one.difference),
-                "notes": list(one.notes),
+            against.letter: {
+                "title": against.title,
+                "difference": None if against.difference is None else dict(against.difference),
+                "notes": list(against.notes),
             }
-            for one in comparison.against
+            for against in comparison.against
         },
         "html": str(html),
     }
 
 
 def show(comparison: Comparison, html: Path) -> str:
-    """The comparison as text, in short."""
+    """Return a summary of the comparison as text."""
     from rich.console import Console
 
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
     with out.capture() as text:
         out.print(_table("", _rows(comparison.runs), comparison.runs))
-        for title, found in (("what determines results", comparison.results), ("the rest", comparison.rest)):
-            if found:
+        for title, settings in (
+            ("settings that affect results", comparison.results),
+            ("other settings", comparison.rest),
+        ):
+            if settings:
                 out.print(
-                    _table(title, [[key, *map(_short, values)] for key, values in found.items()], comparison.runs)
+                    _table(title, [[key, *map(_short, values)] for key, values in settings.items()], comparison.runs)
                 )
     lines = [line.rstrip() for line in text.get().splitlines()]
     if not comparison.results and not comparison.rest:
-        lines += ["the configurations are the same", ""]
+        lines += ["the configurations are identical", ""]
     lines += [f"{run.letter}: {note}" for run in comparison.runs for note in run.notes]
-    for one in comparison.against:
-        lines += _difference(one)
+    for against in comparison.against:
+        lines += _difference(against)
     return "\n".join([*map(printable, lines), f"page: {html}"]) + "\n"
 
 
@@ -98,53 +101,59 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
     ]
     for name in dict.fromkeys(name for run in runs for name in run.evaluations):
         for measure in ("success", "reward", "turns"):
-            found = [run.evaluations.get(name) for run in runs]
+            evaluations = [run.evaluations.get(name) for run in runs]
             rows.append(
-                [f"{measure} {name}", *(with_interval(one.summary[measure]) if one else MISSING for one in found)]
+                [
+                    f"{measure} {name}",
+                    *(
+                        with_interval(evaluation.summary[measure]) if evaluation else MISSING
+                        for evaluation in evaluations
+                    ),
+                ]
             )
     if any(len(run.heldout) > 1 for run in runs):
         rows.append([f"success by round ({BARS[0]} 0, {BARS[-1]} 1)", *(_bars(run.heldout) for run in runs)])
-        rows.append(["success at its highest", *(_highest(run.heldout) for run in runs)])
+        rows.append(["highest success", *(_highest(run.heldout) for run in runs)])
     if any(run.chosen is not None for run in runs):
-        rows.append(["chosen as the best", *(MISSING if run.chosen is None else f"round {run.chosen}" for run in runs)])
+        rows.append(["selected as best", *(MISSING if run.chosen is None else f"round {run.chosen}" for run in runs)])
     rows.append(["rounds", *(str(len(run.rounds)) for run in runs)])
     rows.append(["stages", *(f"{run.total.ran} ran, {run.total.cached} cached" for run in runs)])
     kinds = list(dict.fromkeys(kind for run in runs for kind in run.stages))
     for kind in kinds:
         totals = [run.stages.get(kind) for run in runs]
         rows.append([f"time {kind}", *(_time(total) if total else MISSING for total in totals)])
-    rows.append(["time all", *(_time(run.total) for run in runs)])
+    rows.append(["time total", *(_time(run.total) for run in runs)])
     if any(run.total.cost for run in runs):
         rows.append(["cost", *(f"{run.total.cost:.4g}" for run in runs)])
     return rows
 
 
 def _time(total: StageTotal) -> str:
-    beside = f", and {duration(total.unnoticed)} beside others" if total.unnoticed else ""
-    return f"{duration(total.seconds)}{beside}"
+    overlapped = f", plus {duration(total.unnoticed)} overlapped" if total.unnoticed else ""
+    return f"{duration(total.seconds)}{overlapped}"
 
 
 def _bars(heldout: Mapping[int, Mapping[str, Any]]) -> str:
-    """Success by round: `▁▃▅▅█ rounds 0 to 8`."""
+    """Return success by round as bars: `▁▃▅▅█ rounds 0 to 8`."""
     if not heldout:
         return MISSING
-    values = [one["success"]["mean"] for one in heldout.values()]
+    values = [summary["success"]["mean"] for summary in heldout.values()]
     last, count = len(values) - 1, min(len(values), MOST_BARS)
-    shown = [values[round(place * last / max(count - 1, 1))] for place in range(count)]
-    bars = "".join(" " if one is None else BARS[min(int(one * len(BARS)), len(BARS) - 1)] for one in shown)
+    sample = [values[round(index * last / max(count - 1, 1))] for index in range(count)]
+    bars = "".join(" " if value is None else BARS[min(int(value * len(BARS)), len(BARS) - 1)] for value in sample)
     rounds = f"rounds {min(heldout)} to {max(heldout)}" if last else f"round {min(heldout)}"
     return f"{bars} {rounds}{f', {count} of {len(values)}' if count < len(values) else ''}"
 
 
 def _highest(heldout: Mapping[int, Mapping[str, Any]]) -> str:
-    """The highest success with its interval, of equal ones the earliest: `0.500 [0.250, 0.750] round 4`."""
+    """Return the highest success with its interval, the earliest of equal ones: `0.500 [0.250, 0.750] round 4`."""
     from flows.experiment.early_stopping import best_of
     from flows.reporting.results import with_interval
 
-    place = best_of([one["success"]["mean"] for one in heldout.values()])
-    if place is None:
+    index = best_of([summary["success"]["mean"] for summary in heldout.values()])
+    if index is None:
         return MISSING
-    number, summary = list(heldout.items())[place]
+    number, summary = list(heldout.items())[index]
     return f"{with_interval(summary['success'])} round {number}"
 
 
@@ -162,18 +171,16 @@ def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[Run]) -> Ta
     return table
 
 
-def _difference(one: Against) -> list[str]:
+def _difference(against: Against) -> list[str]:
     from flows.reporting.results import interval
 
-    lines = [f"{one.title}: {note}" for note in one.notes]
-    if (found := one.difference) is not None:
-        lines.insert(
-            0,
-            f"{one.title}: success {found['difference']:+.3f} {interval(found)} on the same {found['n']} scenarios",
-        )
+    lines = [f"{against.title}: {note}" for note in against.notes]
+    if (paired := against.difference) is not None:
+        change = f"{paired['difference']:+.3f} {interval(paired)}"
+        lines.insert(0, f"{against.title}: success {change} on {paired['n']} shared scenarios")
         lines += [
-            f"  {len(names)} {what}{': ' if names else ''}{listed(names)}"
-            for what, names in (("better", one.improved), ("worse", one.regressed))
+            f"  {len(names)} {direction}{': ' if names else ''}{join_names(names)}"
+            for direction, names in (("better", against.improved), ("worse", against.regressed))
         ]
     return lines
 
@@ -183,16 +190,14 @@ def _short(value: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake in the command."""
+    """Run the command. Return exit code 0; 2 for an error in the command."""
     parser = RootParser(
         prog="python -m flows.compare", description="Shows runs side by side; the first one is the baseline."
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="id, beginning of an id, experiment's name (its latest run), or latest"
+        "runs", nargs="+", metavar="RUN", help="id, prefix of an id, experiment's name (its latest run), or latest"
     )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="where the page goes; ROOT/compare/IDS.html if not given"
-    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page (default: ROOT/compare/IDS.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
     try:

@@ -1,7 +1,7 @@
-"""`python -m flows.deployments [--stop NAME | --start NAME]`: what runs have put into use below a root, and whether it
-is up; ends a server on this machine, or starts it again, for instance after the machine was.
+"""`python -m flows.deployments [--stop NAME | --start NAME]`: state of the models that runs below a root have deployed.
 
-What is in use elsewhere is listed; the host that has it ends it.
+The command lists deployments. It stops a server on this machine, or starts it again, for example after a reboot.
+Deployments on other hosts are listed only; stop them on their host.
 """
 
 from __future__ import annotations
@@ -16,102 +16,109 @@ from typing import Any
 
 from components.deployment.targets.spec import LocalTarget
 from components.errors import EspalierError, ResourceError
-from flows.release.deployment_ledger import InUse, Ledger, ledgers, where
+from flows.release.deployment_ledger import ActiveRelease, Ledger, ledgers, where
 from flows.terminal.arguments import RootParser
 
 
-def state(found: InUse) -> str:
-    """`up`, `ended`, or `elsewhere`, of which only the host knows."""
-    if found.deployment.target != "local":
+def state(active: ActiveRelease) -> str:
+    """Return `up`, `ended`, or `elsewhere` for a deployment on another host, whose state is unknown here."""
+    if active.deployment.target != "local":
         return "elsewhere"
-    return "up" if LocalTarget().build().alive(found.deployment) else "ended"
+    return "up" if LocalTarget().build().alive(active.deployment) else "ended"
 
 
 def stop(root: Path, name: str) -> str:
-    """Ends the server of a model; returns what to say. Raises ResourceError where there is none on this machine."""
-    with _local(root, name) as (ledger, found):
-        title = f"{name} version {found.release.version}"
-        if state(found) == "ended":
-            return f"{title} has ended already"
-        LocalTarget().build().take_back(found.deployment)
-        ledger.write(found, "stopped", f"{title} was stopped")
+    """Stop the server of a model and return a message. Raises ResourceError if this machine has no such server."""
+    with _local(root, name) as (ledger, active):
+        title = f"{name} version {active.release.version}"
+        if state(active) == "ended":
+            return f"{title} is already stopped"
+        LocalTarget().build().take_back(active.deployment)
+        ledger.write(active, "stopped", f"{title} was stopped")
         return f"{title} was stopped; --start {name} starts it again"
 
 
 def start(root: Path, name: str) -> str:
-    """Starts the server of a model again, on the port it had; returns what to say. Raises ResourceError where there is
-    none on this machine, its export is gone or the port is taken; DeployError, WaitTimeout as the server does."""
-    with _local(root, name) as (ledger, found):
-        title = f"{name} version {found.release.version}"
-        if state(found) == "up":
-            return f"{title} is up at {where(found.deployment)}"
-        if not found.release.folder.is_dir():
+    """Start the server of a model again, on its previous port, and return a message.
+
+    Raises ResourceError if this machine has no such deployment, its export was deleted or the port is in use;
+    DeployError or WaitTimeout if the server does not start.
+    """
+    with _local(root, name) as (ledger, active):
+        title = f"{name} version {active.release.version}"
+        if state(active) == "up":
+            return f"{title} is up at {where(active.deployment)}"
+        if not active.release.folder.is_dir():
             raise ResourceError(
-                f"the export of {title} is gone from {found.release.folder}: the same run with deploy=local makes it"
+                f"the export of {title} is missing: {active.release.folder} does not exist. To export it again, repeat "
+                "the run with deploy=local"
             )
-        target = LocalTarget.model_validate_json(found.deployment.details["spec"]).build()
+        target = LocalTarget.model_validate_json(active.deployment.details["spec"]).build()
         target.check(name)
-        again = target.deploy(found.release, ledger.folder)
-        ledger.write(replace(found, deployment=again), "started", f"{title} was started at {where(again)}")
-        return f"{title} is up at {where(again)}"
+        restarted = target.deploy(active.release, ledger.folder)
+        ledger.write(replace(active, deployment=restarted), "started", f"{title} was started at {where(restarted)}")
+        return f"{title} is up at {where(restarted)}"
 
 
 @contextmanager
-def _local(root: Path, name: str) -> Iterator[tuple[Ledger, InUse]]:
-    """What is in use of a model on this machine, while no run changes it."""
-    known = {one.name: one for one in ledgers(root)}
-    if name not in known:
-        there = ", ".join(known) or "none"
-        raise ResourceError(f"no model called {name} was deployed below {root}; deployed were: {there}")
-    with known[name].held():
-        found = known[name].present()
-        if found is None:
-            raise ResourceError(f"nothing of {name} is in use; {known[name].path} says why")
-        if found.deployment.target != "local":
+def _local(root: Path, name: str) -> Iterator[tuple[Ledger, ActiveRelease]]:
+    """Yield the ledger and the active deployment of a model on this machine, locked against changes by runs."""
+    by_name = {ledger.name: ledger for ledger in ledgers(root)}
+    if name not in by_name:
+        names = ", ".join(by_name) or "none"
+        raise ResourceError(f"no model {name!r} was deployed below {root}; deployed models: {names}")
+    ledger = by_name[name]
+    with ledger.lock():
+        active = ledger.active()
+        if active is None:
+            raise ResourceError(f"{name} has no active deployment; see its history in {ledger.path}")
+        if active.deployment.target != "local":
             raise ResourceError(
-                f"{name} is in use at {where(found.deployment)}: only servers on this machine are stopped or started"
+                f"{name} is deployed at {where(active.deployment)}; only servers on this machine can be stopped or "
+                "started"
             )
-        yield known[name], found
+        yield ledger, active
 
 
-def _shown(found: Sequence[tuple[str, InUse]]) -> str:
+def _table_text(deployments: Sequence[tuple[str, ActiveRelease]]) -> str:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "version", "where", "endpoint", "state", "log"):
         table.add_column(column, overflow="fold")
-    for name, one in found:
-        deployment = one.deployment
+    for name, active in deployments:
+        deployment = active.deployment
         log = deployment.details.get("log", "")
-        table.add_row(name, one.release.version, deployment.target, deployment.url or "none", state(one), log)
+        table.add_row(name, active.release.version, deployment.target, deployment.url or "none", state(active), log)
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
     return text.get()
 
 
-def _data(name: str, one: InUse) -> dict[str, Any]:
-    deployment = one.deployment
+def _to_json(name: str, active: ActiveRelease) -> dict[str, Any]:
+    deployment = active.deployment
     return {
         "name": name,
-        "version": one.release.version,
+        "version": active.release.version,
         "target": deployment.target,
         "url": deployment.url,
         "model": deployment.model,
-        "state": state(one),
+        "state": state(active),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a model that is not there, or not here; 1 where a server does not start."""
+    """Run the command. Return exit code 0; 2 if the model has no deployment on this machine; 1 if a server does not
+    start."""
     parser = RootParser(
         prog="python -m flows.deployments",
-        description="Lists what runs have put into use; stops and starts servers on this machine.",
+        description="Lists the models that runs have deployed; stops and starts their servers on this machine.",
     )
     act = parser.add_mutually_exclusive_group()
-    act.add_argument("--stop", metavar="NAME", help="end the server of this model")
-    act.add_argument("--start", metavar="NAME", help="start it again, on its port")
+    act.add_argument("--stop", metavar="NAME", help="stop the server of this model")
+    act.add_argument("--start", metavar="NAME", help="start the server of this model again, on its previous port")
     act.add_argument("--json", action="store_true", help="print one JSON list")
     options = parser.parse_args(argv)
     root = options.root
@@ -125,11 +132,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EspalierError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    present = [(one.name, found) for one in ledgers(root) if (found := one.present()) is not None]
+    deployments = [(ledger.name, active) for ledger in ledgers(root) if (active := ledger.active()) is not None]
     if options.json:
-        print(json.dumps([_data(name, one) for name, one in present]))
+        print(json.dumps([_to_json(name, active) for name, active in deployments]))
     else:
-        print(_shown(present) if present else f"nothing is in use below {root}", end="" if present else "\n")
+        print(
+            _table_text(deployments) if deployments else f"no active deployments below {root}",
+            end="" if deployments else "\n",
+        )
     return 0
 
 

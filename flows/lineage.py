@@ -1,8 +1,8 @@
-"""`python -m flows.lineage KEY|RUN@STEP|RUN`: what made an artifact, back to the start, and what was made from it.
+"""`python -m flows.lineage KEY|RUN@STEP|RUN`: ancestors and descendants of an artifact.
 
-RUN@STEP is the checkpoint that a run had after round STEP (0: after its warmup), KEY any artifact by the beginning of
-its key. RUN alone is the final policy of the run, the one that it deploys: what its `evaluate[final]` measured, so with
-`deploy.policy=best` the one that was chosen. Of a run that has not come so far it is the last checkpoint.
+KEY is a prefix of any artifact's key. RUN@STEP is the checkpoint of a run after round STEP (0: after its warmup). RUN
+alone is the run's final policy, which it deploys and which its `evaluate[final]` measured: with `deploy.policy=best`
+the selected checkpoint. For a run without a final policy yet, RUN is its last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from flows.terminal.arguments import RootParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake in the command."""
+    """Run the command. Return exit code 0; 2 for an error in the command."""
     parser = RootParser(
-        prog="python -m flows.lineage", description="Says what made an artifact, and what was made from it."
+        prog="python -m flows.lineage", description="Shows the ancestors and the descendants of an artifact."
     )
     parser.add_argument(
         "artifact",
         metavar="KEY|RUN@STEP|RUN",
-        help="an artifact by the beginning of its key; a run's checkpoint after round STEP; or a run's final policy, "
-        "which it deploys: with deploy.policy=best the one that was chosen (its last checkpoint if it has none yet)",
+        help="prefix of an artifact's key; a run's checkpoint after round STEP; or a run's final policy, which it "
+        "deploys: with deploy.policy=best the selected one (the last checkpoint if there is no final policy yet)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(to_json(lineage, key)) if options.json else show(lineage, key), end="\n" if options.json else "")
-    for why in lineage.unread:
-        print(f"what is only in this store counts as gone: {why}", file=sys.stderr)
+    for problem in lineage.unread:
+        print(f"cannot read this store; artifacts that only it has count as deleted: {problem}", file=sys.stderr)
     return 0
 
 

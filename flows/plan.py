@@ -1,9 +1,9 @@
-"""`python -m flows.plan +experiment=NAME [overrides]`: what a run would do, before it does it.
+"""`python -m flows.plan +experiment=NAME [overrides]`: dry run of an experiment.
 
-Each stage with its inputs: is it in the store already, will it go on from an earlier try, or will it run, and why:
-which part of its key differs from the nearest stage of an earlier run. Where it would run, how long that took before
-and what it costs (`flows.planning.plan` says how it knows). Nothing is started, nothing written, no model is loaded and
-torch is not imported.
+It lists each stage with its inputs and its status: cached, to be resumed, or to run. For a stage that runs it shows the
+reason (the part of its key that differs from the nearest stage of an earlier run), the place, and the expected time and
+cost (`flows.planning.plan` explains the estimates). The command starts nothing, writes nothing, loads no model and does
+not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flows.terminal.arguments import refuse_root_option
 
 
 def show(planned: Plan) -> str:
-    """The plan as text."""
+    """Return the plan as text."""
     from rich.console import Console
     from rich.table import Table
 
@@ -29,36 +29,36 @@ def show(planned: Plan) -> str:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stage", "from", "", "where", "episodes", "time", "cost", "why"):
         table.add_column(name, overflow="fold", ratio=1 if name == "why" else None)
-    marks = {"cached": "found", "unfinished": "goes on", "run": "runs"}
-    for one in planned.stages:
+    marks = {"cached": "cached", "unfinished": "resumes", "run": "runs"}
+    for stage in planned.stages:
         table.add_row(
-            printable(one.label),
-            printable(", ".join(one.inputs.values())),
-            marks[one.status],
-            "" if one.status == "cached" else one.where + (f", beside {one.beside}" if one.beside else ""),
-            "" if one.status == "cached" or one.episodes is None else str(one.episodes),
-            "" if one.status == "cached" else _or_unknown(one.seconds, duration),
-            "" if one.status == "cached" else _or_unknown(one.cost, "{:.2f}".format),
-            printable("; ".join(one.why)),  # it quotes manifests, which another machine may have written
+            printable(stage.label),
+            printable(", ".join(stage.inputs.values())),
+            marks[stage.status],
+            "" if stage.status == "cached" else stage.where + (f", beside {stage.beside}" if stage.beside else ""),
+            "" if stage.status == "cached" or stage.episodes is None else str(stage.episodes),
+            "" if stage.status == "cached" else _or_unknown(stage.seconds, duration),
+            "" if stage.status == "cached" else _or_unknown(stage.cost, "{:.2f}".format),
+            printable("; ".join(stage.why)),  # quotes manifests, which another machine may have written
         )
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
-    known = [one.seconds - one.unnoticed for one in planned.stages if one.seconds is not None]
-    unknown = len(planned.stages) - len(known)
-    costs = [one.cost for one in planned.stages if one.cost is not None]
-    least, more = ("at least " if len(found) < len(planned.stages) else "" for found in (known, costs))
-    time_and_cost = f"{least}{duration(sum(known))}, cost {more}{sum(costs):.2f}"
+    times = [stage.seconds - stage.unnoticed for stage in planned.stages if stage.seconds is not None]
+    unknown = len(planned.stages) - len(times)
+    costs = [stage.cost for stage in planned.stages if stage.cost is not None]
+    time_bound, cost_bound = ("at least " if len(values) < len(planned.stages) else "" for values in (times, costs))
+    time_and_cost = f"{time_bound}{duration(sum(times))}, cost {cost_bound}{sum(costs):.2f}"
     total = (
         f"{planned.experiment}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
-        f"{planned.count('cached')} found, "
+        f"{planned.count('cached')} cached, "
         f"{planned.count('run') + planned.count('unfinished')} to run; "
-        f"{time_and_cost if sum(known) or not unknown else 'time and cost are not known'}"
+        f"{time_and_cost if sum(times) or not unknown else 'time and cost unknown'}"
     )
     if unknown:
-        total += f"; the time of {unknown} is not known, for nothing like them has run below {planned.root}"
-    if len(costs) < len(known):
-        total += f"; what {len(known) - len(costs)} of the others cost is not known"
+        total += f"; time unknown for {unknown} (no similar stage has run below {planned.root})"
+    if len(costs) < len(times):
+        total += f"; cost unknown for {len(times) - len(costs)} of the others"
     return "\n".join([f"{text.get()}{total}", *planned.notes]) + "\n"
 
 
@@ -67,16 +67,16 @@ def _or_unknown(value: float | None, form: Any) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake in the configuration."""
+    """Run the command. Return exit code 0; 2 for an invalid configuration; 1 for another failure."""
     from flows.experiment.compose import check
 
     parser = argparse.ArgumentParser(
         prog="python -m flows.plan",
-        description="Says what a run would do: which stages are there, which will run, why, how long, at what cost.",
+        description="Shows what a run would do: which stages are cached, which run and why, expected time and cost.",
     )
     parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
-    parser.add_argument("--config-dir", "-cd", help="folder of your own config groups")
-    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
+    parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
+    parser.add_argument("--fork", metavar="RUN@STEP", help="start from the policy of another run; same as fork=")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)

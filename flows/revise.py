@@ -1,17 +1,17 @@
-"""`python -m flows.revise RUN --out FILE`: answers of a run that do not keep to principles, written anew by a judge.
+"""`python -m flows.revise RUN --out FILE`: revision by a judge of a run's answers that violate its principles.
 
-    python -m flows.revise RUN --out FILE                                    by the run's own reward
+    python -m flows.revise RUN --out FILE                                    with the run's own reward
     python -m flows.revise RUN --out FILE reward.model.url=URL reward.model.model=NAME
 
-The judge is that of `reward=constitution`: the run's own, also where it is a part of another reward, or, with
-overrides, that of `conf/reward/constitution.yaml` changed by them. What it was asked before and answered is not asked
-again: after a run with `reward.revise=true` this makes no call.
+The judge is a `reward=constitution`: the run's own, also inside a composed reward, or, with overrides,
+`conf/reward/constitution.yaml` with these overrides. The judge's earlier answers come from the cache: after a run with
+`reward.revise=true` the command makes no calls.
 
-FILE gets a correction for each answer that was written anew, as those of people (`flows.annotate`), with the author
-`constitution NAME`: `feedback=scores feedback.path=FILE fork=RUN` trains on them. Corrections that it has are not added
-again. --pairs FILE gets a JSON object a line with `chosen` (the conversation up to the new answer), `rejected` (up to
-the old one) and `tools`: preferences in TRL's form. RUN is an id, the beginning of one, an experiment's name (its
-latest run) or `latest`; without --stage it is the last round's collection.
+FILE gets a correction for each revised answer, in the format of human corrections (`flows.annotate`), with the author
+`constitution NAME`. `feedback=scores feedback.path=FILE fork=RUN` trains on them. Corrections that FILE already
+contains are not added again. --pairs FILE gets preferences in TRL's format, one JSON object per line, with `chosen`
+(the conversation up to the revised answer), `rejected` (up to the original one) and `tools`. RUN is an id, a prefix of
+an id, an experiment's name (its latest run) or `latest`. The default of --stage is the last round's collection.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ if TYPE_CHECKING:
     from flows.history.records import RunRecord, StageRecord
 
 CONSTITUTION = "components.rewards.judges.constitution.Constitution"
-Found = list[tuple["Trajectory", str, "Revised"]]
-"""Episode, judge, and what it says of an answer."""
+_Verdicts = list[tuple["Trajectory", str, "Revised"]]
+"""Tuples of episode, judge's name, and its verdict on an answer."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's, 130 where it was interrupted."""
+    """Run the command. Return exit code 0; 2 for a user error, 130 if interrupted."""
     parser = RootParser(
-        prog="python -m flows.revise", description="Has answers written anew that do not keep to principles."
+        prog="python -m flows.revise", description="Revises a run's answers that violate its judge's principles."
     )
-    parser.add_argument("run", metavar="RUN", help="id, beginning of an id, experiment's name, or latest")
-    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="corrections are added here (JSONL)")
-    parser.add_argument("--pairs", type=Path, metavar="FILE", help="preferences in TRL's form are written here (JSONL)")
-    parser.add_argument("--stage", metavar="LABEL", help='whose episodes: "collect[1]", "evaluate[final]"')
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="another judge, below reward=constitution")
+    parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", required=True, help="append corrections to this file (JSONL)"
+    )
+    parser.add_argument("--pairs", type=Path, metavar="FILE", help="write preferences in TRL's format here (JSONL)")
+    parser.add_argument("--stage", metavar="LABEL", help='stage of the episodes: "collect[1]", "evaluate[final]"')
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="another judge: overrides of its reward")
     options = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
@@ -69,47 +71,51 @@ def _revise(options: argparse.Namespace) -> int:
 
     root = options.root.absolute()
     if not root.is_dir():
-        raise ResourceError(f"root={root}: there is no such folder; expected that of your runs")
+        raise ResourceError(f"root={root}: the folder does not exist; expected the folder of your runs")
     run = Records(root).get(options.run)
     stage = stage_named(run, options.stage)
     episodes = load(root, run, stage)
     target = _composed(options.overrides) if options.overrides else _own(run)
-    found, figures = _asked(root, run, stage, episodes, target)
-    made = [_correction(one, judge, revised, episodes) for one, judge, revised in found if revised.revision is not None]
-    known = {_said(one) for one in standing(read(options.out))} if options.out.is_file() else set()
+    verdicts, costs = _judge(root, run, stage, episodes, target)
+    corrections = [
+        _correction(trajectory, judge, revised, episodes)
+        for trajectory, judge, revised in verdicts
+        if revised.revision is not None
+    ]
+    present = {_content(answer) for answer in standing(read(options.out))} if options.out.is_file() else set()
     try:
-        added = append(options.out, [one for one in made if _said(one) not in known])
+        added = append(options.out, [correction for correction in corrections if _content(correction) not in present])
         if options.pairs is not None:
-            write_jsonl(options.pairs, _pairs(found))
+            write_jsonl(options.pairs, _pairs(verdicts))
     except OSError as error:
         raise ResourceError(f"{error.filename or options.out}: cannot be written: {error.strerror or error}") from None
-    unread = sum(revised.score is None for _, _, revised in found)
+    unscored = sum(revised.score is None for _, _, revised in verdicts)
     print(
-        f"{len(found)} answers of {stage.label} of run {run.short} judged: {len(made)} written anew ({added} added to "
-        f"{options.out}), {unread} that the judge could not judge; {figures}",
+        f"{len(verdicts)} answers of {stage.label} of run {run.short} judged: {len(corrections)} revised ({added} "
+        f"added to {options.out}), {unscored} without a valid judgement; {costs}",
         file=sys.stderr,
     )
-    print(f"train on them: feedback=scores feedback.path={options.out.absolute()} fork={run.short}", file=sys.stderr)
+    print(f"to train on them: feedback=scores feedback.path={options.out.absolute()} fork={run.short}", file=sys.stderr)
     return 0
 
 
 def _composed(overrides: Sequence[str]) -> Target:
-    """The judge of the configuration."""
+    """Return the judge of `reward=constitution` with overrides."""
     from flows.experiment.compose import compose
 
     return compose(["reward=constitution", *overrides]).reward
 
 
 def _own(run: RunRecord) -> Target:
-    """The constitution that the run's reward is, or has as a part. Raises ResourceError where there is none."""
+    """Return the first constitution in the run's reward. Raises ResourceError if there is none."""
     reward = validate(Target, run.spec["reward"], path="reward", allow=run.spec.get("allow") or [])
-    found = next(_targets(reward), None)
-    if found is None:
+    constitution = next(_targets(reward), None)
+    if constitution is None:
         raise ResourceError(
-            f"run {run.short} was judged by {reward.target}, which has no principles; name a judge: "
+            f"run {run.short}: its reward {reward.target} contains no constitution; set a judge: "
             "reward.model.url=URL reward.model.model=NAME"
         )
-    return found
+    return constitution
 
 
 def _targets(value: Any) -> Iterator[Target]:
@@ -117,13 +123,13 @@ def _targets(value: Any) -> Iterator[Target]:
         if value.target == CONSTITUTION:
             yield value
         value = value.arguments
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    for one in inside:
-        yield from _targets(one)
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for item in items:
+        yield from _targets(item)
 
 
-def _asked(root: Path, run: RunRecord, stage: StageRecord, episodes: Episodes, target: Target) -> tuple[Found, str]:
-    """What the judges say of all finished episodes, and what that took."""
+def _judge(root: Path, run: RunRecord, stage: StageRecord, episodes: Episodes, target: Target) -> tuple[_Verdicts, str]:
+    """Return the judges' verdicts on all finished episodes, and a text with calls and costs."""
     from components.aio import in_order
     from flows.experiment.spec import ExperimentSpec
     from flows.stages.base import Context
@@ -132,69 +138,69 @@ def _asked(root: Path, run: RunRecord, stage: StageRecord, episodes: Episodes, t
     spec = validate(ExperimentSpec, run.spec)
     reward: Constitution = target.build()
     context = Context.at(root, spec.store)
-    played = stage.request["inputs"].get("policy")
-    policy = context.store.find(played) if played else None
-    finished = [one for one in episodes.by_id.values() if one.failure is None]
+    policy_key = stage.request["inputs"].get("policy")
+    policy = context.store.find(policy_key) if policy_key else None
+    finished = [trajectory for trajectory in episodes.by_id.values() if trajectory.failure is None]
     try:
-        with judging(reward, context, spec.judge, spec.model, policy, spec.inference) as judged:
+        with judging(reward, context, spec.judge, spec.model, policy, spec.inference) as judgements:
 
-            async def asked(one: Trajectory) -> Found:
+            async def judge(trajectory: Trajectory) -> _Verdicts:
                 return [
-                    (one, name, revised)
+                    (trajectory, name, revised)
                     for name, asker in reward.askers.items()
-                    for revised in await reward.judged(asker, one, revise=True)
+                    for revised in await reward.judged(asker, trajectory, revise=True)
                 ]
 
-            found = [one for some in in_order(asked, finished, spec.judge.concurrency) for one in some]
-            figures = judged.figures()
+            verdicts = [verdict for batch in in_order(judge, finished, spec.judge.concurrency) for verdict in batch]
+            figures = judgements.figures()
     finally:
         context.warm.close()
-    spent = f"{figures.get('calls', 0):g} calls, {figures.get('kept_answers', 0):g} answers known from before"
-    return found, f"{spent}, {figures.get('spent', 0):.4g} spent"
+    calls = f"{figures.get('calls', 0):g} calls, {figures.get('kept_answers', 0):g} answers from the cache"
+    return verdicts, f"{calls}, {figures.get('spent', 0):.4g} spent"
 
 
-def _correction(one: Trajectory, judge: str, revised: Revised, episodes: Episodes) -> Correction:
+def _correction(trajectory: Trajectory, judge: str, revised: Revised, episodes: Episodes) -> Correction:
     from components.trajectories.feedback import CorrectedCall, Correction
 
-    old = one.histories[revised.history].messages[revised.message]
+    original = trajectory.histories[revised.history].messages[revised.message]
     assert revised.revision is not None
     return Correction(
         author=f"constitution {judge}"[:100],
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         artifact=episodes.artifact.digest,
-        trajectory=one.id,
-        content=episodes.contents[one.id],
+        trajectory=trajectory.id,
+        content=episodes.contents[trajectory.id],
         note="\n".join(
             f"{name} {score:.2g}: {revised.critiques.get(name, '')}" for name, score in revised.scores.items()
         )[:10_000],
         history=revised.history,
         message=revised.message,
         text=revised.revision,
-        calls=tuple(CorrectedCall(name=call.name, arguments=call.arguments) for call in old.tool_calls),
+        calls=tuple(CorrectedCall(name=call.name, arguments=call.arguments) for call in original.tool_calls),
     )
 
 
-def _said(one: Any) -> Any:
-    """What an answer says, whenever it was said."""
-    return one.model_dump_json(exclude={"time", "note"})
+def _content(answer: Any) -> Any:
+    """Return an answer as JSON without its time and note, for comparison."""
+    return answer.model_dump_json(exclude={"time", "note"})
 
 
-def _pairs(found: Found) -> Iterator[dict[str, Any]]:
-    """The conversation up to the new answer, and up to the old one."""
+def _pairs(verdicts: _Verdicts) -> Iterator[dict[str, Any]]:
+    """Yield preference pairs: the conversation up to the revised answer, and up to the original one."""
     from dataclasses import replace
 
     from components.trajectories.convert import to_openai
 
-    for one, _, revised in found:
+    for trajectory, _, revised in verdicts:
         if revised.revision is not None:
-            messages = one.histories[revised.history].messages[: revised.message + 1]
-            before = [to_openai(message) for message in messages[:-1]]
-            new, old = replace(messages[-1], content=revised.revision), messages[-1]
+            messages = trajectory.histories[revised.history].messages[: revised.message + 1]
+            context = [to_openai(message) for message in messages[:-1]]
+            revision, original = replace(messages[-1], content=revised.revision), messages[-1]
             yield {
-                "chosen": [*before, to_openai(new)],
-                "rejected": [*before, to_openai(old)],
-                "tools": one.tools,
-                "scenario_id": one.scenario.id,
+                "chosen": [*context, to_openai(revision)],
+                "rejected": [*context, to_openai(original)],
+                "tools": trajectory.tools,
+                "scenario_id": trajectory.scenario.id,
             }
 
 

@@ -1,11 +1,11 @@
-"""`python -m flows.run +experiment=NAME [overrides]`: runs an experiment; with `-m`, sweeps.
+"""`python -m flows.run +experiment=NAME [overrides]`: run an experiment, or with `-m` a sweep.
 
-Hydra composes, sweeps and launches. Before it starts, `flows.experiment.compose.check` looks at all overrides and
-values, so a user's mistake is answered at once, whole and without a stack trace, and nothing heavy has been imported.
-At module level this file imports the standard library only.
+Hydra composes the configuration, sweeps and launches. Before that, `flows.experiment.compose.check` validates all
+overrides and values. It reports all errors at once, without a stack trace and before any heavy import. At module level
+this file imports the standard library only.
 
-Exit codes: 0 done, 1 failed, 2 a mistake of the user (configuration, weights, disk space), 130 interrupted. A point of
-a sweep that fails does not end the others; the sweep then ends with the exit code of what failed.
+Exit codes: 0 success, 1 failure, 2 user error (configuration, weights, disk space), 130 interrupted. If a point of a
+sweep fails, the other points still run, and the sweep exits with the code of the failed point.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from components.errors import EspalierError
-from flows.terminal.exit_codes import told
+from flows.terminal.exit_codes import describe_error
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -30,7 +30,7 @@ COMMAND = "python -m flows.run"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command. Ends by SystemExit where it does not end well."""
+    """Run the command. Raises SystemExit if it does not succeed."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if not argv or {"-h", "--help"} & set(argv):
@@ -38,11 +38,11 @@ def main(argv: list[str] | None = None) -> None:
         else:
             _start(argv)
     except EspalierError as error:
-        found = told(error)
-        assert found is not None
-        _fail(*found)
+        message_and_code = describe_error(error)
+        assert message_and_code is not None
+        _fail(*message_and_code)
     except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on from here", 130)
+        _fail("interrupted; run the same command again to resume", 130)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -55,16 +55,16 @@ def _help(argv: list[str]) -> None:
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
-    folder = parser.parse_known_args(argv)[0].config_dir
-    print(help.text([folder, help.CONF] if folder and folder.is_dir() else [help.CONF]), end="")
+    config_dir = parser.parse_known_args(argv)[0].config_dir
+    print(help.text([config_dir, help.CONF] if config_dir and config_dir.is_dir() else [help.CONF]), end="")
 
 
 def _start(argv: list[str]) -> None:
     from flows.experiment.compose import check_secrets, looked_at
     from flows.experiment.prerequisites import check_keys
-    from flows.terminal.run_options import parsed
+    from flows.terminal.run_options import parse_options
 
-    args, parser = parsed(argv, COMMAND)
+    args, parser = parse_options(argv, COMMAND)
     if args.fork is not None:
         args.overrides.append(f"fork={_quoted(args.fork)}")
     if args.info or args.hydra_help:
@@ -79,7 +79,7 @@ def _start(argv: list[str]) -> None:
 
 
 def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Gives the rest to Hydra: it composes, sweeps and launches."""
+    """Call Hydra, which composes the configuration, sweeps and launches."""
     from hydra import version
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import _run_app
@@ -89,7 +89,7 @@ def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from flows.experiment.config_loader import PRIMARY, Loader
 
     version.setbase("1.3")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come back here, where they are told apart
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of exiting
     hydra = Hydra(task_name="run", config_loader=Loader(args.config_dir))
     GlobalHydra.instance().initialize(hydra)
     try:
@@ -107,7 +107,7 @@ def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     except HydraException as error:
         _fail(str(error), 2)
     except SystemExit as end:
-        if args.package and end.code == 1:  # there is no such part; Hydra has said so
+        if args.package and end.code == 1:  # unknown --package, which Hydra has reported
             raise SystemExit(2) from None
         raise
     finally:
@@ -117,7 +117,7 @@ def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 def _sweep(
     args: argparse.Namespace, parser: argparse.ArgumentParser, specs: list[ExperimentSpec], sweep: Sweep
 ) -> None:
-    """Ends by SystemExit where a point failed."""
+    """Run a sweep. Raises SystemExit if a point failed."""
     from flows.experiment.sweep_settings import optuna_settings
     from flows.sweeps import conduct
 
@@ -128,10 +128,10 @@ def _sweep(
         from flows.sweeps.study import prepare
 
         prepare(folder, settings, sweep.overrides, specs[0])
-    alone = shlex.split(COMMAND)
-    alone += ["--config-dir", args.config_dir] if args.config_dir else []
-    alone += [] if args.multirun else ["hydra.mode=RUN"]  # the experiment itself asks for a sweep
-    code = conduct.conduct(folder, specs, settings, alone, lambda: _launch(args, parser))
+    point_command = shlex.split(COMMAND)
+    point_command += ["--config-dir", args.config_dir] if args.config_dir else []
+    point_command += [] if args.multirun else ["hydra.mode=RUN"]  # the experiment's config itself requests a sweep
+    code = conduct.conduct(folder, specs, settings, point_command, lambda: _launch(args, parser))
     if code:
         raise SystemExit(code)
 
@@ -143,8 +143,11 @@ def _quoted(text: str) -> str:
 
 
 def job(config: DictConfig) -> float:
-    """One run, as Hydra calls it. Returns the metric that a sweeper optimises: held-out success, or what the settings
-    of `hydra/sweeper=optuna` say; NaN for a point that failed."""
+    """Run one experiment, called by Hydra.
+
+    Return the metric that a sweeper optimises: held-out success, or the metric set by `hydra/sweeper=optuna`; NaN if
+    the point failed.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -156,14 +159,14 @@ def job(config: DictConfig) -> float:
     data: Any = OmegaConf.to_container(config, resolve=True)
     overrides = list(hydra.overrides.task)
 
-    def run(**more: Any) -> dict[str, Any]:
+    def run(**options: Any) -> dict[str, Any]:
         from components.specs import validate
         from flows.experiment.spec import ExperimentSpec
 
         spec = validate(ExperimentSpec, data)
         from flows.session import run
 
-        return run(spec, overrides=overrides, **more)
+        return run(spec, overrides=overrides, **options)
 
     if hydra.mode == RunMode.MULTIRUN:
         folder = Path(hydra.sweep.dir)
@@ -183,13 +186,13 @@ def job(config: DictConfig) -> float:
     try:
         return run()["success"] or 0.0
     except Exception as error:
-        if (found := told(error)) is None:
+        if (message_and_code := describe_error(error)) is None:
             raise
-        _fail(*found)
+        _fail(*message_and_code)
 
 
 if __name__ == "__main__":
-    from flows.run import main as run_main  # so that `job` has an importable name where a launcher sends it elsewhere
+    from flows.run import main as run_main  # so that a launcher can pickle `job` by an importable name
     from flows.terminal.interrupt import leave
 
     leave(run_main)

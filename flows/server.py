@@ -1,4 +1,4 @@
-"""`python -m flows.server [root=DIR]`: shows the runs below a root in Prefect's user interface."""
+"""`python -m flows.server [root=DIR]`: Prefect server and user interface for the runs below a root."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from components.errors import EspalierError
 from flows.orchestration.server import PORT, start
 from flows.terminal.arguments import RootParser
-from flows.terminal.exit_codes import told
+from flows.terminal.exit_codes import describe_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 after Ctrl-C; 2 where the server cannot start, 1 where it ends by itself."""
+    """Run the server until Ctrl-C. Return exit code 0; 2 if it cannot start, 1 if it stops by itself."""
     parser = RootParser(
         prog="python -m flows.server",
-        description="Shows the runs below a root in Prefect's user interface, until it is interrupted.",
+        description="Serves Prefect's user interface for the runs below a root, until interrupted.",
     )
-    parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given")
+    parser.add_argument("--port", type=int, default=PORT, help="port of the server (default: %(default)s)")
     arguments = parser.parse_args(argv)
     if not 0 < arguments.port < 2**16:
         parser.error(f"--port {arguments.port}: expected 1 to 65535")
@@ -29,13 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             server.stop()
     except EspalierError as error:
-        found = told(error)
-        assert found is not None
-        print(found[0], file=sys.stderr)
-        return found[1]
+        message_and_code = describe_error(error)
+        assert message_and_code is not None
+        message, code = message_and_code
+        print(message, file=sys.stderr)
+        return code
     except KeyboardInterrupt:
         return 0
-    print("the Prefect server has ended; its log is logs/prefect-server.log below the root", file=sys.stderr)
+    print("the Prefect server stopped; see its log, logs/prefect-server.log below the root", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""What Hydra finds of ours: it takes plugins from this package alone. The work is done in flows/sweeps."""
+"""Hydra plugins: a sweeper and a launcher. Hydra only loads plugins from this package; flows/sweeps implements them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 
 class OptunaSweeper(Sweeper):
-    """`hydra/sweeper=optuna`; conf/hydra/sweeper/optuna.yaml has the settings."""
+    """Sweeper of `hydra/sweeper=optuna`, configured by conf/hydra/sweeper/optuna.yaml."""
 
     def __init__(self, **settings: Any) -> None: ...
 
@@ -32,7 +32,7 @@ class OptunaSweeper(Sweeper):
 
 
 class SkyLauncher(Launcher):
-    """`hydra/launcher=sky`; conf/hydra/launcher/sky.yaml has the settings."""
+    """Launcher of `hydra/launcher=sky`, configured by conf/hydra/launcher/sky.yaml."""
 
     def __init__(self, **settings: Any) -> None: ...
 

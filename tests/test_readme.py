@@ -88,7 +88,7 @@ def test_the_users_environment_reward_and_experiment_train(home):
     assert "deploy" in stages
     assert home.result["episodes"] == 16 + 3 * 32 + 2 * 16
     assert "collect[sft] ran" in home.errors
-    assert "nothing to learn from" not in home.errors
+    assert "no learning signal" not in home.errors
     assert (Path(home.result["export"]) / "model.safetensors").is_file()
 
 

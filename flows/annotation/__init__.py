@@ -1,1 +1,1 @@
-"""People read the episodes of a run and say what they think of them: `python -m flows.annotate`."""
+"""Human annotation of a run's episodes: scores, choices and corrections (`python -m flows.annotate`)."""

@@ -1,10 +1,10 @@
-"""The page on which people read episodes, served to one browser of this machine.
+"""Web application of the annotation page, served to browsers on this machine.
 
-Who may speak to it: whoever has the cookie, which no script reads and no other site's request carries. It is given in
-exchange for a token that is in the URL of the page and works once (`Access`). The Host header must name this server (a
-page of a stranger whose name is made to resolve to 127.0.0.1 names another), and what writes must come from our own
-page (Origin). Bodies are JSON and small. The page loads nothing from elsewhere, and its policy forbids scripts that are
-not our file; what episodes say is put into it as text, never as markup.
+Access requires a cookie that is HttpOnly and SameSite=Strict. The browser gets it in exchange for a one-time token in
+the page's URL (`Access`). The Host header has to name this server, which blocks DNS rebinding. Requests that write have
+to come from this server's page (Origin). Bodies are JSON and limited in size. The page loads nothing from other hosts,
+and its Content-Security-Policy only allows the scripts served here. Content of episodes is inserted as text, never as
+markup.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flows.annotation.session import Session
 PAGE = Path(__file__).parent / "page"
 FILES = {"app.js": "text/javascript", "style.css": "text/css"}
 MOST_BYTES = 1 << 20
-"""Of the body of a request."""
+"""Maximum size of a request's body."""
 EXCHANGED = "espalier.exchanged"
-"""Key of a request's scope: whether its token was exchanged, so that the answer sets the cookie."""
+"""Key in a request's scope: True if its token was exchanged, so that the response sets the cookie."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -44,45 +44,46 @@ HEADERS = {
 
 
 class Access:
-    """A token that works once, and the cookie that it is exchanged for.
+    """One-time token and the cookie that it is exchanged for.
 
-    The token may be seen by others: in a terminal, in a browser's history. After the exchange it is worth nothing, and
-    there is a new one for the next browser.
+    Others may see the token in a terminal or in a browser's history. After the exchange it is invalid, and the next
+    browser needs a new one.
     """
 
-    def __init__(self, exchanged: Callable[[str], None]):
-        """exchanged: called with the new token after each exchange."""
+    def __init__(self, on_exchange: Callable[[str], None]):
+        """on_exchange: called with the new token after each exchange."""
         self.token = secrets.token_urlsafe(24)
         self.cookie = secrets.token_urlsafe(24)
-        self._exchanged = exchanged
+        self._on_exchange = on_exchange
 
     def exchange(self, token: str) -> bool:
-        """Return whether the token is the one that works, and replace it if so."""
+        """Return True if the token is valid; a new one then replaces it."""
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             return False
         self.token = secrets.token_urlsafe(24)
-        self._exchanged(self.token)
+        self._on_exchange(self.token)
         return True
 
-    def knows(self, cookie: str) -> bool:
+    def accepts(self, cookie: str) -> bool:
+        """Return True if the cookie is valid."""
         return hmac.compare_digest(cookie.encode(errors="replace"), self.cookie.encode())
 
 
 def create_app(session: Session, access: Access, port: int) -> ASGIApp:
-    """The application, to be served on 127.0.0.1 at this port."""
+    """Return the application, to be served on 127.0.0.1 at this port."""
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/")
     async def page(request: Request) -> Response:
-        answer = Response((PAGE / "index.html").read_text("utf-8"), media_type="text/html")
+        response = Response((PAGE / "index.html").read_text("utf-8"), media_type="text/html")
         if request.scope.get(EXCHANGED):
-            answer.set_cookie(cookie_name(port), access.cookie, httponly=True, samesite="strict", path="/")
-        return answer
+            response.set_cookie(cookie_name(port), access.cookie, httponly=True, samesite="strict", path="/")
+        return response
 
     @app.get("/static/{name}")
     async def static(name: str) -> Response:
         if name not in FILES:
-            return _refusal(404, "there is no such file")
+            return _refusal(404, "unknown file")
         return Response((PAGE / name).read_text("utf-8"), media_type=FILES[name])
 
     @app.get("/api/state")
@@ -95,13 +96,13 @@ def create_app(session: Session, access: Access, port: int) -> ASGIApp:
 
     @app.post("/api/answer")
     async def answer(request: Request) -> Response:
-        kept = await asyncio.to_thread(session.answer, await _body(request))
-        return _json({"kept": kept.id})
+        saved = await asyncio.to_thread(session.answer, await _body(request))
+        return _json({"kept": saved.id})
 
     @app.post("/api/undo")
     async def undo(request: Request) -> Response:
-        taken = await asyncio.to_thread(session.undo)
-        return _json({"undone": None if taken is None else {"kind": taken.kind, "trajectory": taken.trajectory}})
+        undone = await asyncio.to_thread(session.undo)
+        return _json({"undone": None if undone is None else {"kind": undone.kind, "trajectory": undone.trajectory}})
 
     async def refuse(_: Request, error: Exception) -> Response:
         if isinstance(error, SpecError):
@@ -114,12 +115,12 @@ def create_app(session: Session, access: Access, port: int) -> ASGIApp:
 
 
 def cookie_name(port: int) -> str:
-    """Cookies know no ports: two servers of one machine need two names."""
+    """Return the cookie's name, which contains the port because cookies are shared by all ports of a host."""
     return f"espalier-{port}"
 
 
 class Guarded:
-    """Refuses what does not come from our own page in a browser that has the cookie or the token."""
+    """Middleware that rejects requests without cookie or token, from other origins, or with invalid bodies."""
 
     def __init__(self, app: ASGIApp, access: Access, port: int):
         self.app = app
@@ -138,21 +139,21 @@ class Guarded:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = self._why_not(scope, headers)
-        if refused is None:
+        refusal = self._check(scope, headers)
+        if refusal is None:
             try:
-                receive = await _small(receive) if scope["method"] not in ("GET", "HEAD") else receive
+                receive = await _read_body(receive) if scope["method"] not in ("GET", "HEAD") else receive
             except _TooLarge:
-                refused = _refusal(413, f"at most {MOST_BYTES} bytes")
-        await (refused or self.app)(scope, receive, with_headers)
+                refusal = _refusal(413, f"expected at most {MOST_BYTES} bytes")
+        await (refusal or self.app)(scope, receive, with_headers)
 
-    def _why_not(self, scope: Scope, headers: dict[str, str]) -> Response | None:
+    def _check(self, scope: Scope, headers: dict[str, str]) -> Response | None:
         host = headers.get("host", "")
         if host not in self.hosts:
-            return _refusal(421, f"this server is {self.hosts[0]}")
-        if not self._known(scope, headers):
-            why = "the token is missing, wrong or was used before: open the URL that the command has printed last"
-            return _refusal(401, why)
+            return _refusal(421, f"wrong Host header; expected {self.hosts[0]}")
+        if not self._authenticated(scope, headers):
+            reason = "the token is missing, wrong or already used; open the URL that the command printed last"
+            return _refusal(401, reason)
         if scope["method"] in ("GET", "HEAD"):
             return None
         if headers.get("origin") != f"http://{host}":
@@ -160,14 +161,14 @@ class Guarded:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _refusal(415, "expected application/json")
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > MOST_BYTES:
-            return _refusal(413, f"at most {MOST_BYTES} bytes")
+            return _refusal(413, f"expected at most {MOST_BYTES} bytes")
         return None
 
-    def _known(self, scope: Scope, headers: dict[str, str]) -> bool:
-        """Return whether the request has the cookie, or a token to exchange for it: then it is exchanged."""
+    def _authenticated(self, scope: Scope, headers: dict[str, str]) -> bool:
+        """Return True if the request has the cookie, or a valid token, which is then exchanged for the cookie."""
         with suppress(CookieError):
             cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-            if cookie is not None and self.access.knows(cookie.value):
+            if cookie is not None and self.access.accepts(cookie.value):
                 return True
         if scope["path"] != "/" or scope["method"] != "GET":
             return False
@@ -180,8 +181,8 @@ class _TooLarge(Exception):
     pass
 
 
-async def _small(receive: Receive) -> Receive:
-    """The same body, read to its end, if it is small. Raises _TooLarge."""
+async def _read_body(receive: Receive) -> Receive:
+    """Read the whole body and return a `receive` that replays it. Raises _TooLarge."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -189,16 +190,16 @@ async def _small(receive: Receive) -> Receive:
         more = message["type"] == "http.request" and message.get("more_body", False)
         if len(body) > MOST_BYTES:
             raise _TooLarge
-    told = False
+    replayed = False
 
-    async def again() -> Message:
-        nonlocal told
-        if told:
+    async def replay() -> Message:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        told = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return replay
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -212,8 +213,10 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _json(data: Any) -> Response:
-    return Response(json.dumps(data), media_type="application/json")  # ASCII: text of models may be no valid UTF-8
+    return Response(
+        json.dumps(data), media_type="application/json"
+    )  # ASCII, because text of models may be invalid UTF-8
 
 
-def _refusal(status: int, why: str) -> Response:
-    return Response(json.dumps({"error": why}), status, media_type="application/json")
+def _refusal(status: int, reason: str) -> Response:
+    return Response(json.dumps({"error": reason}), status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The episodes of a past run that people read: those of one of its stages, with what the judge said of them."""
+"""Episodes of a past run for annotation: those of one stage, with the judge's scores."""
 
 from __future__ import annotations
 
@@ -24,91 +24,93 @@ _ROUND = re.compile(r"collect\[\d+\]")
 
 @dataclass
 class Episodes:
-    """Of one stage of a run."""
+    """Episodes of one stage of a run."""
 
     run: RunRecord
     label: str
     artifact: Artifact
     file: Path
-    """Where answers about them are kept."""
+    """File of the answers about these episodes."""
     by_id: dict[str, Trajectory]
-    """In the order in which they are shown; without their tokens."""
+    """Episodes by id, in display order, without token ids and log-probabilities."""
     scores: dict[str, Score]
-    """By the run's judge; empty where it judged none."""
+    """Scores of the run's judge by episode id; empty if it judged none."""
     contents: dict[str, str] = field(default_factory=dict)
-    """Digest of what a person reads of each."""
+    """Digest of the visible content of each episode, by id."""
 
     def __post_init__(self) -> None:
-        self.contents = {name: content_digest(one) for name, one in self.by_id.items()}
+        self.contents = {name: content_digest(episode) for name, episode in self.by_id.items()}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Episodes to compare: each finished one with the next of its scenario, which is enough to order all. Which
-        one stands on the left is drawn."""
-        found = []
+        """Pairs of episodes to compare: each finished episode with the next one of its scenario, which is enough to
+        order all. The left side is drawn at random, reproducibly."""
+        pairs = []
         for group in by_scenario(self.by_id.values()).values():
-            for one, other in pairwise(item.id for item in group if item.failure is None):
-                sides = [one, other]
-                random.Random(f"{self.artifact.digest} {one} {other}").shuffle(sides)
-                found.append((sides[0], sides[1]))
-        return found
+            for a, b in pairwise(episode.id for episode in group if episode.failure is None):
+                sides = [a, b]
+                random.Random(f"{self.artifact.digest} {a} {b}").shuffle(sides)
+                pairs.append((sides[0], sides[1]))
+        return pairs
 
     def problem(self, line: Line) -> str | None:
-        """Why an answer cannot be about these episodes; None where it can."""
+        """Return the reason why an answer is invalid for these episodes, or None if it is valid."""
         if line.artifact != self.artifact.digest:
             return f"artifact {line.artifact[:12]} is not {self.label} of run {self.run.short}"
         if isinstance(line, Withdrawal):
             return None
-        named = [(line.trajectory, line.content)]
+        contents = [(line.trajectory, line.content)]
         if isinstance(line, Choice):
-            named.append((line.other, line.other_content))
-        for name, content in named:
+            contents.append((line.other, line.other_content))
+        for name, content in contents:
             if name not in self.by_id:
-                return f"there is no episode {name!r} in {self.label}{_meant(name, self.by_id)}"
+                return f"there is no episode {name!r} in {self.label}{_suggestion(name, self.by_id)}"
             if content != self.contents[name]:
-                return f"episode {name!r} of {self.label} has another content than the one that was read"
-        one = self.by_id[line.trajectory]
-        if isinstance(line, Choice) and one.group != self.by_id[line.other].group:
-            return f"{line.trajectory!r} and {line.other!r} are of different scenarios, which are not compared"
-        if isinstance(line, Correction) and not corrects(line, one):
+                return f"episode {name!r} of {self.label} has a different content than the annotated one"
+        episode = self.by_id[line.trajectory]
+        if isinstance(line, Choice) and episode.group != self.by_id[line.other].group:
+            return f"{line.trajectory!r} and {line.other!r} are of different scenarios and cannot be compared"
+        if isinstance(line, Correction) and not corrects(line, episode):
             return f"message {line.message} of history {line.history} of {line.trajectory!r} is not the assistant's"
         return None
 
 
 def stages(run: RunRecord) -> list[StageRecord]:
-    """Those of a run that have episodes."""
-    return [one for one in run.stages if one.kind in KINDS]
+    """Return the stages of a run that have episodes."""
+    return [stage for stage in run.stages if stage.kind in KINDS]
 
 
 def default_stage(run: RunRecord) -> StageRecord:
-    """The last round's collection, whose episodes can be trained on; of a run without rounds the last stage that has
-    episodes. Raises ResourceError where there is none."""
-    found = stages(run)
-    if not found:
+    """Return the last round's collection, which can be used for training, or for a run without rounds the last stage
+    with episodes. Raises ResourceError if there is none."""
+    with_episodes = stages(run)
+    if not with_episodes:
         raise ResourceError(
-            f"run {run.short} ({run.name}) has no episodes yet: none of its stages has collected or evaluated"
+            f"run {run.short} ({run.name}) has no episodes yet: no collect or evaluate stage has finished"
         )
-    rounds = [one for one in found if _ROUND.fullmatch(one.label)]
-    return (rounds or found)[-1]
+    rounds = [stage for stage in with_episodes if _ROUND.fullmatch(stage.label)]
+    return (rounds or with_episodes)[-1]
 
 
 def stage_named(run: RunRecord, label: str | None) -> StageRecord:
-    """Raises ResourceError where the run has no such stage with episodes."""
+    """Return the stage with this label, or the default stage. Raises ResourceError if it has no episodes."""
     if label is None:
         return default_stage(run)
-    found = {one.label: one for one in stages(run)}
-    if label in found:
-        return found[label]
-    if not found:
+    by_label = {stage.label: stage for stage in stages(run)}
+    if label in by_label:
+        return by_label[label]
+    if not by_label:
         return default_stage(run)
-    meant = _meant(label, found)
-    raise ResourceError(f"--stage {label}: run {run.short} has no such episodes{meant}; it has {', '.join(found)}")
+    suggestion = _suggestion(label, by_label)
+    raise ResourceError(
+        f"--stage {label}: run {run.short} has no such episodes{suggestion}; it has {', '.join(by_label)}"
+    )
 
 
 def load(root: Path, run: RunRecord, stage: StageRecord, sample: int | None = None, seed: int = 0) -> Episodes:
-    """The episodes of a stage; with `sample` so many of them, whole groups as far as they go, drawn by the seed.
+    """Load the episodes of a stage. sample: number of episodes to draw, in whole groups except the last; None: all.
 
-    Raises ResourceError where the store no longer has them, or there is none.
+    Raises ResourceError if the artifact is no longer in the store or has no episodes.
     """
     from components.trajectories.store import read_scores, read_trajectories
 
@@ -116,38 +118,38 @@ def load(root: Path, run: RunRecord, stage: StageRecord, sample: int | None = No
     artifact = store.find(stage.key)
     if artifact is None:
         raise ResourceError(f"the episodes of {stage.label} of run {run.short} are no longer in {store}: run it again")
-    found = []
-    for one in read_trajectories(artifact.path / "trajectories.parquet"):
-        for history in one.histories:
-            history.token_ids, history.logprobs = [], []  # nobody reads them
-        found.append(one)
-    if not found:
+    episodes = []
+    for episode in read_trajectories(artifact.path / "trajectories.parquet"):
+        for history in episode.histories:
+            history.token_ids, history.logprobs = [], []  # not shown; frees memory
+        episodes.append(episode)
+    if not episodes:
         raise ResourceError(f"{stage.label} of run {run.short} has no episodes")
-    judged = artifact if artifact.kind == "evaluation" else _judged(store, run, stage)
-    scores = {one.trajectory_id: one for one in read_scores(judged.path / "scores.parquet")} if judged else {}
-    for one in found:
-        one.reward = scores[one.id].reward if one.id in scores else None
-    shown = {one.id: one for one in drawn(found, sample, seed)}
-    return Episodes(run, stage.label, artifact, root / FOLDER / f"{artifact.digest}.jsonl", shown, scores)
+    judged = artifact if artifact.kind == "evaluation" else _scores_artifact(store, run, stage)
+    scores = {score.trajectory_id: score for score in read_scores(judged.path / "scores.parquet")} if judged else {}
+    for episode in episodes:
+        episode.reward = scores[episode.id].reward if episode.id in scores else None
+    by_id = {episode.id: episode for episode in sample_groups(episodes, sample, seed)}
+    return Episodes(run, stage.label, artifact, root / FOLDER / f"{artifact.digest}.jsonl", by_id, scores)
 
 
-def drawn(episodes: Sequence[Trajectory], sample: int | None, seed: int) -> list[Trajectory]:
-    """All, or `sample` of them: groups in an order that is drawn, as far as they go."""
+def sample_groups(episodes: Sequence[Trajectory], sample: int | None, seed: int) -> list[Trajectory]:
+    """Return all episodes, or the first `sample` of them after shuffling the groups by scenario."""
     if sample is None:
         return list(episodes)
     groups = list(by_scenario(episodes).values())
     random.Random(seed).shuffle(groups)
-    return [one for group in groups for one in group][:sample]
+    return [episode for group in groups for episode in group][:sample]
 
 
-def _judged(store: Store, run: RunRecord, stage: StageRecord) -> Artifact | None:
-    """What the run's judge said of the episodes of a stage."""
-    for one in run.stages:
-        if one.kind == "scores" and one.request["inputs"].get("trajectories") == stage.key:
-            return store.find(one.key)
+def _scores_artifact(store: Store, run: RunRecord, stage: StageRecord) -> Artifact | None:
+    """Return the artifact with the judge's scores of a stage's episodes, if there is one."""
+    for other in run.stages:
+        if other.kind == "scores" and other.request["inputs"].get("trajectories") == stage.key:
+            return store.find(other.key)
     return None
 
 
-def _meant(name: str, known: Sequence[str] | dict[str, Trajectory] | dict[str, StageRecord]) -> str:
-    close = nearest(name, known)
+def _suggestion(name: str, names: Sequence[str] | dict[str, Trajectory] | dict[str, StageRecord]) -> str:
+    close = nearest(name, names)
     return f" (did you mean {close}?)" if close else ""

@@ -1,6 +1,6 @@
-"""What `flows.calibrate` measures: which episodes are judged, what people say of them, and what is found.
+"""Calibration of a reward for `flows.calibrate`: selection of episodes, human scores, and measures.
 
-`Work` runs the stages; `calibration` reads what they left.
+`Work` runs the stages; `calibration` computes the result from their artifacts.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from flows.stages.base import Context, Request
     from flows.terminal.console import Console
 
-MUCH = 0.5
-"""A bias that is warned of without a mark: its whole interval is beyond this."""
+_BIAS_THRESHOLD = 0.5
+"""Magnitude above which a bias causes a warning even without a mark; its whole interval has to exceed it."""
 MOST_MISJUDGED = 6
-"""Episodes on the page."""
+"""Maximum number of misjudged episodes on the page."""
 
 
 @dataclass
 class Work:
-    """Runs the stages of a calibration, here, and tells the console."""
+    """Runner of a calibration's stages, in this process and with output to the console."""
 
     spec: ExperimentSpec
     context: Context
     console: Console
 
     def stage(self, label: str, request: Request) -> Artifact:
+        """Run a stage and return its artifact."""
         from flows.execution.executor import UNITS
         from flows.stages.execute import run_stage
         from flows.terminal.console import duration
@@ -58,28 +59,31 @@ class Work:
 
 
 def episodes_of_run(spec: ExperimentSpec, context: Context, run: str, labels: Sequence[str]) -> dict[str, Artifact]:
-    """The episodes of stages of a run, by label; of its evaluations, where no label is given."""
+    """Return the episodes of a run's stages, by label; without labels those of its evaluations."""
     from flows.history.records import Records
 
     record = Records(spec.root).get(run)
-    chosen = [record.stage(label) for label in labels] or [one for one in record.stages if one.kind == "evaluation"]
-    found: dict[str, Artifact] = {}
-    for one in chosen:
-        if one.kind not in ("evaluation", "trajectories"):
-            expected = "expected one such as collect[1] or evaluate[final]"
-            raise ResourceError(f"--label {one.label}: has no episodes; {expected}")
-        artifact = context.store.find(one.key)
+    evaluations = [stage for stage in record.stages if stage.kind == "evaluation"]
+    stages = [record.stage(label) for label in labels] or evaluations
+    episodes: dict[str, Artifact] = {}
+    for stage in stages:
+        if stage.kind not in ("evaluation", "trajectories"):
+            expected = "expected a stage such as collect[1] or evaluate[final]"
+            raise ResourceError(f"--label {stage.label}: has no episodes; {expected}")
+        artifact = context.store.find(stage.key)
         if artifact is None:
-            raise ResourceError(f"{one.label} of run {record.short} is no longer in {context.store.root}; run it again")
-        if artifact.key not in {other.key for other in found.values()}:
-            found[one.label] = artifact
-    if not found:
-        raise ResourceError(f"run {record.short} has no evaluation yet; choose a collection with --label")
-    return found
+            raise ResourceError(
+                f"{stage.label} of run {record.short} is no longer in {context.store.root}; run it again"
+            )
+        if artifact.key not in {other.key for other in episodes.values()}:
+            episodes[stage.label] = artifact
+    if not episodes:
+        raise ResourceError(f"run {record.short} has no evaluation yet; select a collect stage with --label")
+    return episodes
 
 
 def play(work: Work) -> dict[str, Artifact]:
-    """Episodes of the held-out split, by the model as it is and by the environment's own solver."""
+    """Collect episodes of the held-out split, by the untrained model and by the environment's solver if it has one."""
     from components.inference.spec import RemoteSpec, VllmSpec
     from components.models.weights import check_weights
     from flows.experiment.requests import Requests
@@ -91,40 +95,42 @@ def play(work: Work) -> dict[str, Artifact]:
     check_weights(spec.model, work.context.cache)
     available = scenarios_of(spec.environment, spec.evaluate.split, work.context)
     count = min(spec.calibrate.scenarios, len(available))
-    solved = spec.calibrate.solutions
-    if solved is None:
-        solved = has_solutions(spec.environment, available)
-    found = {"policy": work.stage("collect[policy]", requests.collect_heldout("policy", count))}
-    if solved:
-        found["solver"] = work.stage("collect[solver]", requests.collect_heldout("solver", count))
-    return found
+    use_solver = spec.calibrate.solutions
+    if use_solver is None:
+        use_solver = has_solutions(spec.environment, available)
+    episodes = {"policy": work.stage("collect[policy]", requests.collect_heldout("policy", count))}
+    if use_solver:
+        episodes["solver"] = work.stage("collect[solver]", requests.collect_heldout("solver", count))
+    return episodes
 
 
 def has_solutions(environment: Target, scenarios: Sequence[Scenario]) -> bool:
-    """Whether the environment can show how these scenarios are solved."""
+    """Return True if the environment has reference solutions of these scenarios."""
     if "solve" not in dir(environment.factory()):
         return False
-    built = environment.build()
+    instance = environment.build()
     try:
-        if hasattr(built, "check_solutions"):
-            built.check_solutions(scenarios)
+        if hasattr(instance, "check_solutions"):
+            instance.check_solutions(scenarios)
     except SpecError:
         return False
     finally:
-        closed = built.close()
-        if inspect.isawaitable(closed):
-            asyncio.run(_awaited(closed))
+        result = instance.close()
+        if inspect.isawaitable(result):
+            asyncio.run(_await(result))
     return True
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def read_people(path: Path) -> dict[str, float]:
-    """What people say of episodes, by id: the mean where several lines are of one. Raises ResourceError for a file that
-    cannot be read, or a line without an id or a number."""
-    said: defaultdict[str, list[float]] = defaultdict(list)
+    """Return the human scores in a file by episode id, averaged per episode.
+
+    Raises ResourceError if the file cannot be read or a line has no id or no finite number.
+    """
+    by_id: defaultdict[str, list[float]] = defaultdict(list)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -140,60 +146,61 @@ def read_people(path: Path) -> dict[str, float]:
         except (ValueError, KeyError, TypeError):
             expected = '{"trajectory_id": "...", "score": 4}'
             raise ResourceError(f"--people: {path}, line {number}: {line[:80]!r}; expected {expected}") from None
-        said[name].append(float(score))
-    if not said:
+        by_id[name].append(float(score))
+    if not by_id:
         raise ResourceError(f"--people: {path} has no line; expected at least one score")
-    return {name: fmean(scores) for name, scores in said.items()}
+    return {name: fmean(scores) for name, scores in by_id.items()}
 
 
-def check_people(said: Mapping[str, float], episodes: Mapping[str, Artifact], path: Path | None) -> None:
-    """Raises ResourceError where people say nothing of these episodes."""
+def check_people(scores: Mapping[str, float], episodes: Mapping[str, Artifact], path: Path | None) -> None:
+    """Raise ResourceError if there is no human score for any of these episodes. path: the scores' file."""
     from components.trajectories.store import read_trajectories
 
     prefixed = len(episodes) > 1
     ids = {
-        f"{label}:{one.id}" if prefixed else one.id
+        f"{label}:{trajectory.id}" if prefixed else trajectory.id
         for label, artifact in episodes.items()
-        for one in read_trajectories(artifact.path / "trajectories.parquet")
+        for trajectory in read_trajectories(artifact.path / "trajectories.parquet")
     }
-    if not ids & said.keys():
+    if not ids & scores.keys():
         raise ResourceError(
-            f"--people: none of the {len(said)} ids in {path} is one of these episodes; theirs are such as "
-            f"{min(ids, default='')!r}, found {min(said)!r}. Choose the stage with --label"
+            f"--people: none of the {len(scores)} ids in {path} is an id of these episodes; expected ids such as "
+            f"{min(ids, default='')!r}, found {min(scores)!r}. Select the stage with --label"
         )
 
 
 def calibration(
     spec: ExperimentSpec, judged: Artifact, episodes: Mapping[str, Artifact], truth: str, overrides: Sequence[str]
 ) -> Calibration:
+    """Return the calibration of the reward from the artifact of the `calibrate` stage and its episodes."""
     from components.evaluation import calibration as measures
     from components.evaluation.calibration_page import Calibration
     from components.evaluation.thresholds import judge_by
     from flows.stages.calibrate import TABLE
 
     rows = [measures.Judged(**row) for row in read_json(judged.path / TABLE)]
-    found = measures.measure(rows, spec.calibrate.threshold)
-    counted = judged.metrics
-    judgements = counted["judgements"]
+    measured = measures.measure(rows, spec.calibrate.threshold)
+    metrics = judged.metrics
+    judgements = metrics["judgements"]
     counts = {
-        "failed": counted["failed"],
-        "without_truth": counted["without_truth"],
-        "unscored": counted["unscored"] / judgements if judgements else None,
-        "cost_per_thousand": 1000 * counted["cost"] / judgements if "cost" in counted and judgements else None,
-        "seconds_per_thousand": 1000 * counted["judging_seconds"] / judgements if judgements else None,
+        "failed": metrics["failed"],
+        "without_truth": metrics["without_truth"],
+        "unscored": metrics["unscored"] / judgements if judgements else None,
+        "cost_per_thousand": 1000 * metrics["cost"] / judgements if "cost" in metrics and judgements else None,
+        "seconds_per_thousand": 1000 * metrics["judging_seconds"] / judgements if judgements else None,
     }
-    values = {name: one["value"] for name, one in found.items() if isinstance(one, dict)} | counts
+    values = {name: measure["value"] for name, measure in measured.items() if isinstance(measure, dict)} | counts
     marks = judge_by(spec.calibrate.marks.asked(), values)
     return Calibration(
         experiment=spec.name,
         reward=spec.reward.target.rpartition(".")[2],
         truth=truth,
-        measures=found,
+        measures=measured,
         counts=counts,
         curve=measures.curve(rows),
-        roc=measures.roc(rows, found["threshold"]),
+        roc=measures.roc(rows, measured["threshold"]),
         marks=marks,
-        warnings=_warnings(found, marks, rows),
+        warnings=_warnings(measured, marks, rows),
         misjudged=_misjudged(rows, judged, episodes),
         created=time.strftime("%Y-%m-%d %H:%M:%S"),
         config=spec.reward.model_dump(mode="json"),
@@ -201,38 +208,39 @@ def calibration(
     )
 
 
-def _warnings(found: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence[Judged]) -> list[str]:
-    """What has to be said of a judge, asked or not."""
-    truths, scores = {row.truth for row in rows}, {one for row in rows for one in row.scores if one is not None}
-    said = [f"the judge is worse than its mark: {mark}" for mark in marks if not mark.met]
-    auc = found["auc"]
-    if not found["episodes"]:
-        said.append("no episode has both a score and a truth: nothing can be told")
+def _warnings(measured: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence[Judged]) -> list[str]:
+    """Return the warnings about a judge: missed marks, and problems detected without a mark."""
+    truths = {row.truth for row in rows}
+    scores = {score for row in rows for score in row.scores if score is not None}
+    warnings = [f"the judge is worse than its mark: {mark}" for mark in marks if not mark.met]
+    auc = measured["auc"]
+    if not measured["episodes"]:
+        warnings.append("no episode has both a score and a ground truth, so the judge cannot be measured")
     elif len(truths) == 1:
-        said.append(
-            f"the truth is {min(truths):g} for all {found['episodes']} episodes: nothing can be told of the judge. "
-            "Take episodes of which some are good: of another run or stage (--run, --label), or more of them "
+        warnings.append(
+            f"the truth is {min(truths):g} for all {measured['episodes']} episodes, so the judge cannot be measured. "
+            "Use episodes of both outcomes: another run or stage (--run, --label), or more scenarios "
             "(calibrate.scenarios)"
         )
     elif auc["value"] is not None and (auc["value"] <= 0.5 or (auc["low"] or 0.0) <= 0.5):
-        at = "" if auc["low"] is None else f" [{auc['low']:.3f}, {auc['high']:.3f}]"
-        said.append(f"the judge cannot be told from chance: auc {auc['value']:.3f}{at}")
-    if len(scores) == 1 and found["episodes"] > 1:
-        said.append(
-            f"every score is {min(scores):g}: the judge tells nothing apart. One that compares the episodes of a group "
-            "is not asked where they all say the same"
+        interval = "" if auc["low"] is None else f" [{auc['low']:.3f}, {auc['high']:.3f}]"
+        warnings.append(f"the judge is not better than chance: auc {auc['value']:.3f}{interval}")
+    if len(scores) == 1 and measured["episodes"] > 1:
+        warnings.append(
+            f"every score is {min(scores):g}, so the judge distinguishes no episodes. A judge that compares the "
+            "episodes of a group is not called if all of them are identical"
         )
-    biases = {"length_bias": "the length of an episode", "position_bias": "the place at which it is shown"}
-    for name, words in biases.items():
-        one = found[name]
-        if one["low"] is not None and (one["low"] > MUCH or one["high"] < -MUCH):
-            at = f"[{one['low']:+.3f}, {one['high']:+.3f}]"
-            said.append(f"the scores follow {words}: {name} {one['value']:+.3f} {at}")
-    return said
+    biases = {"length_bias": "the length of an episode", "position_bias": "the position at which it is shown"}
+    for name, cause in biases.items():
+        bias = measured[name]
+        if bias["low"] is not None and (bias["low"] > _BIAS_THRESHOLD or bias["high"] < -_BIAS_THRESHOLD):
+            interval = f"[{bias['low']:+.3f}, {bias['high']:+.3f}]"
+            warnings.append(f"the scores correlate with {cause}: {name} {bias['value']:+.3f} {interval}")
+    return warnings
 
 
 def _misjudged(rows: Sequence[Judged], judged: Artifact, episodes: Mapping[str, Artifact]) -> list[Misjudged]:
-    """The episodes whose rank by score is furthest from that by truth, of different scenarios first."""
+    """Return the episodes with the largest difference between rank by score and rank by truth, one per group."""
     import numpy as np
 
     from components.evaluation.calibration import ranks
@@ -242,29 +250,30 @@ def _misjudged(rows: Sequence[Judged], judged: Artifact, episodes: Mapping[str, 
     scored = [(row, row.scores[0]) for row in rows if row.scores[0] is not None]
     if not scored:
         return []
-    once = np.ones((1, len(scored)))
+    weights = np.ones((1, len(scored)))
     by_score, by_truth = (
-        ranks(np.array(values, float), once)[0]
+        ranks(np.array(values, float), weights)[0]
         for values in ([score for _, score in scored], [row.truth for row, _ in scored])
     )
-    order = sorted(range(len(scored)), key=lambda place: -abs(by_score[place] - by_truth[place]))
-    chosen: dict[str, tuple[Judged, float]] = {}
-    for place in order:
-        row, score = scored[place]
-        if len(chosen) < MOST_MISJUDGED and abs(by_score[place] - by_truth[place]) > len(scored) / 4:
-            chosen.setdefault(row.group, (row, score))
-    wanted = {row.id: (row, score) for row, score in chosen.values()}
-    said = {one.trajectory_id: one.explanation for one in read_scores(judged.path / "scores-1.parquet")}
-    found = {}
+    order = sorted(range(len(scored)), key=lambda index: -abs(by_score[index] - by_truth[index]))
+    by_group: dict[str, tuple[Judged, float]] = {}
+    for index in order:
+        row, score = scored[index]
+        if len(by_group) < MOST_MISJUDGED and abs(by_score[index] - by_truth[index]) > len(scored) / 4:
+            by_group.setdefault(row.group, (row, score))
+    selected = {row.id: (row, score) for row, score in by_group.values()}
+    explanations = {score.trajectory_id: score.explanation for score in read_scores(judged.path / "scores-1.parquet")}
+    misjudged = {}
     for label, artifact in episodes.items():
-        for one in read_trajectories(artifact.path / "trajectories.parquet"):
-            name = f"{label}:{one.id}" if len(episodes) > 1 else one.id
-            if name in wanted:
-                row, score = wanted[name]
-                one.reward = score
-                found[name] = Misjudged(one, score, row.truth, said.get(name, ""))
-    return [found[name] for name in wanted]
+        for trajectory in read_trajectories(artifact.path / "trajectories.parquet"):
+            name = f"{label}:{trajectory.id}" if len(episodes) > 1 else trajectory.id
+            if name in selected:
+                row, score = selected[name]
+                trajectory.reward = score
+                misjudged[name] = Misjudged(trajectory, score, row.truth, explanations.get(name, ""))
+    return [misjudged[name] for name in selected]
 
 
-def named(target: Any) -> str | None:
+def target_name(target: Any) -> str | None:
+    """Return the name of the target's class or function, without its module; None for no target."""
     return None if target is None else str(target.target.rpartition(".")[2])

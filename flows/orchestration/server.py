@@ -1,21 +1,18 @@
-"""The Prefect server of a run, and `python -m flows.server [root=DIR]`, which shows earlier runs in a
-browser.
+"""Prefect servers: the server of a run, and the one of `python -m flows.server [root=DIR]`.
 
-With `PREFECT_API_URL` set, that server is used with the user's own settings, and none is started. Else a run starts its
-own (`flows.orchestration.server_process`), on a free port of this machine, with its database in `<root>/prefect`. It is
-Prefect's own application under uvicorn, in a process of its own, started first of all and awaited last: it boots while
-the flow imports what it needs. Left out is what a run does not need: the user interface and its files, the scheduler
-and its kin, block types, usage statistics. The database is migrated once, under a lock.
+If `PREFECT_API_URL` is set, runs use that server with the user's own settings and start none. Otherwise a run starts
+its own server (`flows.orchestration.server_process`) on a free port of this machine, with its database in
+`<root>/prefect`. It is Prefect's application under uvicorn in a separate process. It starts first and is awaited last,
+so that it boots while the flow imports its modules. It omits what a run does not need: the user interface, the
+scheduler and similar services, block types, usage statistics. The database is migrated once, under a lock.
 
-Every server that is started here is protected: it asks for the credential of the root
-(`flows.execution.prefect_credential`), for a CSRF token with every change, and answers only its own address and origin.
-Our clients get the credential as a Prefect setting of their context, so that it is in no environment that stages
-inherit.
+Every server started here is protected: it requires the credential of the root (`flows.execution.prefect_credential`)
+and a CSRF token with every change, and only answers requests to its own address and from its own origin. Clients get
+the credential as a Prefect setting of their context, so that no environment inherited by stages contains it.
 
-The server ends with the run, also when that is killed: it watches a pipe that the run holds.
+The server stops with its run, even if the run is killed: it watches a pipe that the run holds open.
 
-`flows.serve` and the command start a whole one: on a port that they name, with the user interface, the scheduler and
-the rest.
+`flows.serve` and `flows.server` start a full server on a given port, with the user interface and all services.
 """
 
 from __future__ import annotations
@@ -47,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 PORT = 4200
-"""Of a whole server, where no other is named."""
+"""Default port of a full server."""
 
 START_LIMIT = 180.0
-"""Seconds that a server may take to answer; the first start on a slow disk takes the longest."""
+"""Seconds in which a server has to start; the first start, on a slow disk, takes longest."""
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -58,67 +55,70 @@ QUIET = {
     "PREFECT_LOGGING_TO_API_ENABLED": "false",  # the run has its own log file
     "PREFECT_CLI_PROMPT": "false",
 }
-"""Environment of client and server alike."""
+"""Environment variables of clients and servers."""
 
 
 ANSWER_LIMIT = 10.0
-"""Seconds that a server of the user may take to answer before a run."""
+"""Seconds in which the user's server has to answer before a run."""
 PROBE_LIMIT = 3.0
-"""The same at its end, after which the server counts as ended."""
+"""Seconds in which the user's server has to answer at the end of a run; otherwise it counts as stopped."""
 
 
 def home(root: Path) -> Path:
-    """Folder of Prefect's data below a run root."""
+    """Return the folder of Prefect's data below a run root."""
     return root / "prefect"
 
 
 def client_environment(root: Path) -> dict[str, str]:
-    """Variables to set before Prefect is imported, where the run has a server of its own. Prefect reads, and executes,
-    settings of logging in its home, so this raises ResourceError where that could be another user's."""
+    """Return the variables to set before Prefect is imported, for a run with its own server.
+
+    Prefect reads and executes logging settings in its home, so this raises ResourceError if another user could write
+    there.
+    """
     private_root(root)
     return {"PREFECT_HOME": str(home(root)), "PREFECT_PROFILES_PATH": str(home(root) / "profiles.toml"), **QUIET}
 
 
 class Api(Protocol):
-    """The Prefect server that a run uses."""
+    """Prefect server that a run uses."""
 
     ui_command: str
-    """The command that shows the runs in a browser."""
+    """Command that shows the runs in a browser."""
     advice: str
-    """End of a message about a server that refuses its clients."""
+    """Advice appended to the error message of a rejected request."""
 
     def url(self) -> str:
-        """The API's address, once it answers."""
+        """Return the API's URL once the server answers."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """Prefect's settings of a client of this server, for `temporary_settings`."""
+        """Return Prefect's client settings for this server, for `temporary_settings`."""
         ...
 
     def ended(self) -> bool:
-        """Return whether the server is known to have ended."""
+        """Return True if the server has stopped."""
         ...
 
     def kill(self) -> None:
-        """Ends at once what was started for the run."""
+        """Kill the server process if the run started it."""
         ...
 
 
 class UserServer:
-    """The server that PREFECT_API_URL names. Raises ResourceError where it does not answer."""
+    """Server at PREFECT_API_URL. Raises ResourceError if it does not answer."""
 
     def __init__(self, url: str):
         self._url = url.rstrip("/")
         self.ui_command = _ui_command_of(self._url)
-        self.advice = ". Does it need a credential? PREFECT_API_AUTH_STRING holds it; or unset PREFECT_API_URL"
+        self.advice = ". If it needs a credential, set PREFECT_API_AUTH_STRING; or unset PREFECT_API_URL"
         try:
             urllib.request.urlopen(f"{self._url}/health", timeout=ANSWER_LIMIT).close()
         except urllib.error.HTTPError as error:
-            error.close()  # it answers; whether it lets us in is Prefect's to say
+            error.close()  # the server answers; Prefect reports missing access
         except (OSError, ValueError) as error:
             raise ResourceError(
-                f"PREFECT_API_URL={url}: no Prefect server answers there ({error}). Start it, correct the variable, or "
-                "unset it, and the run starts a server of its own"
+                f"PREFECT_API_URL={url}: no Prefect server answers ({error}). Start it, correct the variable, or unset "
+                "it so that the run starts its own server"
             ) from None
 
     def url(self) -> str:
@@ -137,11 +137,11 @@ class UserServer:
         return False
 
     def kill(self) -> None:
-        """It is not ours."""
+        """Do nothing: the run did not start this server."""
 
 
 class Server:
-    """A server of our own that boots in the background. Make it with `start`."""
+    """Server process that boots in the background. Create it with `start`."""
 
     def __init__(self, process: subprocess.Popen, root: Path, log: Path):
         self.credential_file = home(root) / FILE
@@ -158,20 +158,25 @@ class Server:
         return self._process.poll() is None
 
     def url(self) -> str:
-        """The API's address, once the server answers. Raises ResourceError where it ended instead, WaitTimeout after
-        `START_LIMIT` seconds; both say where its log is."""
+        """Return the API's URL once the server answers.
+
+        Raises ResourceError if the process ends instead, and WaitTimeout after `START_LIMIT` seconds; both messages
+        name the log.
+        """
         if self._url is None:
             assert self._process.stdout is not None
-            left = max(0.0, START_LIMIT - (time.monotonic() - self._started))
-            if not select.select([self._process.stdout], [], [], left)[0]:
-                raise WaitTimeout(f"waited {START_LIMIT:.0f} s for the Prefect server to start; its log is {self._log}")
+            remaining = max(0.0, START_LIMIT - (time.monotonic() - self._started))
+            if not select.select([self._process.stdout], [], [], remaining)[0]:
+                raise WaitTimeout(
+                    f"the Prefect server did not start within {START_LIMIT:.0f} s; see its log {self._log}"
+                )
             line = self._process.stdout.readline()
             if not line:
-                raise ResourceError(f"the Prefect server ended while it started; its log is {self._log}")
-            answer = json.loads(line)
-            if "error" in answer:
-                raise ResourceError(answer["error"])
-            self._url = str(answer["url"])
+                raise ResourceError(f"the Prefect server stopped during startup; see its log {self._log}")
+            message = json.loads(line)
+            if "error" in message:
+                raise ResourceError(message["error"])
+            self._url = str(message["url"])
             logger.debug("Prefect server at %s after %.1f s", self._url, time.monotonic() - self._started)
         return self._url
 
@@ -186,28 +191,28 @@ class Server:
         return not self.alive
 
     def wait(self) -> None:
-        """Waits until the server has ended."""
+        """Wait until the server stops."""
         self._process.wait()
 
     def login(self, *, show: bool) -> str:
-        """Return the address of the user interface and how to log in there; with `show` the credential itself."""
-        how = credential(home(self.root)) if show else f"the text in {self.credential_file}"
-        return f"Prefect's user interface: {self.url().removesuffix('/api')}  (log in with {how})"
+        """Return the user interface's URL and the login. show: include the credential itself, not only its file."""
+        login = credential(home(self.root)) if show else f"the text in {self.credential_file}"
+        return f"Prefect's user interface: {self.url().removesuffix('/api')}  (log in with {login})"
 
     def stop(self) -> None:
-        """Ends the server; it writes down first what it was told."""
+        """Stop the server gracefully, so that it stores the states that it has received."""
         end(self._process)
 
     def kill(self) -> None:
         self._process.kill()
 
 
-_kept: dict[Path, Server] = {}
-"""Servers that stay up for the next run of a sweep, by run root; they end with the process."""
+_shared_servers: dict[Path, Server] = {}
+"""Servers that stay up for the next run of a sweep, by run root; they stop with this process."""
 
 
 def inside_flow() -> bool:
-    """Return whether a flow run of Prefect is under way in this context, as in a served deployment."""
+    """Return True inside a flow run of Prefect, as in a served deployment."""
     if "prefect" not in sys.modules:
         return False
     from prefect.context import FlowRunContext
@@ -216,13 +221,13 @@ def inside_flow() -> bool:
 
 
 def of_user() -> bool:
-    """Return whether runs use a server of the user's."""
+    """Return True if runs use the user's own server (PREFECT_API_URL)."""
     return bool(os.environ.get("PREFECT_API_URL"))
 
 
 def ui_command(root: Path) -> str:
-    """Return the command that shows the runs below a root in a browser: by the user's own server, where there is one,
-    or by one that it starts."""
+    """Return the command that shows the runs below a root in a browser, on the user's server if there is one, else on a
+    server that the command starts."""
     url = os.environ.get("PREFECT_API_URL")
     return _ui_command_of(url.rstrip("/")) if url else _own_ui_command(root)
 
@@ -238,18 +243,21 @@ def _ui_command_of(url: str) -> str:
 
 @contextmanager
 def for_run(root: Path, *, keep: bool = False) -> Iterator[Api]:
-    """The server for one run below `root`: the user's, or one of our own, which ends with the run, or with `keep` when
-    the process ends. Sets the environment that Prefect is to be imported in; call `url` when it is needed."""
+    """Yield the server for one run below `root`: the user's, or a new one that stops with the run.
+
+    keep: keep the new server until this process ends. Sets the environment variables that Prefect's import needs. The
+    server boots in the background; call `url` to wait for it.
+    """
     os.environ.setdefault("DO_NOT_TRACK", "1")
     if url := os.environ.get("PREFECT_API_URL"):
         yield UserServer(url)
         return
     os.environ.update(client_environment(root))
-    server = _kept.pop(root, None)
+    server = _shared_servers.pop(root, None)
     if server is None or not server.alive:
         server = start(root)
     if keep:
-        _kept[root] = server
+        _shared_servers[root] = server
         atexit.register(server.stop)
         yield server
         return
@@ -260,11 +268,13 @@ def for_run(root: Path, *, keep: bool = False) -> Iterator[Api]:
 
 
 def start(root: Path, port: int | None = None) -> Server:
-    """Starts a server on the data below `root` and returns at once. port: a whole server, with the user interface, on
-    this port; None: what a run needs, on a free one. Raises ResourceError where the port is taken, or others can read
-    the credential."""
+    """Start a server on the data below `root` without waiting for it.
+
+    port: start a full server with the user interface on this port; None: start a reduced server for a run on a free
+    port. Raises ResourceError if the port is taken or other users can read the credential.
+    """
     if port is not None:
-        _free(port)
+        _check_free(port)
     log = root / "logs" / "prefect-server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     home(root).mkdir(parents=True, exist_ok=True)
@@ -296,18 +306,18 @@ def start(root: Path, port: int | None = None) -> Server:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches the run, which ends us when it has said its last word
+            start_new_session=True,  # Ctrl-C only reaches the run, which stops the server after its last request
         )
     return Server(process, root, log)
 
 
-def _free(port: int) -> None:
-    """Raises ResourceError where the port is taken."""
+def _check_free(port: int) -> None:
+    """Raise ResourceError if the port is taken."""
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         raise ResourceError(
-            f"--port {port}: nothing can listen there ({reason}). Choose another port; or, where it is a Prefect "
-            f"server, use it: PREFECT_API_URL=http://{HOST}:{port}/api, and its credential in PREFECT_API_AUTH_STRING"
+            f"--port {port}: cannot listen ({reason}). Choose another port; or, if a Prefect server runs there, use "
+            f"it: set PREFECT_API_URL=http://{HOST}:{port}/api and PREFECT_API_AUTH_STRING to its credential"
         ) from None

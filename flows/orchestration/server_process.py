@@ -1,8 +1,8 @@
-"""The process of a Prefect server that `flows.orchestration.server` starts: Prefect's own application under uvicorn.
+"""Process of a Prefect server that `flows.orchestration.server` starts: Prefect's application under uvicorn.
 
-It prints one JSON line, `{"url"}` once it answers or `{"error"}`, and ends with its standard input. It listens on the
-loopback address only, and answers only requests that name this address and come from its own origin; Prefect itself
-asks for the credential (PREFECT_SERVER_API_AUTH_STRING) and, with every change, for a CSRF token.
+It prints one JSON line, `{"url"}` once it answers or `{"error"}`, and stops when its standard input closes. It listens
+on the loopback address only and only answers requests with this address as Host and from its own origin. Prefect itself
+requires the credential (PREFECT_SERVER_API_AUTH_STRING) and, with every change, a CSRF token.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class LocalOnly:
-    """An ASGI application behind a check of the Host and Origin headers, for requests and websockets.
+    """ASGI middleware that checks the Host and Origin headers of requests and websockets.
 
-    A page whose host name was rebound to this address (DNS rebinding) names its own host; a page of another origin
-    names that origin. Neither gets any further. Programs send no Origin.
+    The check rejects pages whose host name was rebound to this address (DNS rebinding) and pages of other origins.
+    Programs send no Origin header.
     """
 
     def __init__(self, app: ASGIApp, port: int):
@@ -53,9 +53,9 @@ class LocalOnly:
     def _refusal(self, headers: list[tuple[bytes, bytes]]) -> str | None:
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            return "this server answers only under its own address (Host)"
+            return "wrong Host header; expected this server's own address"
         if any(value not in self._origins for name, value in headers if name == b"origin"):
-            return "this server answers only pages of its own (Origin)"
+            return "wrong Origin header; expected this server's own origin"
         return None
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     serving: list[uvicorn.Server] = []
 
     def leave() -> None:
-        if not serving:  # it still boots, or waits for another one that migrates
+        if not serving:  # still booting, or waiting for another process that migrates
             os._exit(1)
         serving[0].should_exit = True
 
@@ -88,19 +88,19 @@ def main() -> None:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
         startup = server.startup
 
-        async def announced(sockets: list[socket.socket] | None = None) -> None:
+        async def startup_and_announce(sockets: list[socket.socket] | None = None) -> None:
             await startup(sockets)
             if server.started:
                 serving.append(server)
                 ready()
                 print(json.dumps({"url": f"http://{HOST}:{port}/api"}), file=out)
 
-        server.startup = announced  # type: ignore[method-assign]  # uvicorn has no hook for this
+        server.startup = startup_and_announce  # type: ignore[method-assign]  # uvicorn has no hook for this
         server.run([listener])
 
 
 def protection(port: int) -> dict[str, str]:
-    """Return Prefect's settings that protect a server on this port, under the names that win over their aliases."""
+    """Return Prefect's settings that protect a server on this port, with the names that override their aliases."""
     origins = [f"http://{HOST}:{port}", f"http://localhost:{port}"]
     return {
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins),
@@ -110,30 +110,30 @@ def protection(port: int) -> dict[str, str]:
 
 
 def damage_of(database: Path) -> str | None:
-    """Return what is wrong with the database and what to do; None where it is intact, or there is none."""
+    """Return an error message with a remedy if the database is damaged; None if it is intact or does not exist."""
     if not database.is_file():
         return None
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
-            (found,) = connection.execute("pragma quick_check(1)").fetchone()
-    except sqlite3.OperationalError:  # locked, or not to be opened: Prefect says so
+            (result,) = connection.execute("pragma quick_check(1)").fetchone()
+    except sqlite3.OperationalError:  # locked or cannot be opened: Prefect reports it
         return None
     except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found == "ok":
+        result = str(error)
+    if result == "ok":
         return None
     return (
-        f"Prefect's database {database} is damaged: {' '.join(str(found).split())[:200]}. Move it to another folder, "
-        f"with {database.name}-wal and {database.name}-shm where they exist; the same command then creates a new one. "
-        "Lost is what Prefect showed: the states of earlier flow runs, deployments, schedules. Artifacts, records, "
-        "reports and MLflow runs are not in it"
+        f"Prefect's database {database} is damaged: {' '.join(str(result).split())[:200]}. Move it to another folder, "
+        f"with {database.name}-wal and {database.name}-shm if they exist; the same command then creates a new one. "
+        "This loses Prefect's data: states of earlier flow runs, deployments, schedules. Artifacts, records, reports "
+        "and MLflow runs are not affected"
     )
 
 
 @contextmanager
 def _migrated(root: Path) -> Iterator[Callable[[], None]]:
-    """Sees to it that one process migrates the database and the others wait. Gives a function to be called when the
-    server is up, which is when the migration is done."""
+    """Let one process migrate the database while the others wait. Yield a function to call once the server is up, which
+    is after the migration."""
     marker, database = home(root) / ".migrated", home(root) / "prefect.db"
     version = metadata.version("prefect")
 
@@ -155,7 +155,7 @@ def _migrated(root: Path) -> Iterator[Callable[[], None]]:
 
 
 def _has_tables(database: Path) -> bool:
-    """Return whether the database has been migrated; one that was emptied has not."""
+    """Return True if the database has been migrated; an emptied one has not."""
     if not database.is_file():
         return False
     with closing(sqlite3.connect(database)) as connection:

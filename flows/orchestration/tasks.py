@@ -1,7 +1,7 @@
-"""Stages as Prefect tasks. Only references pass through Prefect; the artifact store alone says what is done.
+"""Stages as Prefect tasks. Only references to artifacts pass through Prefect.
 
-A stage found by its key ends in the state Cached. Prefect's own caching and result storage are off: they would be a
-second truth.
+The artifact store alone decides what is cached; Prefect's own caching and result storage are off. A cached stage ends
+in the state Cached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRIES = 3
-"""Of a request to a Prefect server that answers now and then: 14 s together. One that has ended is asked once."""
+"""Retries of a request to an unreliable Prefect server, 14 s in total. A server that has stopped gets no retries."""
 Found = TypeVar("Found")
 
 
@@ -47,12 +47,13 @@ def run_flow(
     dead: Sequence[RunRecord] = (),
     close: Callable[[RunRecord], None] = lambda run: None,
 ) -> Results:
-    """Runs `body` as a Prefect flow; what it calls become task runs, also what it calls beside another. Inside of a
-    flow that Prefect runs already (`flows.scheduling.served_flow`) they become tasks of that one.
+    """Run `body` as a Prefect flow, with its stages as task runs, overlapped ones included.
 
-    dead: runs that were killed; their flow runs are set to Crashed, and `close` is called with each that Prefect was
-    told of. A server that goes away meanwhile costs a warning: the stages do not need it. Raises what `body` raises,
-    and ResourceError where the server refuses the run before that.
+    Inside a flow run of Prefect (`flows.scheduling.served_flow`) the stages become tasks of that flow run.
+
+    dead: killed runs; their flow runs are set to Crashed. close: called with each dead run that Prefect has accepted. A
+    server that stops during the run only causes a warning, because stages do not need it. Raises errors of `body`, and
+    ResourceError if the server rejects the run before that.
     """
     import httpx
     from prefect import flow
@@ -63,13 +64,13 @@ def run_flow(
 
     silence_prefect()
     spec = execution.spec
-    found: list[Results] = []
+    completed: list[Results] = []
     failed: list[BaseException] = []
     served = FlowRunContext.get() is not None
     give_up = ExitStack()
 
     def server_ended() -> bool:
-        """Look whether the server has ended; if so, what Prefect still sends from this context is not tried again."""
+        """Return True if the server has stopped; Prefect's further requests from this context are then not retried."""
         if not api.ended():
             return False
         give_up.enter_context(temporary_settings({"client.max_retries": 0}))
@@ -91,7 +92,7 @@ def run_flow(
             failed.append(error)
             server_ended()
             raise
-        found.append(results)
+        completed.append(results)
         if not server_ended():
             prefect_artifacts.results(results, spec.name)
         return results
@@ -102,7 +103,7 @@ def run_flow(
         return Completed(name="Pruned", message=results.pruned) if results.pruned else None
 
     settings = {**api.settings(), "client.max_retries": RETRIES}
-    if isinstance(api, Server):  # nobody watches for heartbeats there, and their thread takes a second to stop
+    if isinstance(api, Server):  # nothing monitors heartbeats there, and their thread takes a second to stop
         settings["flows.heartbeat_frequency"] = None
     with temporary_settings(settings), prefect_artifacts.progress(execution), give_up:
         try:
@@ -112,84 +113,87 @@ def run_flow(
             else:
                 prefect_flow(mask(spec.model_dump(mode="json", by_alias=True)))
         except BaseException as error:
-            if failed:  # whatever Prefect made of it
+            if failed:  # Prefect may have replaced the original error
                 raise failed[0] from None
-            if not found and isinstance(error, httpx.HTTPError | PrefectHTTPStatusError):
-                raise ResourceError(f"the Prefect server at {api.url()} refuses the run: {error}{api.advice}") from None
-            if not found or not isinstance(error, Exception):
+            if not completed and isinstance(error, httpx.HTTPError | PrefectHTTPStatusError):
+                raise ResourceError(f"the Prefect server at {api.url()} rejects the run: {error}{api.advice}") from None
+            if not completed or not isinstance(error, Exception):
                 raise
-            reason = "the Prefect server has ended" if api.ended() else error
-            logger.warning("the run is done, but the Prefect server was not told all of it: %s", reason)
+            reason = "the Prefect server has stopped" if api.ended() else error
+            logger.warning("the run is finished, but the Prefect server did not get all of its states: %s", reason)
         finally:
-            if not served and not api.ended():  # Prefect's own process sees to that
+            if not served and not api.ended():  # in a served flow Prefect's own process sends them
                 _send_events()
-    return found[0]
+    return completed[0]
 
 
-def passing(error: Any) -> bool:
-    """Whether another try may end better: a process that died without a word, an engine, an environment."""
+def is_transient(error: Any) -> bool:
+    """Return True if a retry may succeed: the process died without an error, or an engine or environment failed."""
     return type(error) is EspalierError or isinstance(error, EngineError | EnvironmentFailed)
 
 
 def as_tasks(run: Callable[[str, int, Request], Done], *, retries: int = 0, delay: float = 0.0) -> Call:
-    """Runs stages, by the function that does, as tasks of the flow that is active. retries: further tries of a stage
-    after an error that may pass, so many seconds after it; it goes on from what it had finished."""
+    """Return a function that runs stages as tasks of the current flow run.
+
+    run: function that runs a stage. retries: retries of a stage after a transient error; a retry resumes finished work.
+    delay: seconds before a retry.
+    """
     from prefect import task
     from prefect.cache_policies import NO_CACHE
     from prefect.states import Completed
 
-    made: dict[str, Artifact] = {}
+    artifacts: dict[str, Artifact] = {}
 
     def stage(label: str, step: int, request: dict[str, Any]) -> Any:
         done = run(label, step, Request.from_json(request))
-        made[label] = done.artifact
+        artifacts[label] = done.artifact
         if done.status == "cached":
-            return Completed(name="Cached", message=f"found by its key {done.artifact.key[:12]}", data=done.reference())
+            return Completed(name="Cached", message=f"cached as {done.artifact.key[:12]}", data=done.reference())
         return done.reference()
 
-    def again(task: Task, task_run: TaskRun, state: State) -> bool:
-        return passing(state.data)
+    def should_retry(task: Task, task_run: TaskRun, state: State) -> bool:
+        return is_transient(state.data)
 
-    tries: dict[str, Any] = {"retries": retries, "retry_delay_seconds": delay, "retry_condition_fn": again}
-    tasks = {name: task(stage, name=name, cache_policy=NO_CACHE, persist_result=False, **tries) for name in STAGES}
+    options: dict[str, Any] = {"retries": retries, "retry_delay_seconds": delay, "retry_condition_fn": should_retry}
+    tasks = {name: task(stage, name=name, cache_policy=NO_CACHE, persist_result=False, **options) for name in STAGES}
 
     def call(label: str, step: int, request: Request) -> Artifact:
         tasks[request.stage].with_options(task_run_name=label)(label, step, request.to_json())
-        return made[label]
+        return artifacts[label]
 
     return call
 
 
 def _close(dead: Sequence[RunRecord], close: Callable[[RunRecord], None]) -> None:
-    """Tells Prefect which runs were killed; `close` is called with each that it was told of. A server that fails costs
-    a warning: the runs that are left stay as they are, and the next run tries again."""
-    for place, run in enumerate(dead):
+    """Set killed runs to Crashed in Prefect and call `close` with each. If the server fails, log a warning and stop;
+    the next run retries the remaining ones."""
+    for index, run in enumerate(dead):
         try:
             _crash(run.prefect_flow_run)
-        except Exception as error:  # noqa: BLE001  a server has many ways to fail, and the run needs none of it
-            left = ", ".join(f"{one.prefect_flow_run} (run {one.short})" for one in dead[place:])
+        except Exception as error:  # noqa: BLE001  no failure of the server may fail the run
+            remaining = ", ".join(f"{killed.prefect_flow_run} (run {killed.short})" for killed in dead[index:])
             logger.warning(
-                "Prefect could not be told that these flow runs were killed, they stay Running there until the next "
-                "run tries again: %s. %s: %s",
-                *(left, type(error).__name__, error),
+                "cannot set these killed flow runs to Crashed in Prefect; they stay Running until the next run "
+                "retries: %s. %s: %s",
+                *(remaining, type(error).__name__, error),
             )
             return
         close(run)
 
 
 def _crash(flow_run_id: str) -> None:
-    """Nobody else does: a killed flow and its task stay Running for Prefect."""
+    """Set a killed flow run and its tasks to Crashed; Prefect itself leaves them Running."""
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
     from prefect.client.schemas.objects import TERMINAL_STATES, StateType
     from prefect.states import Crashed
 
     killed = FlowRunFilter.model_validate({"id": {"any_": [flow_run_id]}})
-    open_ = [one for one in StateType if one not in TERMINAL_STATES]  # the server gives 200 tasks at most
-    at_work = TaskRunFilter.model_validate({"state": {"type": {"any_": open_}}})
+    open_states = [state for state in StateType if state not in TERMINAL_STATES]  # the server returns at most 200 tasks
+    unfinished = TaskRunFilter.model_validate({"state": {"type": {"any_": open_states}}})
     crashed = Crashed(message="its process was killed")
     with get_client(sync_client=True) as client:
-        for task_run in client.read_task_runs(flow_run_filter=killed, task_run_filter=at_work):
+        for task_run in client.read_task_runs(flow_run_filter=killed, task_run_filter=unfinished):
             client.set_task_run_state(task_run.id, crashed, force=True)
         for flow_run in client.read_flow_runs(flow_run_filter=killed):
             if flow_run.state is None or not flow_run.state.is_final():
@@ -197,7 +201,7 @@ def _crash(flow_run_id: str) -> None:
 
 
 def _send_events() -> None:
-    """States of tasks are sent by a thread; the server must hear the last ones before it is stopped."""
+    """Wait until Prefect's thread has sent the last task states, before the server stops."""
     from prefect.events.worker import EventsWorker
 
     EventsWorker.drain_all(timeout=3)

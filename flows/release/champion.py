@@ -1,11 +1,12 @@
-"""Who is champion: the version of a registered model that is in use, under MLflow's alias `champion`.
+"""Champion decision: whether a new version of a registered model gets MLflow's alias `champion`.
 
-A new version becomes champion if it beats the present one by `deploy.margin` in held-out success, scenario by scenario
-on the same ones; the first version of a name does so without a comparison. The champion's own evaluation counts where
-it was asked the very same (environment, scenarios, limits, sampling); else its checkpoint is evaluated now on what the
-new one was asked. Where that cannot be, the comparison is refused and the champion stays.
+A new version becomes champion if it exceeds the current champion's held-out success by `deploy.margin`, as a paired
+difference over the same scenarios. The first version of a name becomes champion without a comparison. The champion's
+own evaluation is used if it had the same setup (environment, scenarios, limits, sampling); otherwise its checkpoint is
+evaluated now with the setup of the new version. If that is impossible, the comparison is refused and the champion
+stays.
 
-The decision, with its numbers, is a notice of the run, and stands as tags on the new version.
+The decision and its numbers are a notice of the run and tags of the new version.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ if TYPE_CHECKING:
 
 ALIAS = "champion"
 LOCK_LIMIT = 12 * 3600.0
-"""Seconds to wait for another run that compares itself with the champion of the same name."""
+"""Seconds to wait for another run that decides on the champion of the same name."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of a new version."""
+    """Decision on a new version."""
 
     name: str
     version: str
     verdict: Literal["first", "already", "won", "lost", "refused"]
     text: str
     against: str | None = None
-    """The version that was champion before."""
+    """Previous champion's version."""
     margin: float = 0.0
     difference: float | None = None
-    """Held-out success of the new version less that of the champion, on the same scenarios."""
+    """Held-out success of the new version minus that of the champion, on the same scenarios."""
     low: float | None = None
     high: float | None = None
-    """Its 95 % interval."""
+    """Bounds of its 95 % interval."""
     success: float | None = None
     champion_success: float | None = None
     scenarios: int = 0
 
     @property
-    def crowned(self) -> bool:
-        """Whether the new version is champion now."""
+    def is_champion(self) -> bool:
+        """True if the new version is champion now."""
         return self.verdict in ("first", "already", "won")
 
     def to_json(self) -> dict[str, Any]:
@@ -63,25 +64,27 @@ class Decision:
 
 
 def tags(execution: Execution, outcome: Outcome) -> dict[str, str]:
-    """What a later comparison needs to know of a version."""
+    """Return the tags of a version that later comparisons need."""
     assert outcome.checkpoint is not None
     model = execution.spec.model.model_dump(mode="json", exclude={"device"})
     return {
         "policy_key": outcome.checkpoint.key,
         "evaluation_key": outcome.last.key,
-        "asked": asked(_evaluation(execution, outcome)),
+        "asked": evaluation_digest(_evaluation(execution, outcome)),
         "model": json.dumps(model, sort_keys=True),
     }
 
 
-def asked(evaluation: Request) -> str:
-    """Digest of what an evaluation asks, whoever is asked."""
+def evaluation_digest(evaluation: Request) -> str:
+    """Return the digest of an evaluation's setup, without the evaluated model."""
     return json_digest({name: value for name, value in key_part(evaluation).items() if name != "model"})
 
 
 def decide(execution: Execution, outcome: Outcome, registry: Registry, name: str, version: str) -> Decision:
-    """Compares a new version with the champion, sets the alias where it won, and tells of it. One run at a time below
-    one root; runs of several machines with one MLflow server do not wait for each other."""
+    """Compare a new version with the champion, set the alias if it wins, and publish the decision.
+
+    A lock serializes runs below one root. Runs on several machines that share an MLflow server are not serialized.
+    """
     spec = execution.spec
     lock = Path(spec.root) / "mlflow" / f".champion-{name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -90,19 +93,19 @@ def decide(execution: Execution, outcome: Outcome, registry: Registry, name: str
         champion = registry.aliased(name, ALIAS)
         if champion is None:
             text = f"{name} version {version} is champion: the first of its name"
-            found = Decision(name, version, "first", text, margin=spec.deploy.margin)
+            decision = Decision(name, version, "first", text, margin=spec.deploy.margin)
         elif champion.number == version:
             text = f"{name} version {version} is champion already"
-            found = Decision(name, version, "already", text, against=version, margin=spec.deploy.margin)
+            decision = Decision(name, version, "already", text, against=version, margin=spec.deploy.margin)
         else:
-            found = _compare(execution, outcome, champion, name, version)
-        if found.verdict in ("first", "won"):
+            decision = _compare(execution, outcome, champion, name, version)
+        if decision.verdict in ("first", "won"):
             registry.alias(name, ALIAS, version)
-    if found.verdict != "already":
-        shown = {f"champion.{key}": str(value) for key, value in found.to_json().items() if value is not None}
-        registry.tag(name, version, {**shown, "champion.decision": found.text})
-    execution.notice(Notice("champion", outcome.last_step, found.text))
-    return found
+    if decision.verdict != "already":
+        values = {f"champion.{key}": str(value) for key, value in decision.to_json().items() if value is not None}
+        registry.tag(name, version, {**values, "champion.decision": decision.text})
+    execution.notice(Notice("champion", outcome.last_step, decision.text))
+    return decision
 
 
 def _compare(execution: Execution, outcome: Outcome, champion: Version, name: str, version: str) -> Decision:
@@ -110,22 +113,24 @@ def _compare(execution: Execution, outcome: Outcome, champion: Version, name: st
     from components.trajectories.store import read_trajectories
 
     margin = execution.spec.deploy.margin
-    theirs = _champions_evaluation(execution, outcome, champion)
-    if isinstance(theirs, str):
-        text = f"{name} version {version} is not champion: {theirs}; version {champion.number} stays"
+    evaluation = _champions_evaluation(execution, outcome, champion)
+    if isinstance(evaluation, str):
+        text = f"{name} version {version} is not champion: {evaluation}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)
-    episodes = [list(read_trajectories(one.path / "trajectories.parquet")) for one in (theirs, outcome.last)]
+    episodes = [
+        list(read_trajectories(artifact.path / "trajectories.parquet")) for artifact in (evaluation, outcome.last)
+    ]
     try:
-        found = paired_difference(*episodes)
+        paired = paired_difference(*episodes)
     except ValueError as error:
         text = f"{name} version {version} is not champion: {error}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)
-    won = beats(found["difference"], margin)
+    won = beats(paired["difference"], margin)
     wanted = f"by {margin:g}" if margin else "at all"
     text = (
-        f"{name} version {version} is {'' if won else 'not '}champion: held-out success {found['after']:.3f} against "
-        f"{found['before']:.3f} of version {champion.number}, {found['difference']:+.3f} "
-        f"[{found['low']:.3f}, {found['high']:.3f}] on the same {found['n']} scenarios; it had to be better {wanted}"
+        f"{name} version {version} is {'' if won else 'not '}champion: held-out success {paired['after']:.3f} against "
+        f"{paired['before']:.3f} of version {champion.number}, {paired['difference']:+.3f} "
+        f"[{paired['low']:.3f}, {paired['high']:.3f}] on the same {paired['n']} scenarios; it had to be better {wanted}"
     )
     return Decision(
         name,
@@ -134,45 +139,45 @@ def _compare(execution: Execution, outcome: Outcome, champion: Version, name: st
         text,
         against=champion.number,
         margin=margin,
-        difference=found["difference"],
-        low=found["low"],
-        high=found["high"],
-        success=found["after"],
-        champion_success=found["before"],
-        scenarios=found["n"],
+        difference=paired["difference"],
+        low=paired["low"],
+        high=paired["high"],
+        success=paired["after"],
+        champion_success=paired["before"],
+        scenarios=paired["n"],
     )
 
 
 def beats(difference: float, margin: float) -> bool:
-    """Better at all, and by the margin; sums of fractions are a little off."""
+    """Return True if the difference is positive and reaches the margin, within rounding errors of 1e-9."""
     return difference > 0 and difference >= margin - 1e-9
 
 
 def _champions_evaluation(execution: Execution, outcome: Outcome, champion: Version) -> Artifact | str:
-    """The champion's episodes on what the new policy was asked, or why there are none."""
-    store, known = execution.context.store, champion.tags
+    """Return the champion's evaluation with the setup of the new policy's, or the reason why there is none."""
+    store, tags = execution.context.store, champion.tags
     request = _evaluation(execution, outcome)
-    if known.get("asked") == asked(request) and "evaluation_key" in known:
-        found = store.find(known["evaluation_key"])
-        if found is not None:
-            return found
-    policy = known.get("policy_key")
-    if policy is None or "model" not in known:
+    if tags.get("asked") == evaluation_digest(request) and "evaluation_key" in tags:
+        evaluation = store.find(tags["evaluation_key"])
+        if evaluation is not None:
+            return evaluation
+    policy = tags.get("policy_key")
+    if policy is None or "model" not in tags:
         return f"version {champion.number} was not registered by a run, so that it cannot be evaluated on the same"
     if store.find(policy) is None:
         return (
             f"version {champion.number} was evaluated on other scenarios, and its checkpoint {policy[:12]} is not in "
             f"{store}, so that it cannot be evaluated on the same"
         )
-    model = {**json.loads(known["model"]), "device": execution.spec.model.device}
+    model = {**json.loads(tags["model"]), "device": execution.spec.model.device}
     model.pop("lora")
-    same = replace(request, spec={**request.spec, "model": model}, inputs={"policy": policy})
+    request = replace(request, spec={**request.spec, "model": model}, inputs={"policy": policy})
     try:
-        return execution.stage("evaluate[champion]", outcome.last_step, same).artifact
+        return execution.stage("evaluate[champion]", outcome.last_step, request).artifact
     except EspalierError as error:
         return f"version {champion.number} could not be evaluated on the same scenarios ({error})"
 
 
 def _evaluation(execution: Execution, outcome: Outcome) -> Request:
-    """What measured the final policy."""
+    """Return the request of the final policy's evaluation."""
     return Requests(execution.spec).evaluate(outcome.checkpoint)

@@ -1,8 +1,9 @@
-"""A champion is put into use: deployed, tried with held-out prompts, and only then relied on.
+"""Deployment of a champion with a canary check and rollback.
 
-What is in use, by name of the model, stands in `<root>/deployments/NAME.json`. The deployment before it stays up until
-the new one has passed its canary (but for a local server with a port of its own); where that fails, or the deployment,
-the new one is taken down, the old one stays or is started again, and the alias `champion` goes back to its version.
+`<root>/deployments/NAME.json` records the active deployment of each model. The previous deployment stays up until the
+new one has passed its canary, except for a local server on a fixed port, which has to stop first. If the deployment or
+its canary fails, the new deployment is removed, the previous one stays up or is started again, and the alias `champion`
+returns to the previous version.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from components.deployment.targets.spec import LocalTarget, TargetSpec
 from components.errors import DeployError, EspalierError
 from flows.history.records import Notice
 from flows.release.champion import ALIAS, Decision
-from flows.release.deployment_ledger import InUse, Ledger, where
+from flows.release.deployment_ledger import ActiveRelease, Ledger, where
 
 if TYPE_CHECKING:
     from components.tracking.registry import Registry
@@ -27,123 +28,127 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Released:
-    """What became of a deployment."""
+class ReleaseOutcome:
+    """Outcome of a deployment."""
 
     state: str
-    """`deployed`, `already`, `skipped` (the champion stays), `rolled back`."""
+    """`deployed`, `already` (deployed before), `skipped` (not champion) or `rolled back`."""
     text: str
     url: str | None = None
     model: str | None = None
     agreement: float | None = None
-    """Share of the canary's prompts that the endpoint answered as the policy does."""
+    """Share of the canary's prompts for which endpoint and policy gave the same answer."""
     error: EspalierError | None = None
-    """Why it was rolled back."""
+    """Reason of a rollback."""
 
     def to_json(self) -> dict[str, Any]:
         return {"state": self.state, "url": self.url, "model": self.model, "agreement": self.agreement}
 
 
-def release(execution: Execution, export: Artifact, decision: Decision, step: int, registry: Registry) -> Released:
-    """Puts a champion into use at `deploy.target`. Never raises what a target does: it is in what is returned."""
+def release(
+    execution: Execution, export: Artifact, decision: Decision, step: int, registry: Registry
+) -> ReleaseOutcome:
+    """Deploy a champion to `deploy.target`. Errors of the target are returned in the outcome, not raised."""
     spec = execution.spec
     assert spec.deploy.target is not None
     new = Release(decision.name, decision.version, export.digest, export.path / "merged", spec.model.max_length)
     ledger = Ledger(Path(spec.root), decision.name)
-    with ledger.held():
-        found = _release(execution, ledger, spec.deploy.target.build(), new, export, decision)
-        if found.state == "rolled back":
-            _uncrown(registry, decision)
-    execution.notice(Notice("deployment", step, found.text))
-    return found
+    with ledger.lock():
+        outcome = _release(execution, ledger, spec.deploy.target.build(), new, export, decision)
+        if outcome.state == "rolled back":
+            _restore_champion(registry, decision)
+    execution.notice(Notice("deployment", step, outcome.text))
+    return outcome
 
 
 def _release(
     execution: Execution, ledger: Ledger, target: Target, new: Release, export: Artifact, decision: Decision
-) -> Released:
+) -> ReleaseOutcome:
     spec = execution.spec.deploy
     assert spec.target is not None
-    kind, before = spec.target.name, ledger.present()
-    if not decision.crowned:
-        return Released("skipped", f"{new.name} version {new.version} is not deployed: it is not champion")
-    alive = before is not None and before.deployment.target == kind and target.alive(before.deployment)
-    if before is not None and alive and before.release.digest == new.digest and not _moves(spec.target, before):
-        text = f"{new.name} version {new.version} is in use already at {where(before.deployment)}"
-        return Released("already", text, before.deployment.url, before.deployment.model)
-    stopped = before is not None and alive and _same_port(spec.target, before.deployment)
-    made: Deployment | None = None
+    kind, previous = spec.target.name, ledger.active()
+    if not decision.is_champion:
+        return ReleaseOutcome("skipped", f"{new.name} version {new.version} is not deployed: it is not champion")
+    alive = previous is not None and previous.deployment.target == kind and target.alive(previous.deployment)
+    if previous is not None and alive and previous.release.digest == new.digest and not _moves(spec.target, previous):
+        text = f"{new.name} version {new.version} is in use already at {where(previous.deployment)}"
+        return ReleaseOutcome("already", text, previous.deployment.url, previous.deployment.model)
+    stopped = previous is not None and alive and _same_port(spec.target, previous.deployment)
+    deployed: Deployment | None = None
     try:
-        if stopped and before is not None:
-            target.take_back(before.deployment)
+        if stopped and previous is not None:
+            target.take_back(previous.deployment)
         execution.console.line(f"deploying {new.name} version {new.version} to {kind} …")
-        made = target.deploy(new, ledger.folder)
-        agreement = _canary(execution, made, export)
+        deployed = target.deploy(new, ledger.folder)
+        agreement = _canary(execution, deployed, export)
     except (EspalierError, KeyboardInterrupt) as error:
-        kept = _back(target, ledger, before if alive else None, made, stopped)
-        text = f"{new.name} version {new.version} is not in use at {kind}: {str(error) or 'stopped'}. {kept}"
+        rollback = _roll_back(target, ledger, previous if alive else None, deployed, stopped)
+        text = f"{new.name} version {new.version} is not in use at {kind}: {str(error) or 'stopped'}. {rollback}"
         if isinstance(error, KeyboardInterrupt):
             raise
-        return Released("rolled back", text, error=DeployError(text))
-    text = f"{new.name} version {new.version} is in use at {where(made)}"
+        return ReleaseOutcome("rolled back", text, error=DeployError(text))
+    text = f"{new.name} version {new.version} is in use at {where(deployed)}"
     text += f"; canary: {agreement:.0%} of its prompts answered as the policy does" if agreement is not None else ""
-    ledger.write(InUse(new, made), "deployed", text)
-    if before is not None and alive and not stopped and made.target != "hub":
-        target.take_back(before.deployment)
-    return Released("deployed", text, made.url, made.model, agreement)
+    ledger.write(ActiveRelease(new, deployed), "deployed", text)
+    if previous is not None and alive and not stopped and deployed.target != "hub":
+        target.take_back(previous.deployment)
+    return ReleaseOutcome("deployed", text, deployed.url, deployed.model, agreement)
 
 
-def _canary(execution: Execution, made: Deployment, export: Artifact) -> float | None:
-    if made.url is None:
+def _canary(execution: Execution, deployed: Deployment, export: Artifact) -> float | None:
+    if deployed.url is None:
         return None
     spec = execution.spec.deploy.canary
-    return check_endpoint(made, export.path, prompts=spec.prompts, agreement=spec.agreement, timeout=spec.timeout)
+    return check_endpoint(deployed, export.path, prompts=spec.prompts, agreement=spec.agreement, timeout=spec.timeout)
 
 
-def _back(target: Target, ledger: Ledger, before: InUse | None, made: Deployment | None, stopped: bool) -> str:
-    """Takes the new one down, and starts the old one again where it was stopped; says what is in use now."""
-    if made is not None:
-        target.take_back(made)
-    if before is None:
+def _roll_back(
+    target: Target, ledger: Ledger, previous: ActiveRelease | None, deployed: Deployment | None, stopped: bool
+) -> str:
+    """Remove the new deployment, restart the previous one if it was stopped, and describe the result."""
+    if deployed is not None:
+        target.take_back(deployed)
+    if previous is None:
         text = "Nothing was in use before"
     elif not stopped:
-        text = f"Version {before.release.version} stays in use at {where(before.deployment)}"
+        text = f"Version {previous.release.version} stays in use at {where(previous.deployment)}"
     else:
         try:
-            again = target.deploy(before.release, ledger.folder)
-            before = replace(before, deployment=again)
-            text = f"Version {before.release.version} is in use again at {where(again)}"
+            restarted = target.deploy(previous.release, ledger.folder)
+            previous = replace(previous, deployment=restarted)
+            text = f"Version {previous.release.version} is in use again at {where(restarted)}"
         except EspalierError as error:
-            text = f"Version {before.release.version} was in use before and cannot be started again ({error})"
-            before = None
-    ledger.write(before, "rolled back", text)
+            text = f"Version {previous.release.version} was in use before and cannot be started again ({error})"
+            previous = None
+    ledger.write(previous, "rolled back", text)
     return text
 
 
-def _uncrown(registry: Registry, decision: Decision) -> None:
-    """The alias goes back to the version that had it."""
+def _restore_champion(registry: Registry, decision: Decision) -> None:
+    """Set the champion alias back to the previous version."""
     if decision.verdict in ("first", "won"):
         registry.alias(decision.name, ALIAS, decision.against)
         registry.tag(decision.name, decision.version, {"champion.verdict": "rolled back"})
 
 
 def check(spec: ExperimentSpec) -> None:
-    """Raises ResourceError where a champion could not be put into use, as far as that is known before the run."""
+    """Raise ResourceError if a champion could not be deployed, as far as this can be checked before the run."""
     from components.deployment.targets.local import Local
 
     target = spec.deploy.target
     assert target is not None
-    name, built = spec.deploy.name or spec.name, target.build()
-    built.check(name)
+    name, instance = spec.deploy.name or spec.name, target.build()
+    instance.check(name)
     if isinstance(target, LocalTarget):
-        before = Ledger(Path(spec.root), name).present()
-        ours = before is not None and _same_port(target, before.deployment) and built.alive(before.deployment)
-        if not ours:  # a server of this model ends before the new one begins
+        active = Ledger(Path(spec.root), name).active()
+        replaced = active is not None and _same_port(target, active.deployment) and instance.alive(active.deployment)
+        if not replaced:  # an active server of this model stops before the new one starts, which frees the port
             Local(target).free()
 
 
-def _moves(target: TargetSpec, before: InUse) -> bool:
-    """Whether what is in use is to be at another port."""
-    return bool(getattr(target, "port", 0)) and not _same_port(target, before.deployment)
+def _moves(target: TargetSpec, active: ActiveRelease) -> bool:
+    """Return True if the target has a fixed port and the active server uses another one."""
+    return bool(getattr(target, "port", 0)) and not _same_port(target, active.deployment)
 
 
 def _same_port(spec: Any, deployment: Deployment) -> bool:

@@ -1,4 +1,4 @@
-"""What is in use of a model, below a run root: `<root>/deployments/NAME.json`."""
+"""Ledger of a model's deployments below a run root: `<root>/deployments/NAME.json`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LOCK_LIMIT = 12 * 3600.0
 
 
 @dataclass(frozen=True)
-class InUse:
-    """A release and where it was deployed."""
+class ActiveRelease:
+    """Release and its deployment."""
 
     release: Release
     deployment: Deployment
 
 
 class Ledger:
-    """What is in use of one model below a run root, and what was tried."""
+    """Active deployment of one model below a run root, and the history of its deployments."""
 
     def __init__(self, root: Path, name: str):
         self.name = name
@@ -36,27 +36,27 @@ class Ledger:
         self.path = self.folder / f"{name}.json"
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """While nobody else deploys this model. Raises WaitTimeout after half a day."""
+    def lock(self) -> Iterator[None]:
+        """Hold the lock for deploying this model. Raises WaitTimeout after `LOCK_LIMIT` seconds."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / f".{self.name}.lock", "a+") as file:
             lock_file(file, f"the deployment of {self.name}", LOCK_LIMIT)
             yield
 
-    def present(self) -> InUse | None:
-        """What is in use, as far as this root knows."""
-        found = self._read().get("present")
-        if found is None:
+    def active(self) -> ActiveRelease | None:
+        """Return the active release recorded below this root, or None."""
+        entry = self._read().get("present")
+        if entry is None:
             return None
-        release = found["release"]
-        return InUse(Release(**{**release, "folder": Path(release["folder"])}), Deployment(**found["deployment"]))
+        release = Release(**{**entry["release"], "folder": Path(entry["release"]["folder"])})
+        return ActiveRelease(release, Deployment(**entry["deployment"]))
 
-    def write(self, present: InUse | None, state: str, text: str) -> None:
-        """All at once. state, text: what happened, added to the history."""
+    def write(self, active: ActiveRelease | None, state: str, text: str) -> None:
+        """Write the ledger atomically. state, text: event to append to the history."""
         data = self._read()
         entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "state": state, "text": text}
         data["history"] = [*data.get("history", []), entry]
-        data["present"] = json.loads(json.dumps(asdict(present), default=str)) if present else None
+        data["present"] = json.loads(json.dumps(asdict(active), default=str)) if active else None
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f".{self.path.name}.part")
         part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -67,10 +67,10 @@ class Ledger:
 
 
 def ledgers(root: Path) -> list[Ledger]:
-    """Of all models that were deployed below `root`."""
+    """Return the ledgers of all models deployed below `root`."""
     return [Ledger(root, path.stem) for path in sorted((root / FOLDER).glob("*.json"))]
 
 
 def where(deployment: Deployment) -> str:
-    """Its address, in words."""
+    """Return the deployment's address as text."""
     return f"{deployment.url} as {deployment.model}" if deployment.url else f"{deployment.target} {deployment.model}"

@@ -10,9 +10,9 @@ from flows.reporting.results import ReleaseResult
 
 
 def register(execution: Execution, outcome: Outcome) -> tuple[ReleaseResult, EspalierError | None]:
-    """Register the export, decide on the champion, and deploy it where `deploy.target` is set.
+    """Register the export, decide on the champion, and deploy it if `deploy.target` is set.
 
-    The second value is the reason of a deployment that was rolled back; the policy stays registered then.
+    The second value is the error of a deployment that was rolled back; the policy then stays registered.
     """
     from components.algorithms.train import policy_digest
 

@@ -1,7 +1,7 @@
-"""What runs left, side by side: read from their records and artifacts, nothing else, and neither is changed.
+"""Side-by-side comparison of runs, read-only, from their records and artifacts.
 
-An artifact that is not below the root any more is read from the store that its run was started with. A run that still
-goes on, failed or was killed is compared as far as it got. What is gone from both is missing, and the notes say so.
+An artifact that is no longer below the root is read from the store that its run was configured with. A run that is
+still running, failed or was killed is compared as far as it got. The notes name data that is missing from both places.
 """
 
 from __future__ import annotations
@@ -29,48 +29,47 @@ if TYPE_CHECKING:
     from components.evaluation.report import Evaluation
 
 LISTED = 10
-"""Scenarios, or stages, that are named where there may be many."""
+"""Maximum number of scenarios or stages listed by name."""
 LETTERS = string.ascii_uppercase
-NOT_DECISIVE = PLACEMENT - {"fork"}
-"""Keys of a configuration that do not determine results, at any depth. Where a fork begins does."""
+NEUTRAL_KEYS = PLACEMENT - {"fork"}
+"""Keys of a configuration, at any depth, that do not affect results. The start of a fork does."""
 MISSING = "–"
 _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 _TRAINED = re.compile(r"train\[\d+\]")
 
 
 def compare(root: Path, references: Sequence[str]) -> Comparison:
-    """The runs below `root` that the references name (as `Records.get` takes them), the first as the baseline.
+    """Compare runs below `root`; the first one is the baseline. references: as accepted by `Records.get`.
 
-    Raises ResourceError for fewer than two runs, more than there are letters, a run that does not exist, and one that
-    is named twice.
+    Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, and a repeated run.
     """
     from components.evaluation.comparison import Comparison
 
     if not 2 <= len(references) <= len(LETTERS):
         raise ResourceError(f"expected 2 to {len(LETTERS)} runs to compare, not {len(references)}")
     records = Records(root)
-    found: dict[str, RunRecord] = {}
+    by_id: dict[str, RunRecord] = {}
     for reference in references:
         run = records.get(reference)
-        if run.id in found:
-            raise ResourceError(f"run {run.short} ({run.name}) is named twice, the second time as {reference!r}")
-        found[run.id] = run
-    peeks = {run.id: peek_through(records.root, run.spec.get("store")) for run in found.values()}
-    runs = [_run(letter, run, records, peeks[run.id]) for letter, run in zip(LETTERS, found.values(), strict=False)]
-    specs = [_with_defaults(run.spec, _resolved_targets(run, peeks[run.id])) for run in found.values()]
+        if run.id in by_id:
+            raise ResourceError(f"run {run.short} ({run.name}) is given twice, the second time as {reference!r}")
+        by_id[run.id] = run
+    peeks = {run.id: peek_through(records.root, run.spec.get("store")) for run in by_id.values()}
+    runs = [_run(letter, run, records, peeks[run.id]) for letter, run in zip(LETTERS, by_id.values(), strict=False)]
+    specs = [_with_defaults(run.spec, _resolved_targets(run, peeks[run.id])) for run in by_id.values()]
     differing = dict(_differing(specs))
-    decisive = {path: values for path, values in differing.items() if _decisive(path, specs)}
+    relevant = {path: values for path, values in differing.items() if _affects_results(path, specs)}
     return Comparison(
         runs=runs,
-        results=_texts(decisive | dict(_differing([_code(run, peeks[run.id]) for run in found.values()]))),
+        results=_texts(relevant | dict(_differing([_code(run, peeks[run.id]) for run in by_id.values()]))),
         rest=_texts(
-            {path: values for path, values in differing.items() if path not in decisive}
-            | dict(_differing([{"git commit": run.git_commit} for run in found.values()]))
+            {path: values for path, values in differing.items() if path not in relevant}
+            | dict(_differing([{"git commit": run.git_commit} for run in by_id.values()]))
         ),
         against=[_against(runs[0], run) for run in runs[1:]],
         created=time.strftime("%Y-%m-%d %H:%M:%S"),
         command=shlex.join(
-            ["python", "-m", "flows.compare", *(run.short for run in found.values()), f"root={records.root}"]
+            ["python", "-m", "flows.compare", *(run.short for run in by_id.values()), f"root={records.root}"]
         ),
     )
 
@@ -81,14 +80,14 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
     status = records.status(run)
     notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
     ended = time.time() if status == "running" else run.ended
-    gone: list[str] = []
+    missing: list[str] = []
     evaluations = _evaluations(letter, run, peek, notes)
-    heldout = _heldout(run, evaluations, peek, notes, gone)
-    rounds = _rounds(run, peek, gone)
+    heldout = _heldout(run, evaluations, peek, notes, missing)
+    rounds = _rounds(run, peek, missing)
     if peek.unread:
-        notes.append(f"its store cannot be read, so what is only there is missing: {peek.unread}")
-    if gone:
-        notes.append(f"not in the store any more, or damaged, so that curves are incomplete: {listed(gone)}")
+        notes.append(f"its store cannot be read, so artifacts that only it has are missing: {peek.unread}")
+    if missing:
+        notes.append(f"no longer in the store, or damaged, so curves are incomplete: {join_names(missing)}")
     return Run(
         letter=letter,
         id=run.id,
@@ -98,41 +97,43 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)),
         seconds=None if ended is None else ended - run.started,
         git_commit=run.git_commit or "",
-        overrides=[one for one in run.overrides if not one.startswith("root=")],
+        overrides=[override for override in run.overrides if not override.startswith("root=")],
         evaluations=evaluations,
         rounds=rounds,
         stages=_stages(run),
         heldout=heldout,
-        chosen=next((one.step for one in run.notices if one.kind == "best"), None),
+        chosen=next((notice.step for notice in run.notices if notice.kind == "best"), None),
         notes=notes,
     )
 
 
 def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> dict[str, Evaluation]:
-    """Those that the run has finished and the store still holds; what is missing is added to the notes. A run that did
-    not get to its end has the last evaluation of its rounds in the place of the final one."""
+    """Return the run's finished evaluations that are still in the store; missing ones are added to the notes.
+
+    For a run that did not finish, the last evaluation within its rounds replaces the final one.
+    """
     from components.evaluation.report import Evaluation
     from components.trajectories.store import load_scored
     from flows.reporting.report import titles_by
 
-    keys = {one.label: one.key for one in run.stages}
+    keys = {stage.label: stage.key for stage in run.stages}
     algorithm = str(run.spec.get("algorithm", {}).get("name", ""))
-    named = titles_by(algorithm, "evaluate[sft]" in keys)
-    titles = {f"evaluate[{name}]": (name, title) for name, title in named.items()}
-    chosen = next((one.step for one in run.notices if one.kind == "best"), None)
-    if chosen is not None:
-        titles["evaluate[final]"] = "final", f"round {chosen} (best)" if chosen else "start of the rounds (best)"
-    in_rounds = [one.label for one in run.stages if _IN_ROUNDS.fullmatch(one.label)]
+    title_by_name = titles_by(algorithm, "evaluate[sft]" in keys)
+    titles = {f"evaluate[{name}]": (name, title) for name, title in title_by_name.items()}
+    best = next((notice.step for notice in run.notices if notice.kind == "best"), None)
+    if best is not None:
+        titles["evaluate[final]"] = "final", f"round {best} (best)" if best else "start of the rounds (best)"
+    in_rounds = [stage.label for stage in run.stages if _IN_ROUNDS.fullmatch(stage.label)]
     if "evaluate[final]" not in keys and in_rounds:
         number = in_rounds[-1].partition("[")[2].rstrip("]")
         titles[in_rounds[-1]] = number, f"round {number}"
-    found = {}
+    evaluations = {}
     for label, (name, title) in titles.items():
         if label not in keys:
             continue
         with peek.opened(keys[label]) as artifact:
             if artifact is None:
-                notes.append(f"{label} is not in the store any more, or is damaged: run it again")
+                notes.append(f"{label} is no longer in the store, or is damaged: run it again")
                 continue
             folder = artifact.path
             try:
@@ -141,52 +142,53 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
             except (OSError, ValueError) as error:
                 notes.append(f"{label} cannot be read: {error}")
                 continue
-        found[name] = Evaluation(f"{letter} {title}", summary, episodes)
-    if not found:
+        evaluations[name] = Evaluation(f"{letter} {title}", summary, episodes)
+    if not evaluations:
         notes.append("there is no finished evaluation")
-    return found
+    return evaluations
 
 
 def _heldout(
-    run: RunRecord, evaluations: Mapping[str, Evaluation], peek: Peek, notes: list[str], gone: list[str]
+    run: RunRecord, evaluations: Mapping[str, Evaluation], peek: Peek, notes: list[str], missing: list[str]
 ) -> dict[int, Mapping[str, Any]]:
-    """Summaries of the evaluations by the round after which the policy stood; the untrained model before a warmup is
-    left out."""
-    found: dict[int, Mapping[str, Any]] = {}
-    for one in run.stages:
-        stage, _, name = one.label.rstrip("]").partition("[")
-        if stage != "evaluate" or one.step < 0:
+    """Return the summaries of the evaluations by round of the evaluated policy, without the untrained model before a
+    warmup. Labels of missing evaluations are added to `missing`."""
+    summaries: dict[int, Mapping[str, Any]] = {}
+    for stage in run.stages:
+        kind, _, name = stage.label.rstrip("]").partition("[")
+        if kind != "evaluate" or stage.step < 0:
             continue
         if name in evaluations:
-            found[one.step] = evaluations[name].summary
+            summaries[stage.step] = evaluations[name].summary
         elif name.isdecimal():
-            with peek.opened(one.key) as artifact:
+            with peek.opened(stage.key) as artifact:
                 if artifact is None:
-                    gone.append(one.label)
+                    missing.append(stage.label)
                     continue
                 try:
-                    found[one.step] = read_json(artifact.path / "summary.json")
+                    summaries[stage.step] = read_json(artifact.path / "summary.json")
                 except (OSError, ValueError) as error:
-                    notes.append(f"{one.label} cannot be read: {error}")
-    return dict(sorted(found.items()))
+                    notes.append(f"{stage.label} cannot be read: {error}")
+    return dict(sorted(summaries.items()))
 
 
-def _rounds(run: RunRecord, peek: Peek, gone: list[str]) -> dict[int, dict[str, float]]:
-    """Figures of each finished round, under the names that the report plots."""
+def _rounds(run: RunRecord, peek: Peek, missing: list[str]) -> dict[int, dict[str, float]]:
+    """Return the metrics of each finished round, with the names that the report plots. Labels of missing stages are
+    added to `missing`."""
     from flows.reporting.report import round_figures
 
     rounds: dict[int, dict[str, Artifact]] = {}
-    trained = {one.label.partition("[")[2].rstrip("]") for one in run.stages if _TRAINED.fullmatch(one.label)}
-    for one in run.stages:
-        stage, _, number = one.label.rstrip("]").partition("[")
-        if stage == "evaluate" or number not in trained:
+    trained = {stage.label.partition("[")[2].rstrip("]") for stage in run.stages if _TRAINED.fullmatch(stage.label)}
+    for stage in run.stages:
+        kind, _, number = stage.label.rstrip("]").partition("[")
+        if kind == "evaluate" or number not in trained:
             continue
         artifacts = rounds.setdefault(int(number), {})
-        artifact = peek.find(one.key)
+        artifact = peek.find(stage.key)
         if artifact is None:
-            gone.append(one.label)
+            missing.append(stage.label)
         else:
-            artifacts[stage] = artifact
+            artifacts[kind] = artifact
     return {number: round_figures(artifacts) for number, artifacts in sorted(rounds.items())}
 
 
@@ -194,15 +196,15 @@ def _stages(run: RunRecord) -> dict[str, StageTotal]:
     from components.evaluation.comparison import StageTotal
 
     totals: dict[str, StageTotal] = {}
-    for one in run.stages:
-        kind = one.request["stage"]
-        before = totals.get(kind, StageTotal())
+    for stage in run.stages:
+        kind = stage.request["stage"]
+        total = totals.get(kind, StageTotal())
         totals[kind] = StageTotal(
-            before.ran + (one.status != "cached"),
-            before.cached + (one.status == "cached"),
-            before.seconds + one.waited,
-            before.cost + one.cost,
-            before.unnoticed + one.unnoticed,
+            total.ran + (stage.status != "cached"),
+            total.cached + (stage.status == "cached"),
+            total.seconds + stage.waited,
+            total.cost + stage.cost,
+            total.unnoticed + stage.unnoticed,
         )
     return totals
 
@@ -211,38 +213,39 @@ def _against(baseline: Run, run: Run) -> Against:
     from components.evaluation.comparison import Against, compare_episodes
 
     if baseline.last is None or run.last is None:
-        lacking = [one.letter for one in (baseline, run) if one.last is None]
-        why = f"nothing to compare: {' and '.join(lacking)} without a finished evaluation"
-        return Against(run.letter, f"{run.letter} against {baseline.letter}", None, [why])
+        lacking = [each.letter for each in (baseline, run) if each.last is None]
+        reason = f"nothing to compare: {' and '.join(lacking)} without a finished evaluation"
+        return Against(run.letter, f"{run.letter} against {baseline.letter}", None, [reason])
     title = f"{run.last.label} against {baseline.last.label}"
-    found = compare_episodes(run.letter, title, baseline.last.trajectories, run.last.trajectories)
-    ours, theirs = list(baseline.evaluations)[-1], list(run.evaluations)[-1]
-    if ours == theirs:
-        return found
-    return replace(found, notes=[f"these are different evaluations, {theirs} and {ours}", *found.notes])
+    against = compare_episodes(run.letter, title, baseline.last.trajectories, run.last.trajectories)
+    baseline_name, name = list(baseline.evaluations)[-1], list(run.evaluations)[-1]
+    if baseline_name == name:
+        return against
+    return replace(against, notes=[f"these are different evaluations, {name} and {baseline_name}", *against.notes])
 
 
 def _code(run: RunRecord, peek: Peek) -> dict[str, Any]:
-    """What determines results besides the configuration: versions of stages, and the source of the user's code."""
-    found: dict[str, Any] = {}
-    for one in run.stages:
-        found[f"version of {one.request['stage']}"] = one.version
-        manifest = peek.manifest(one.key)
+    """Return the versions of a run's stages and the digests of the user's code, which affect results beside the
+    configuration."""
+    code: dict[str, Any] = {}
+    for stage in run.stages:
+        code[f"version of {stage.request['stage']}"] = stage.version
+        manifest = peek.manifest(stage.key)
         for target in targets(manifest["spec"] if manifest else {}).values():
             if "source_sha256" in target:
-                found[f"source of {target['_target_']}"] = target["source_sha256"][:12]
-    return {name: found[name] for name in sorted(found)}
+                code[f"source of {target['_target_']}"] = target["source_sha256"][:12]
+    return {name: code[name] for name in sorted(code)}
 
 
 def _resolved_targets(run: RunRecord, peek: Peek) -> list[Mapping[str, Any]]:
-    """Return the targets of a run's stages, each with every argument of its signature."""
+    """Return the targets of a run's stages, with all arguments of their signatures."""
     manifests = [peek.manifest(stage.key) for stage in run.stages]
     return [target for manifest in manifests if manifest for target in targets(manifest["spec"]).values()]
 
 
 def _with_defaults(spec: Any, resolved: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a spec whose targets state all their arguments, so that a default and the same value that was written down
-    are no difference. A target that no stage has resolved stays as it is."""
+    """Return a spec whose targets have all arguments, so that an explicit default value is no difference. A target that
+    no stage has resolved stays unchanged."""
     if not isinstance(spec, Mapping):
         return spec
     complete: Mapping[str, Any] = {}
@@ -253,7 +256,7 @@ def _with_defaults(spec: Any, resolved: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _differing(values: Sequence[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """(path, the value in each) of what is not the same in all; `MISSING` where there is none."""
+    """Yield (path, value in each spec) of each difference; an absent value is `MISSING`."""
     if all(isinstance(value, Mapping) for value in values):
         for name in dict.fromkeys(name for value in values for name in value):
             yield from _differing([value.get(name, MISSING) for value in values], (*path, name))
@@ -261,27 +264,28 @@ def _differing(values: Sequence[Any], path: tuple[str, ...] = ()) -> Iterator[tu
         yield path, list(values)
 
 
-def _decisive(path: tuple[str, ...], specs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a key of the configuration determines results. Every argument of a target does."""
-    if path[0] in NOT_DECISIVE | {"name"}:
+def _affects_results(path: tuple[str, ...], specs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a key of the configuration affects results. Every argument of a target does."""
+    if path[0] in NEUTRAL_KEYS | {"name"}:
         return False
     levels: list[Any] = list(specs)
     for name in path:
         if any(isinstance(level, Mapping) and "_target_" in level for level in levels):
             return True
-        if name in NOT_DECISIVE:
+        if name in NEUTRAL_KEYS:
             return False
         levels = [level.get(name) if isinstance(level, Mapping) else None for level in levels]
     return True
 
 
-def _texts(found: Mapping[tuple[str, ...], Sequence[Any]]) -> dict[str, list[str]]:
+def _texts(differences: Mapping[tuple[str, ...], Sequence[Any]]) -> dict[str, list[str]]:
     return {
         ".".join(path): [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-        for path, values in found.items()
+        for path, values in differences.items()
     }
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
+    """Return the names separated by commas, at most `LISTED` of them."""
     more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more

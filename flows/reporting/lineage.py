@@ -1,7 +1,7 @@
-"""Lineage of an artifact as a tree, as JSON, and as the report shows it.
+"""Lineage of an artifact as a text tree, as JSON, and for the report.
 
-Steps (`flows.history.lineage_graph`) are listed nearest first. What holds for a step (reward, algorithm, the run that
-made it) holds for the steps below it until another one is named.
+Steps (`flows.history.lineage_graph`) are listed nearest first. A fact of a step (reward, algorithm, the run that made
+it) also applies to the steps below it until they show another value.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from components.evaluation.report import Origin
 
 SHORT = 12
-"""Characters of a key that are shown."""
+"""Number of characters shown of a key."""
 
 
 def to_json(lineage: Lineage, key: str) -> dict[str, Any]:
-    """The whole story of an artifact as JSON data."""
+    """Return the ancestors and descendants of an artifact, and their runs, as JSON data."""
     back, forward = lineage.ancestors(key), lineage.descendants(key)
     runs = {node.run: lineage.runs[node.run] for node in (*back, *forward) if node.run}
     return {
@@ -45,32 +45,32 @@ def to_json(lineage: Lineage, key: str) -> dict[str, Any]:
 
 
 def show(lineage: Lineage, key: str) -> str:
-    """The whole story of an artifact as a tree."""
+    """Return the ancestors and descendants of an artifact as a text tree."""
     back, forward = lineage.back(key), lineage.forward(key)
     node = back[0].head
     run = lineage.runs.get(node.run or "")
-    lines = [f"{node.kind} {node.label} {node.key}", f"  digest {node.digest or 'not known'}"]
+    lines = [f"{node.kind} {node.label} {node.key}", f"  digest {node.digest or 'unknown'}"]
     if run is not None:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
         lines.append(f"  made by run {run.id} ({run.name} seed {run.seed}), {run.status.lower()}, started {when}")
-        lines.append(f"  commit {run.git_commit or 'not known'}; configuration: {lineage.records.folder / run.id}.json")
+        lines.append(f"  commit {run.git_commit or 'unknown'}; configuration: {lineage.records.folder / run.id}.json")
         lines += [f"  overrides {' '.join(run.overrides)}"] if run.overrides else []
     else:
-        lines.append("  no record says which run made it")
+        lines.append("  made by an unknown run: no record contains it")
     if not node.present:
-        lines.append("  it is not in the store any more; this is what records say")
+        lines.append("  no longer in the store; shown from the records")
     lines += ["", "made from"]
-    known: dict[str, str] = {}
-    rows = [(_line(lineage, step), _grouped(news(lineage.facts(step), known))) for step in back]
-    told = [(line, [f"{name}  {value}" for name, value in found.items()]) for line, found in rows]
-    lines += _tree([*told, (_beginning(back), [])])
-    rest = forward[1:]
-    if forward[0].others or rest:
+    current: dict[str, str] = {}
+    rows = [(_line(lineage, step), _grouped(changed_facts(lineage.facts(step), current))) for step in back]
+    ancestors = [(line, [f"{name}  {value}" for name, value in facts.items()]) for line, facts in rows]
+    lines += _tree([*ancestors, (_base_model(back), [])])
+    descendants = forward[1:]
+    if forward[0].others or descendants:
         lines += ["", "made from it"]
-        known = {"run": lineage.facts(back[0])["run"]}
-        branches: list[tuple[str, list[str]]] = [(_named(one), []) for one in forward[0].others]
-        for step in rest:
-            fact = news({"run": lineage.facts(step)["run"]}, known)
+        current = {"run": lineage.facts(back[0])["run"]}
+        branches: list[tuple[str, list[str]]] = [(_node_text(node), []) for node in forward[0].others]
+        for step in descendants:
+            fact = changed_facts({"run": lineage.facts(step)["run"]}, current)
             branches.append((_line(lineage, step), [f"run  {fact['run']}"] if fact else []))
         lines += _tree(branches)
     else:
@@ -78,69 +78,69 @@ def show(lineage: Lineage, key: str) -> str:
     return "\n".join(printable(line) for line in lines) + "\n"
 
 
-def news(facts: Mapping[str, str], known: dict[str, str]) -> dict[str, str]:
-    """Those facts that are not known yet or have changed; `known` has them from now on."""
-    found = {name: value for name, value in facts.items() if known.get(name) != value}
-    known.update(found)
-    return found
+def changed_facts(facts: Mapping[str, str], current: dict[str, str]) -> dict[str, str]:
+    """Return the facts that are new or differ from `current`, and update `current` with them."""
+    changed = {name: value for name, value in facts.items() if current.get(name) != value}
+    current.update(changed)
+    return changed
 
 
 def origins(lineage: Lineage, key: str) -> list[Origin]:
-    """What a checkpoint was made from, as the report shows it."""
+    """Return the ancestors of a checkpoint for the report."""
     from components.evaluation.report import Origin
 
-    known: dict[str, str] = {}
+    current: dict[str, str] = {}
     return [
         Origin(
             label=step.head.label,
             key=step.head.key,
-            made_of=[(one.label, one.key) for one in step.others],
-            goes_on=_goes_on(lineage, step),
-            facts=_grouped(news(lineage.facts(step), known)),
+            made_of=[(node.label, node.key) for node in step.others],
+            goes_on=_parents(lineage, step),
+            facts=_grouped(changed_facts(lineage.facts(step), current)),
         )
         for step in lineage.back(key)
     ]
 
 
-def _goes_on(lineage: Lineage, step: Step) -> str:
-    """The checkpoints that a step goes on from: `train[1] (start, policy), train[sft] (reference)`."""
-    names: dict[str, list[str]] = {}
+def _parents(lineage: Lineage, step: Step) -> str:
+    """Return a step's input checkpoints as text: `train[1] (start, policy), train[sft] (reference)`."""
+    roles_by_key: dict[str, list[str]] = {}
     for node in step.nodes:
-        for name, below in node.inputs.items():
-            if lineage.node(below).kind in TRAINED and name not in names.setdefault(below, []):
-                names[below].append(name)
-    nearest = sorted((not {"start", "policy"} & set(found), found, below) for below, found in names.items() if found)
-    return ", ".join(f"{lineage.node(below).label} ({', '.join(names[below])})" for _, _, below in nearest)
+        for role, key in node.inputs.items():
+            if lineage.node(key).kind in TRAINED and role not in roles_by_key.setdefault(key, []):
+                roles_by_key[key].append(role)
+    nearest = sorted((not {"start", "policy"} & set(roles), roles, key) for key, roles in roles_by_key.items() if roles)
+    return ", ".join(f"{lineage.node(key).label} ({', '.join(roles)})" for _, roles, key in nearest)
 
 
 def _line(lineage: Lineage, step: Step) -> str:
-    others = ", ".join(_named(one) for one in step.others)
-    goes_on = _goes_on(lineage, step)
-    return f"{_named(step.head)}{f'  with {others}' if others else ''}{f'  from {goes_on}' if goes_on else ''}"
+    others = ", ".join(_node_text(node) for node in step.others)
+    parents = _parents(lineage, step)
+    return f"{_node_text(step.head)}{f'  with {others}' if others else ''}{f'  from {parents}' if parents else ''}"
 
 
-def _named(node: Node) -> str:
-    shown = {"success": node.metrics.get("success")} if node.kind == "evaluation" else {}
-    figures = "".join(f" {name} {value:.3f}" for name, value in shown.items() if value is not None)
-    return f"{node.label} {node.key[:SHORT]}{figures}{'' if node.present else ' (gone)'}"
+def _node_text(node: Node) -> str:
+    metrics = {"success": node.metrics.get("success")} if node.kind == "evaluation" else {}
+    figures = "".join(f" {name} {value:.3f}" for name, value in metrics.items() if value is not None)
+    return f"{node.label} {node.key[:SHORT]}{figures}{'' if node.present else ' (deleted)'}"
 
 
-def _beginning(steps: Sequence[Step]) -> str:
+def _base_model(steps: Sequence[Step]) -> str:
     models = [node.spec["model"] for step in steps for node in step.nodes if "model" in node.spec]
-    return f"the model {models[-1]['name']}" if models else "a model that is not known"
+    return f"the model {models[-1]['name']}" if models else "an unknown model"
 
 
 def _grouped(facts: Mapping[str, str]) -> dict[str, str]:
-    """The facts with the versions of stages in one."""
+    """Return the facts with all versions of stages joined into one."""
     prefix = "version of "
     versions = [f"{name.removeprefix(prefix)} {value}" for name, value in facts.items() if name.startswith(prefix)]
-    found = {name: value for name, value in facts.items() if not name.startswith(prefix)}
-    return found | ({"versions of stages": ", ".join(versions)} if versions else {})
+    others = {name: value for name, value in facts.items() if not name.startswith(prefix)}
+    return others | ({"versions of stages": ", ".join(versions)} if versions else {})
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     lines = []
-    for number, (line, below) in enumerate(branches):
+    for number, (title, details) in enumerate(branches):
         last = number == len(branches) - 1
-        lines += [f"{'└' if last else '├'}─ {line}", *(f"{' ' if last else '│'}    {one}" for one in below)]
+        lines += [f"{'└' if last else '├'}─ {title}", *(f"{' ' if last else '│'}    {detail}" for detail in details)]
     return lines

@@ -1,4 +1,4 @@
-"""The report of a run, from what its stages left; also of one that a guard ended."""
+"""Report of a run from the artifacts of its stages, also for a run that a guard stopped."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 
 def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
-    """What the evaluated policies are called, by the algorithm of the rounds; a warmup is SFT too."""
+    """Return the titles of the evaluated policies by name. algorithm: that of the rounds. warmup: the run has one,
+    which is SFT, too."""
     final = "after the rounds" if warmup and algorithm == "sft" else f"after {algorithm.upper()}"
     return {"start": "start", "sft": "after SFT", "feedback": "after feedback", "final": final}
 
 
 def titles_of(spec: ExperimentSpec, outcome: Outcome) -> dict[str, str]:
-    """What the evaluated policies are called; the final one by its round where that is not the last of the experiment,
-    or was chosen."""
-    named = titles_by(spec.algorithm.name, "sft" in outcome.evaluations)
-    titles = {name: named[name] for name in outcome.evaluations}
+    """Return the titles of the evaluated policies by name. The final policy's title names its round if that is not the
+    experiment's last one, or if it was selected as the best."""
+    all_titles = titles_by(spec.algorithm.name, "sft" in outcome.evaluations)
+    titles = {name: all_titles[name] for name in outcome.evaluations}
     if "final" in titles:
         if outcome.step == outcome.first_step:
             titles["final"] = "start of the rounds"
@@ -47,50 +48,52 @@ def titles_of(spec: ExperimentSpec, outcome: Outcome) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """What the evaluations of a run say, by `start`, `sft`, `feedback`, `final`, as far as there are."""
+class EvaluationResults:
+    """Evaluations of a run, by `start`, `sft`, `feedback`, `final`, as far as they exist."""
 
     titles: dict[str, str]
     summaries: dict[str, dict[str, Any]]
-    """What `components.evaluation.metrics.summarise` returns."""
+    """Results of `components.evaluation.metrics.summarise`."""
     episodes: dict[str, list[Trajectory]]
     differences: dict[str, dict[str, Any]]
-    """The last against each earlier one, by title: what `components.evaluation.metrics.paired_difference` returns."""
+    """Results of `components.evaluation.metrics.paired_difference` of the last evaluation against each earlier one, by
+    title."""
 
 
-def evaluated(spec: ExperimentSpec, outcome: Outcome) -> Evaluated:
-    """Reads the evaluations."""
+def load_evaluations(spec: ExperimentSpec, outcome: Outcome) -> EvaluationResults:
+    """Load the evaluations of a run."""
     from components.evaluation.metrics import paired_difference
 
     titles = titles_of(spec, outcome)
     summaries = {name: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
     episodes = {name: _episodes(artifact) for name, artifact in outcome.evaluations.items()}
-    *before, last = titles
+    *earlier, last = titles
     differences = {
         f"{titles[last]} against {titles[name]}": paired_difference(episodes[name], episodes[last])
-        for name in reversed(before)
+        for name in reversed(earlier)
     }
-    return Evaluated(titles, summaries, episodes, differences)
+    return EvaluationResults(titles, summaries, episodes, differences)
 
 
 def struck(execution: Execution, outcome: Outcome, overrides: Sequence[str], seconds: float, words: str) -> None:
-    """Leaves the report of a run that a guard ended: what was measured until then, and what the guard found."""
+    """Log the report of a run that a guard stopped: the results so far and the guard's finding. words: the finding."""
     tracker = execution.tracker
     assert tracker is not None
     tracker.outbox.drain(execution.spec.tracking.patience)
-    page = report_of(execution, outcome, evaluated(execution.spec, outcome), overrides, seconds, words)
+    evaluations = load_evaluations(execution.spec, outcome)
+    page = report_of(execution, outcome, evaluations, overrides, seconds, words)
     execution.console.line(f"report:  {tracker.log_report(page)}")
 
 
 def report_of(
     execution: Execution,
     outcome: Outcome,
-    found: Evaluated,
+    evaluations: EvaluationResults,
     overrides: Sequence[str],
     seconds: float,
     ended_by: str | None = None,
 ) -> str:
-    """The page. ended_by: the guard's words, where one ended the run."""
+    """Return the report's HTML. ended_by: message of the guard that stopped the run, if any."""
     from components.evaluation.report import Evaluation, FailureRow, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
     from flows.experiment.spec import CODE
@@ -100,16 +103,16 @@ def report_of(
     scores = {name: _scores(artifact) for name, artifact in outcome.evaluations.items()}
     stages = [
         StageRow(
-            one.label,
-            one.artifact.stage,
-            one.status,
-            one.seconds,
-            one.artifact.key,
-            one.artifact.digest,
-            one.cost,
-            one.unpriced,
+            done.label,
+            done.artifact.stage,
+            done.status,
+            done.seconds,
+            done.artifact.key,
+            done.artifact.digest,
+            done.cost,
+            done.unpriced,
         )
-        for one in execution.done.values()
+        for done in execution.done.values()
     ]
     return render(
         Report(
@@ -119,16 +122,16 @@ def report_of(
             seed=execution.spec.seed,
             seconds=seconds,
             evaluations=[
-                Evaluation(title, found.summaries[name], found.episodes[name], scores[name])
-                for name, title in found.titles.items()
+                Evaluation(title, evaluations.summaries[name], evaluations.episodes[name], scores[name])
+                for name, title in evaluations.titles.items()
             ],
-            differences=found.differences,
+            differences=evaluations.differences,
             rounds=_rounds(execution.spec, outcome),
             notes=outcome.decisions if ended_by is None else [*outcome.decisions, f"a guard ended the run: {ended_by}"],
             failures=[
                 FailureRow(label, kinds)
-                for label, one in execution.done.items()
-                if (kinds := failures_of(one.artifact))
+                for label, done in execution.done.items()
+                if (kinds := failures_of(done.artifact))
             ],
             selections=_selections(execution),
             findings=_findings(execution.notices),
@@ -148,8 +151,10 @@ def report_of(
 
 
 def _rounds(spec: ExperimentSpec, outcome: Outcome) -> list[dict[str, float]]:
-    """The figures of each round; held-out ones where the policy was evaluated in the rounds."""
-    held_out = {one.step: one.evaluation.metrics for one in outcome.measured} if spec.evaluate.every else {}
+    """Return the metrics of each round, with held-out metrics if the policy was evaluated in the rounds."""
+    held_out = (
+        {measured.step: measured.evaluation.metrics for measured in outcome.measured} if spec.evaluate.every else {}
+    )
     return [
         round_figures(artifacts)
         | {f"heldout_{name}": held_out[n][name] for name in ("success", "reward") if name in held_out.get(n, {})}
@@ -158,10 +163,12 @@ def _rounds(spec: ExperimentSpec, outcome: Outcome) -> list[dict[str, float]]:
 
 
 def _selections(execution: Execution) -> list[SelectionRow]:
-    """What each filter has kept, and why not the rest."""
+    """Return the counts of kept and dropped episodes of each filter, with the reasons for dropping."""
     from components.evaluation.report import SelectionRow
 
-    found = [(label, one.artifact.metrics) for label, one in execution.done.items() if one.artifact.stage == "filter"]
+    metrics_by_label = [
+        (label, done.artifact.metrics) for label, done in execution.done.items() if done.artifact.stage == "filter"
+    ]
     return [
         SelectionRow(
             label,
@@ -170,43 +177,43 @@ def _selections(execution: Execution) -> list[SelectionRow]:
             scenarios=round(metrics["scenarios"]),
             dropped=selections.reasons(metrics),
         )
-        for label, metrics in found
+        for label, metrics in metrics_by_label
         if metrics
     ]
 
 
 def _findings(notices: Sequence[Notice]) -> list[Finding]:
-    """What the guards found."""
+    """Return the findings of the guards."""
     from components.evaluation.report import Finding
 
     return [
-        Finding(one.kind, one.step, one.message, [asdict(episode) for episode in one.episodes])
-        for one in notices
-        if one.kind in RULES
+        Finding(notice.kind, notice.step, notice.message, [asdict(episode) for episode in notice.episodes])
+        for notice in notices
+        if notice.kind in RULES
     ]
 
 
 def _reward_models(outcome: Outcome) -> list[RewardTraining]:
-    """What became of each training of a reward model."""
+    """Return the results of each training of a reward model."""
     from components.evaluation.report import RewardTraining
 
     return [
         RewardTraining(
             model=number,
             step=step,
-            examples=one.metrics.get("pairs", one.metrics.get("labelled_episodes")),
-            heldout_pairs=one.metrics.get("heldout_pairs"),
-            accuracy=one.metrics.get("heldout_accuracy"),
-            before=one.metrics.get("heldout_accuracy_before"),
-            earlier=one.metrics.get("heldout_accuracy_earlier"),
+            examples=model.metrics.get("pairs", model.metrics.get("labelled_episodes")),
+            heldout_pairs=model.metrics.get("heldout_pairs"),
+            accuracy=model.metrics.get("heldout_accuracy"),
+            before=model.metrics.get("heldout_accuracy_before"),
+            earlier=model.metrics.get("heldout_accuracy_earlier"),
         )
         for step, models in outcome.reward_models.items()
-        for number, one in enumerate(models, 1)
+        for number, model in enumerate(models, 1)
     ]
 
 
 def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
-    """A round's metrics under the names that the report plots; of half a round, those that there are."""
+    """Return a round's metrics with the names that the report plots; for an unfinished round the available ones."""
     collect, judge, train = (
         artifacts[stage].metrics if stage in artifacts else {} for stage in ("collect", "judge", "train")
     )
@@ -226,20 +233,20 @@ def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
         if key in metrics:
             row[name] = metrics[key]
     for metrics, key in ((collect, "success"), (judge, "reward"), (collect, "episodes")):
-        row |= {name: value for name, value in metrics.items() if name.endswith(f"/{key}")}  # of whom else it played
+        row |= {name: value for name, value in metrics.items() if name.endswith(f"/{key}")}  # of other players
     row |= {name: value for name, value in judge.items() if name.startswith("components/")}
     return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
 
 
 def model_folder(export: Artifact) -> Path:
-    """The folder that is named as the model: the merged one where there is one."""
+    """Return the folder of an export's model: the first existing format, so the merged model if there is one."""
     return next((export.path / name for name in get_args(Format) if (export.path / name).is_dir()), export.path)
 
 
 def summary_of(evaluation: Artifact) -> dict[str, Any]:
-    """What an evaluation says in figures."""
-    found: dict[str, Any] = read_json(evaluation.path / "summary.json")
-    return found
+    """Return the summary of an evaluation."""
+    summary: dict[str, Any] = read_json(evaluation.path / "summary.json")
+    return summary
 
 
 def _episodes(artifact: Artifact) -> list[Trajectory]:

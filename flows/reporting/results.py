@@ -1,4 +1,4 @@
-"""What a run says of itself: the line of a round, the table at the end, the JSON line."""
+"""Results of a run for the console: the line of each round, the final table, the JSON line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from components.artifacts import Artifact
 from flows.execution.executor import Execution
 from flows.recipes.outcome import Outcome
-from flows.reporting.report import evaluated, model_folder, report_of, round_figures, summary_of
+from flows.reporting.report import load_evaluations, model_folder, report_of, round_figures, summary_of
 from flows.stages import selections
 from flows.terminal.console import Console, duration
 
@@ -21,70 +21,74 @@ class ReleaseResult:
     """Registration, champion decision and deployment of a trained policy."""
 
     policy_digest: str | None = None
-    """sha256 over the tensors of the final adapter; None where nothing was trained."""
+    """sha256 over the tensors of the final adapter; None if nothing was trained."""
     model: str | None = None
-    """Name and version in the model registry; None where nothing was exported."""
+    """Name and version in the model registry; None if nothing was exported."""
     champion: dict[str, Any] | None = None
-    """The decision whether that version is champion (`flows.release.champion.Decision`)."""
+    """Champion decision on that version (`flows.release.champion.Decision`)."""
     deployment: dict[str, Any] | None = None
     """State, URL, model and agreement of the deployment; None without `deploy.target`."""
     notices: tuple[str, ...] = ()
-    """The decisions in words."""
+    """Messages about the decisions."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The result of a run."""
+    """Result of a run."""
 
     run_id: str
     policy_digest: str | None
-    """sha256 over the tensors of the final adapter; None where nothing was trained."""
+    """sha256 over the tensors of the final adapter; None if nothing was trained."""
     summaries: dict[str, dict[str, Any]]
-    """Of `start`, `sft`, `final`, as far as there are: what `components.evaluation.metrics.summarise` returns."""
+    """Results of `components.evaluation.metrics.summarise` by `start`, `sft`, `feedback`, `final`, as far as they
+    exist."""
     titles: dict[str, str]
+    """Titles of the evaluated policies, with the same keys."""
     differences: dict[str, dict[str, Any]]
-    """By title: what `components.evaluation.metrics.paired_difference` returns."""
+    """Results of `components.evaluation.metrics.paired_difference` by title."""
     episodes: int
-    """Played for this result, in training and evaluation, now or earlier."""
+    """Number of episodes behind this result, in training and evaluation, cached ones included."""
     seconds: float
+    """Duration of the run."""
     stages: dict[str, str]
-    """Label to `ran` or `cached`."""
+    """Status by label: `ran` or `cached`."""
     report: str
     export: str | None = None
     model: str | None = None
     """Name and version in the model registry."""
     champion: dict[str, Any] | None = None
-    """Whether that version is champion, and why (`flows.release.champion.Decision`)."""
+    """Champion decision on that version (`flows.release.champion.Decision`)."""
     deployment: dict[str, Any] | None = None
     """State, URL, model and agreement of the deployment; None without `deploy.target`."""
     seed: int = 0
     peak_memory_gb: float = 0.0
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Time that each kind of stage took in this run."""
+    """Seconds that each kind of stage took in this run."""
     step: int = 0
-    """The round after which the final policy stood; 0 at the start of the rounds."""
+    """Round of the final policy; 0 is the start of the rounds."""
     rounds: int = 0
-    """The last round that was played."""
+    """Last round that was played."""
     in_rounds: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Summaries of the evaluations after rounds, by round."""
     notices: list[str] = field(default_factory=list)
-    """Why the rounds ended before their number, and how the final policy was chosen."""
+    """Reasons for early stopping, for the selection of the final policy, and messages about its release."""
     stopped: bool = False
-    """Whether the rounds ended before their number."""
+    """True if the rounds stopped early."""
     pruned: str | None = None
-    """Why the sweep that the run belongs to ended it before its time."""
+    """Reason why the run's sweep pruned it; None if it did not."""
     cost: float = 0.0
-    """Of all stages in this run: judges and machines, in the currency of their prices."""
+    """Cost of all stages in this run, for judges and machines, in the currency of their prices."""
     unpriced_calls: int = 0
-    """Calls of judges that are not in the cost, because nobody knows their price."""
+    """Number of judge calls that are not in the cost because their price is unknown."""
 
     @property
     def last(self) -> dict[str, Any]:
+        """Summary of the last evaluation."""
         return list(self.summaries.values())[-1]
 
     def to_json(self) -> str:
-        """The last line on stdout."""
+        """Return the result line, the last line on stdout."""
         return json.dumps(
             {
                 "run_id": self.run_id,
@@ -99,7 +103,7 @@ class Results:
                 "rounds": self.rounds,
                 "stopped_early": self.stopped,
                 "pruned": self.pruned,
-                "success_by_round": {str(n): one["success"]["mean"] for n, one in self.in_rounds.items()},
+                "success_by_round": {str(n): summary["success"]["mean"] for n, summary in self.in_rounds.items()},
                 "seed": self.seed,
                 "episodes": self.episodes,
                 "seconds": round(self.seconds, 2),
@@ -117,24 +121,25 @@ class Results:
         )
 
     def rows(self) -> list[list[str]]:
-        """The table at the end: policy, success, reward, turns, with 95 % intervals. The last row is the final one."""
-        shown = [(self.titles[name], summary) for name, summary in self.summaries.items()]
-        shown[-1:-1] = [(f"round {n}", summary) for n, summary in self.in_rounds.items() if n != self.step]
+        """Return the final table's rows: policy, success, reward, turns, with 95 % intervals. The last row is the final
+        policy's."""
+        policies = [(self.titles[name], summary) for name, summary in self.summaries.items()]
+        policies[-1:-1] = [(f"round {n}", summary) for n, summary in self.in_rounds.items() if n != self.step]
         return [
             [title, *(with_interval(summary[measure]) for measure in ("success", "reward", "turns"))]
-            for title, summary in shown
+            for title, summary in policies
         ]
 
     def differences_text(self) -> list[str]:
-        """The paired differences in words."""
+        """Return the paired differences as text, one line each."""
         return [
-            f"{title}: success {found['difference']:+.3f} {interval(found)} on the same {found['n']} scenarios, "
-            f"{len(found['improved'])} better, {len(found['regressed'])} worse"
-            for title, found in self.differences.items()
+            f"{title}: success {paired['difference']:+.3f} {interval(paired)} on the same {paired['n']} scenarios, "
+            f"{len(paired['improved'])} better, {len(paired['regressed'])} worse"
+            for title, paired in self.differences.items()
         ]
 
     def markdown(self) -> str:
-        """For Prefect's UI."""
+        """Return the results as Markdown for Prefect's UI."""
         link = self.report if "://" in self.report else f"file://{self.report}"
         head = ["| Policy | Success | Reward | Turns |", "|---|---|---|---|"]
         rows = ["| " + " | ".join(row) + " |" for row in self.rows()]
@@ -143,33 +148,34 @@ class Results:
 
 
 def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], None]:
-    """Says one line about each finished round."""
+    """Return a function that prints one line about each finished round."""
 
-    def tell(number: int, artifacts: dict[str, Artifact]) -> None:
+    def print_round(number: int, artifacts: dict[str, Artifact]) -> None:
         row = round_figures(artifacts)
         done = {stage: execution.done[f"{stage}[{number}]"] for stage in artifacts}
-        more = [one for label, one in execution.done.items() if f"[{number}+" in label]
+        refills = [stage for label, stage in execution.done.items() if f"[{number}+" in label]
+        all_done = [*done.values(), *refills]
         parts = [f"round {number}/{execution.spec.rounds}"]
         parts += [f"{title} {row[name]:{form}}" for name, title, form in _ROUND if name in row]
         if "skipped" in row:
-            parts.append("nothing to learn from: no training")
-        filters = [one.artifact.metrics for one in (*done.values(), *more) if one.artifact.stage == "filter"]
+            parts.append("no learning signal: training skipped")
+        filters = [stage.artifact.metrics for stage in all_done if stage.artifact.stage == "filter"]
         if text := selections.told(selections.total(filters)):
             parts.append(text)
-        if more:
-            parts.append(f"{sum(one.artifact.stage == 'collect' for one in more)} refilled")
-        if all(one.status == "cached" for one in (*done.values(), *more)):
+        if refills:
+            parts.append(f"{sum(stage.artifact.stage == 'collect' for stage in refills)} refilled")
+        if all(stage.status == "cached" for stage in all_done):
             parts.append("cached")
         else:
-            total = sum(one.waited for one in (*done.values(), *more))
-            each = ", ".join(f"{stage} {one.seconds:.1f}" for stage, one in done.items())
-            parts.append(f"{duration(total)} ({each})")
+            total = sum(stage.waited for stage in all_done)
+            times = ", ".join(f"{kind} {stage.seconds:.1f}" for kind, stage in done.items())
+            parts.append(f"{duration(total)} ({times})")
         execution.console.line("  ".join(parts))
         if execution.tracker is not None:
-            tracker, seconds = execution.tracker, sum(one.waited for one in (*done.values(), *more))
+            tracker, seconds = execution.tracker, sum(stage.waited for stage in all_done)
             tracker.outbox.put(lambda: tracker.log_metrics({"time/round": seconds}, number))
 
-    return tell
+    return print_round
 
 
 _ROUND = (
@@ -196,11 +202,11 @@ def conclude(
     *,
     seconds: float,
 ) -> Results:
-    """Log the report and the run's totals; return the results. seconds: time of the run so far."""
+    """Log the report and the run's totals; return the results. seconds: duration of the run so far."""
     tracker = execution.tracker
     assert tracker is not None
-    found = evaluated(execution.spec, outcome)
-    report = tracker.log_report(report_of(execution, outcome, found, overrides, seconds))
+    evaluations = load_evaluations(execution.spec, outcome)
+    report = tracker.log_report(report_of(execution, outcome, evaluations, overrides, seconds))
     results = results_of(
         execution,
         outcome,
@@ -233,18 +239,20 @@ def results_of(
     deployment: dict[str, Any] | None = None,
     notices: Sequence[str] = (),
 ) -> Results:
-    """Return the results of a run: what its evaluations measured and its stages took, with what became of its export.
-    notices: about that."""
-    found = evaluated(execution.spec, outcome)
+    """Return the results of a run: its evaluations, the times of its stages, and the release of its export.
+
+    notices: messages about the release.
+    """
+    evaluations = load_evaluations(execution.spec, outcome)
     return Results(
         run_id=run_id,
         policy_digest=policy_digest,
-        summaries=found.summaries,
-        titles=found.titles,
-        differences=found.differences,
+        summaries=evaluations.summaries,
+        titles=evaluations.titles,
+        differences=evaluations.differences,
         episodes=_played(execution),
         seconds=seconds,
-        stages={label: one.status for label, one in execution.done.items()},
+        stages={label: done.status for label, done in execution.done.items()},
         report=report,
         export=export,
         model=model,
@@ -255,17 +263,17 @@ def results_of(
         stage_seconds=_stage_seconds(execution),
         step=outcome.step,
         rounds=outcome.last_step,
-        in_rounds={one.step: summary_of(one.evaluation) for one in outcome.measured[1:]},
+        in_rounds={measured.step: summary_of(measured.evaluation) for measured in outcome.measured[1:]},
         notices=[*outcome.decisions, *notices],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
-        cost=sum(one.cost for one in execution.done.values()),
-        unpriced_calls=sum(one.unpriced for one in execution.done.values()),
+        cost=sum(done.cost for done in execution.done.values()),
+        unpriced_calls=sum(done.unpriced for done in execution.done.values()),
     )
 
 
 def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) -> None:
-    """Print the end of a run on stderr. mlflow_ui, prefect_ui: commands that show it in a browser."""
+    """Print the results of a run to stderr. mlflow_ui, prefect_ui: commands that show the run in a browser."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -280,7 +288,7 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
         console.line(text)
     ran = sum(status == "ran" for status in results.stages.values())
     cost = f", cost {results.cost:.4g}" if results.cost else ""
-    cost += f", and {results.unpriced_calls} calls of judges at a price unknown" if results.unpriced_calls else ""
+    cost += f", and {results.unpriced_calls} judge calls of unknown price" if results.unpriced_calls else ""
     console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")
     if results.export:
         console.line(f"model:   {results.export} (registered as {results.model})")
@@ -290,43 +298,44 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
 
 
 def _played(execution: Execution) -> int:
-    """Episodes of all stages, each artifact once; second attempts, other players' and continuations count too."""
-    artifacts = {one.artifact.key: one.artifact for one in execution.done.values()}
+    """Return the number of episodes of all stages, each artifact counted once. Second attempts, continuations and
+    episodes of other players count, too."""
+    artifacts = {done.artifact.key: done.artifact for done in execution.done.values()}
     return sum(
         int(count)
-        for one in artifacts.values()
-        if one.kind in ("trajectories", "evaluation")
-        for name, count in one.metrics.items()
+        for artifact in artifacts.values()
+        if artifact.kind in ("trajectories", "evaluation")
+        for name, count in artifact.metrics.items()
         if name.rpartition("/")[2] == "episodes"
     )
 
 
 def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dict[str, Any]:
-    found = summary[name] if summary else {"mean": None, "low": None, "high": None}
-    interval = None if found["low"] is None else [found["low"], found["high"]]
-    return {f"{name}{suffix}": found["mean"], f"{name}{suffix}_interval": interval}
+    measure = summary[name] if summary else {"mean": None, "low": None, "high": None}
+    interval = None if measure["low"] is None else [measure["low"], measure["high"]]
+    return {f"{name}{suffix}": measure["mean"], f"{name}{suffix}_interval": interval}
 
 
 def _gain(differences: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Success of the final policy less that of the policy evaluated before it, on the same scenarios."""
+    """Return the success of the final policy minus that of the previously evaluated one, on the same scenarios."""
     if not differences:
         return {"gain": None, "gain_interval": None}
-    found = next(iter(differences.values()))
-    return {"gain": found["difference"], "gain_interval": [found["low"], found["high"]]}
+    paired = next(iter(differences.values()))
+    return {"gain": paired["difference"], "gain_interval": [paired["low"], paired["high"]]}
 
 
 def _stage_seconds(execution: Execution) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for one in execution.done.values():
-        seconds[one.artifact.stage] = round(seconds.get(one.artifact.stage, 0.0) + one.seconds, 2)
+    for done in execution.done.values():
+        seconds[done.artifact.stage] = round(seconds.get(done.artifact.stage, 0.0) + done.seconds, 2)
     return seconds
 
 
-def with_interval(found: Mapping[str, Any]) -> str:
-    """A measure with its 95 % interval: `0.500 [0.250, 0.750]`; a dash where nothing was measured."""
-    return "–" if found["mean"] is None else f"{found['mean']:.3f} {interval(found)}".rstrip()
+def with_interval(measure: Mapping[str, Any]) -> str:
+    """Return a measure with its 95 % interval, `0.500 [0.250, 0.750]`, or a dash if nothing was measured."""
+    return "–" if measure["mean"] is None else f"{measure['mean']:.3f} {interval(measure)}".rstrip()
 
 
-def interval(found: Mapping[str, Any]) -> str:
-    """`[0.250, 0.750]`; empty where there is no interval."""
-    return "" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
+def interval(measure: Mapping[str, Any]) -> str:
+    """Return a measure's interval, `[0.250, 0.750]`, or an empty text if it has none."""
+    return "" if measure["low"] is None else f"[{measure['low']:.3f}, {measure['high']:.3f}]"

@@ -1,8 +1,8 @@
-"""What a run of a deployment is made of: the operator's part, and the overrides of whoever starts the run.
+"""Parameters of a deployment's run: the operator's configuration, and the overrides of the user who starts the run.
 
-The operator's part (experiment, overrides, config folder) reaches the process that runs in its environment
-(`ESPALIER_DEPLOYMENTS`), not through Prefect, where everybody who can start a run can also change what is stored. The
-key `serve.overrides` of that experiment lists the keys that a run may set. No Prefect here.
+The operator's configuration (experiment, overrides, config folder) reaches the executing process in its environment
+(`ESPALIER_DEPLOYMENTS`), not through Prefect: every user who can start a run can also change what Prefect stores. The
+key `serve.overrides` of the experiment lists the keys that a run may set. This module does not import Prefect.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from components.errors import Problem, ResourceError, SpecError
 from flows.experiment.spec import ExperimentSpec
 
 VARIABLE = "ESPALIER_DEPLOYMENTS"
-"""Environment variable of a process that runs deployments: JSON of those that it may run, by name."""
+"""Environment variable with the deployments that a process may run, as a JSON object by name."""
 MOST_OVERRIDES = 64
 LONGEST_OVERRIDE = 1000
-"""Bounds of what a run may ask for; each override is parsed and composed."""
+"""Limits on the number of a run's overrides and on the characters of each, since all are parsed and composed."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One experiment, as the operator serves it."""
+    """Experiment that an operator serves."""
 
     name: str
     experiment: str
@@ -34,42 +34,51 @@ class Deployment:
 
     @property
     def lines(self) -> list[str]:
-        """The overrides of its command line."""
+        """Overrides of the deployment's command line."""
         return [f"+experiment={self.experiment}", *self.overrides]
 
 
 def to_json(deployments: Iterable[Deployment]) -> str:
     """Return the value of `VARIABLE` for processes that may run these deployments."""
-    return json.dumps({one.name: {k: v for k, v in asdict(one).items() if k != "name"} for one in deployments})
+    return json.dumps(
+        {
+            deployment.name: {key: value for key, value in asdict(deployment).items() if key != "name"}
+            for deployment in deployments
+        }
+    )
 
 
 def from_environment(name: str) -> Deployment:
-    """Return the operator's part of a deployment. Raises ResourceError where this process was not told of it."""
+    """Return the operator's configuration of a deployment. Raises ResourceError if `VARIABLE` does not contain it."""
     text = os.environ.get(VARIABLE)
     if not text:
         raise ResourceError(
-            f"{VARIABLE} is not set: this process was told of no deployment that it may run. Start runs by "
-            "python -m flows.serve, or its workers by the command that flows.serve --pool prints"
+            f"{VARIABLE} is not set, so this process may run no deployment. Start runs with python -m flows.serve, or "
+            "start workers with the command that flows.serve --pool prints"
         )
     try:
         data: dict[str, dict[str, Any]] = json.loads(text)
         deployments = {
-            key: Deployment(key, str(one["experiment"]), tuple(map(str, one["overrides"])), one["config_dir"])
-            for key, one in data.items()
+            key: Deployment(key, str(entry["experiment"]), tuple(map(str, entry["overrides"])), entry["config_dir"])
+            for key, entry in data.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ResourceError(f"{VARIABLE} is not what flows.serve --pool prints; copy the whole of it") from None
+        raise ResourceError(
+            f"{VARIABLE} is not valid; expected the complete value that flows.serve --pool prints"
+        ) from None
     if name not in deployments:
         raise ResourceError(
-            f"{name!r} is no deployment that this process may run; {VARIABLE} names {', '.join(deployments)}"
+            f"this process may not run deployment {name!r}; {VARIABLE} contains {', '.join(deployments)}"
         )
     return deployments[name]
 
 
 def resolve(deployment: Deployment, requested: Sequence[str] = ()) -> ExperimentSpec:
-    """Return the spec of one run: what the operator serves, with the overrides that the run asks for. Raises SpecError
-    with every mistake of either; also for an override that holds a secret, is for Hydra's own launcher, or sets a key
-    that `serve.overrides` does not list."""
+    """Return the spec of one run: the operator's configuration with the run's overrides.
+
+    Raises SpecError with all problems of both, including overrides that hold a secret, configure Hydra itself, or set a
+    key that `serve.overrides` does not list.
+    """
     from flows.experiment.compose import compose, missing_keys
     from flows.terminal.overrides import refuse_secrets
 
@@ -88,8 +97,8 @@ def resolve(deployment: Deployment, requested: Sequence[str] = ()) -> Experiment
 
 
 def schema(allowed: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON schema of the overrides that a run may ask for. It makes Prefect's form say so early; what
-    counts is `resolve`, in the process that runs."""
+    """Return the JSON schema of the overrides that a run may set. Prefect's form uses it for early feedback; `resolve`
+    enforces the rules in the executing process."""
     import re
 
     keys = "|".join(re.escape(key) for key in allowed)
@@ -98,26 +107,26 @@ def schema(allowed: Sequence[str]) -> dict[str, Any]:
 
 
 def not_allowed(lines: Sequence[str], allowed: Sequence[str]) -> Iterator[Problem]:
-    """Problems of overrides that are not plain `key=value` with a key of the list."""
+    """Yield a problem for each override that is not a plain `key=value` with an allowed key."""
     from hydra.core.override_parser.types import OverrideType
 
     from flows.experiment.compose import Composer
     from flows.terminal.overrides import mask_overrides
 
     if len(lines) > MOST_OVERRIDES:
-        yield Problem("overrides", f"{len(lines)} of them; expected {MOST_OVERRIDES} at most")
+        yield Problem("overrides", f"{len(lines)} overrides; expected at most {MOST_OVERRIDES}")
         return
     composer = Composer()
     keys = f"serve.overrides lists {', '.join(allowed)}" if allowed else "serve.overrides lists no key"
     for line in lines:
         shown = repr(mask_overrides([line[:80]])[0])
         if len(line) > LONGEST_OVERRIDE:
-            yield Problem("overrides", f"{shown}…: {len(line)} characters; expected {LONGEST_OVERRIDE} at most")
+            yield Problem("overrides", f"{shown}…: {len(line)} characters; expected at most {LONGEST_OVERRIDE}")
             continue
         try:
             parsed, problems = composer.parse([line])
         except RecursionError:
-            parsed, problems = [], [Problem("overrides", f"{shown}: is nested too deep; expected key=value")]
+            parsed, problems = [], [Problem("overrides", f"{shown}: is nested too deeply; expected key=value")]
         if problems:
             yield from problems
             continue
@@ -128,21 +137,27 @@ def not_allowed(lines: Sequence[str], allowed: Sequence[str]) -> Iterator[Proble
         elif override.is_sweep_override() or not _plain(override.value()) or _calls(line):
             yield Problem(
                 "overrides",
-                f"{shown}: expected one plain value, or a list of such; no mapping, reference, function or sweep",
+                f"{shown}: expected a scalar or a list of scalars; no mapping, interpolation, function or sweep",
             )
 
 
 def _plain(value: Any) -> bool:
-    """Return whether a value is a scalar or a list of scalars. A mapping could hold keys that are not listed, and a
-    reference (`${oc.env:NAME}`) shows what is not the caller's; the parsed text is looked at, for `$\\{` is one too."""
+    """Return True if a value is a scalar or a list of scalars.
+
+    A mapping could set keys that are not allowed, and an interpolation (`${oc.env:NAME}`) could reveal data of the
+    operator. The check uses the parsed text, because `$\\{` parses to an interpolation, too.
+    """
     items = value if isinstance(value, list) else [value]
     scalars = all(isinstance(item, str | int | float | bool | None) for item in items)
     return scalars and not any(isinstance(item, str) and "$" in item and "{" in item for item in items)
 
 
 def _calls(line: str) -> bool:
-    """Return whether an override that can be read calls a function of Hydra's grammar, as `int(1)`, by reading it
-    where there are none. Prefect stores and shows what was given, and it is to be what runs."""
+    """Return True if a valid override calls a function of Hydra's grammar, such as `int(1)`.
+
+    It is parsed again without functions. Calls are rejected because Prefect stores and shows the override's text, which
+    has to be the value that the run uses.
+    """
     from hydra._internal.grammar.functions import Functions
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -158,6 +173,6 @@ def _refused(overrides: Sequence[str]) -> Iterator[Problem]:
     for line in overrides:
         key = line.partition("=")[0].lstrip("+~")
         if key == "experiment":
-            yield Problem(key, "is chosen by the deployment; expected no such override")
+            yield Problem(key, "is fixed by the deployment; remove this override")
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
-            yield Problem(key, "is for the command line only; expected no such override")
+            yield Problem(key, "is for the command line only; remove this override")

@@ -1,10 +1,10 @@
-"""The flow behind every deployment: what the operator serves, with the overrides of whoever starts the run.
+"""Prefect flow of every deployment: the operator's experiment with the overrides of the user who starts the run.
 
-`flows.serve` registers it; a process of Prefect (`flows.serve`'s own, or a worker's) imports and runs it, with the
-stages as its tasks. Experiment, config folder and the operator's overrides come from the environment of that process
-(`flows.scheduling.parameters`); Prefect stores only what a run may change. What is composed is what `flows.run`
-composes, so that equal words have equal stage keys. A mistake ends the run as Failed with the command's message, and no
-stack trace.
+`flows.serve` registers the flow. A Prefect process (of `flows.serve` or of a worker) imports and runs it, with the
+stages as tasks. Experiment, config folder and the operator's overrides come from the environment of that process
+(`flows.scheduling.parameters`); Prefect only stores the parameters that a run may change. The configuration is composed
+as in `flows.run`, so the same overrides give the same stage keys. A user error ends the run in the state Failed with
+the command's message and without a stack trace.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from prefect.states import Cancelled, Completed, Failed, State
 from components.errors import EspalierError, ResourceError
 from flows.execution import prefect_credential
 from flows.scheduling.parameters import from_environment, resolve
-from flows.terminal.exit_codes import told
+from flows.terminal.exit_codes import describe_error
 
 FLOW = "online-rl"
-"""Its name in Prefect, which runs of the command line have too."""
+"""Name of the flow in Prefect; runs from the command line use the same name."""
 
 
 @flow(name=FLOW, persist_result=False)
 def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form shows an empty list
-    """Runs the experiment of this deployment, with overrides of your own.
+    """Run the experiment of this deployment with your overrides.
 
-    overrides: such as `rounds=2`, one a line; the deployment's description says which keys may be set.
+    overrides: overrides such as `rounds=2`, one per line; the deployment's description lists the allowed keys.
     """
     context = FlowRunContext.get()
-    assert context is not None, "Prefect calls this"
+    assert context is not None, "only Prefect calls this function"
     assert context.flow_run is not None
-    for name in prefect_credential.VARIABLES:  # Prefect's settings hold it; stages and their servers inherit none
+    for name in prefect_credential.VARIABLES:  # Prefect's settings have it; child processes must not inherit it
         os.environ.pop(name, None)
     for name in ("prefect.flow_runs", "prefect.engine"):
-        logging.getLogger(name).addFilter(_no_trace)
+        logging.getLogger(name).addFilter(_hide_stack_trace)
     try:
         _forget_secrets(context, overrides)
         deployment = from_environment(_deployment_name(context))
@@ -50,23 +50,22 @@ def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form 
         from flows.session import run
 
         check_keys(spec)
-        with _heard(str(context.flow_run.id)):
+        with _logs_in_prefect(str(context.flow_run.id)):
             result = run(spec, overrides=[*deployment.lines, *overrides])
         success = result["success"]
-        return Completed(message="nothing was measured" if success is None else f"held-out success {success:.3f}")
+        return Completed(message="no evaluation" if success is None else f"held-out success {success:.3f}")
     except KeyboardInterrupt:
         if not _cancelled(context):
-            raise  # the machine goes, or the worker is stopped: Prefect calls it a crash
-        return Cancelled(message="what was finished is kept; a run with the same parameters goes on from there")
+            raise  # preempted machine or stopped worker: Prefect reports a crash
+        return Cancelled(message="finished work is saved; a run with the same parameters resumes from there")
     except (EspalierError, OSError) as error:
-        if (found := told(error)) is None:
+        if (message_and_code := describe_error(error)) is None:
             raise
-        return _failed(found[0])
+        return _failed(message_and_code[0])
 
 
 def _forget_secrets(context: FlowRunContext, overrides: list[str]) -> None:
-    """Mask the parameters that Prefect has stored of this run, where somebody started it with a secret. The run is
-    refused afterwards."""
+    """Mask this run's parameters in Prefect if they contain a secret. The run is rejected afterwards."""
     from prefect import get_client
 
     from flows.terminal.overrides import mask_overrides, parsed_secrets
@@ -79,12 +78,12 @@ def _forget_secrets(context: FlowRunContext, overrides: list[str]) -> None:
 
 
 def _deployment_name(context: FlowRunContext) -> str:
-    """Return the name of the deployment whose run this is. Raises ResourceError where it belongs to none."""
+    """Return the name of this run's deployment. Raises ResourceError if it has none."""
     from prefect import get_client
 
     assert context.flow_run is not None
     if context.flow_run.deployment_id is None:
-        raise ResourceError("this flow run belongs to no deployment; runs are started from one of flows.serve")
+        raise ResourceError("this flow run has no deployment; start runs from a deployment of flows.serve")
     with get_client(sync_client=True) as client:
         return client.read_deployment(context.flow_run.deployment_id).name
 
@@ -96,13 +95,13 @@ def _failed(message: str) -> State:
     return Failed(message=message)
 
 
-def _no_trace(record: logging.LogRecord) -> bool:
-    """Prefect shows a stack trace for a run that ends as Failed or Cancelled, of its own functions."""
+def _hide_stack_trace(record: logging.LogRecord) -> bool:
+    """Filter out the stack traces that Prefect logs for runs that end as Failed or Cancelled."""
     return record.exc_info is None or not isinstance(record.exc_info[1], FailedRun | CancelledRun)
 
 
 def _cancelled(context: FlowRunContext) -> bool:
-    """Whether somebody cancelled the run in Prefect."""
+    """Return True if the run was cancelled in Prefect."""
     from prefect import get_client
 
     assert context.flow_run is not None
@@ -111,8 +110,8 @@ def _cancelled(context: FlowRunContext) -> bool:
     return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
-class _OfRun(logging.Filter):
-    """Lets pass what people are told, and says which run it belongs to."""
+class _RunFilter(logging.Filter):
+    """Log filter that passes console lines and warnings, and tags records with the flow run's id."""
 
     def __init__(self, flow_run_id: str):
         super().__init__()
@@ -124,17 +123,17 @@ class _OfRun(logging.Filter):
 
 
 @contextmanager
-def _heard(flow_run_id: str) -> Iterator[None]:
-    """What a run says goes to Prefect too, whose UI shows it. The run takes the root logger for itself."""
+def _logs_in_prefect(flow_run_id: str) -> Iterator[None]:
+    """Send the run's log to Prefect's UI, too. The handlers are not on the root logger, which the run configures."""
     from prefect.logging.handlers import APILogHandler
 
     handler = APILogHandler(logging.INFO)
-    handler.addFilter(_OfRun(flow_run_id))
+    handler.addFilter(_RunFilter(flow_run_id))
     loggers = [logging.getLogger(name) for name in ("flows", "components")]
-    for one in loggers:
-        one.addHandler(handler)
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        for one in loggers:
-            one.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)

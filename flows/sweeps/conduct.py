@@ -1,4 +1,4 @@
-"""A sweep from its start to its summary; Hydra's multirun is in the middle."""
+"""Execution of a sweep from start to summary, around Hydra's multirun."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DIRECTORY = "hydra.sweep.dir"
 
 
 def folder_of(overrides: Sequence[Override], specs: Sequence[ExperimentSpec], settings: OptunaSpec | None) -> Path:
-    """Where a sweep leaves its notes; its name is the sweep's id. A study always has the same, so that it is found
-    again."""
-    for one in overrides:
-        if one.get_key_element() == DIRECTORY:
-            return Path(str(one.value())).absolute()
+    """Return the folder of a sweep, whose name is the sweep's id. A study always has the same folder, so that it can be
+    resumed."""
+    for override in overrides:
+        if override.get_key_element() == DIRECTORY:
+            return Path(str(override.value())).absolute()
     root = specs[0].root if specs else str(CODE / "runs")
     if settings is not None:
         return Path(root) / "sweeps" / (settings.study or specs[0].name)
@@ -39,36 +39,37 @@ def conduct(
     command: Sequence[str],
     multirun: Callable[[], None],
 ) -> int:
-    """Runs the sweep and sums it up. Returns the exit code.
+    """Run the sweep, write its summary and return the exit code.
 
-    command: what a point's overrides are added to, to run it alone. Raises KeyboardInterrupt, and what Hydra raises.
+    command: prefix of the command that runs a single point; the point's overrides are appended. Raises
+    KeyboardInterrupt and Hydra's errors.
     """
     with Interruption() as interruption:
         interruption.last_words.append(end_workers)
         try:
             multirun()
         except BrokenProcessPool:
-            print("a process of the sweep died; the same command runs what is left of it", file=sys.stderr)
+            print("a process of the sweep died; run the same command again to resume", file=sys.stderr)
         finally:
             end_workers()
     metric, direction = (settings.metric, settings.direction) if settings else ("success", "maximize")
-    found = summary.summarise(folder, metric, direction, command)
+    result = summary.summarise(folder, metric, direction, command)
     root = Path(specs[0].root)
-    page = summary.write(found, folder, root, folder.name)
+    page = summary.write(result, folder, root, folder.name)
     tracking.conclude_sweep(
         root,
         specs[0],
         folder.name,
-        failed=bool(found.broken),
-        metrics=found.figures(),
+        failed=bool(result.unsuccessful),
+        metrics=result.figures(),
         files=[folder / summary.FILE, *([page] if page else [])],
     )
-    summary.show(found, folder.name, page)
-    return found.code
+    summary.show(result, folder.name, page)
+    return result.code
 
 
 def end_workers() -> None:
-    """Ends joblib's processes, which would wait five minutes for more work, and we with them."""
+    """Stop joblib's worker processes, which otherwise wait five minutes for more work and delay the exit."""
     if "joblib.externals.loky" in sys.modules:
         from joblib.externals.loky import reusable_executor
 

@@ -1,13 +1,13 @@
-"""`python -m flows.sweeps.elsewhere`: one point of a sweep on the machine that `flows.sweeps.launcher` sent it to.
+"""`python -m flows.sweeps.elsewhere`: one point of a sweep, on the machine that `flows.sweeps.launcher` sent it to.
 
-The run is that of `flows.run`, below `<root>/points/<digest of the point>`, where the same point finds what it left
-unfinished. What became of it, also where it failed, goes into the store as an artifact of the kind `point`:
+The point runs as with `flows.run`, below `<root>/points/<digest of the point>`, so that a repeated point resumes. Its
+outcome, success or failure, is stored as an artifact of kind `point`:
 
     outcome.json        {"result": the result line} or {"error": type, message}
-    records/ID.json     the record of the run, as far as it came
-    report.html         where MLflow keeps the report on this machine
+    records/ID.json     the record of the run, complete or partial
+    report.html         the report, if MLflow stores it on this machine
 
-The last line on standard output names the artifact, as `flows.stage` does for a stage.
+The last line on standard output names the artifact, in the format of `flows.stage`.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ OUTCOME, REPORT = "outcome.json", "report.html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where the outcome is in the store, 1 where it could not be kept there, 130 where it was stopped."""
+    """Run the command. Return exit code 0 if the outcome is stored, 1 if it could not be stored, 130 if interrupted."""
     parser = RootParser(prog="python -m flows.sweeps.elsewhere", description=__doc__.splitlines()[0], default=None)
     parser.add_argument("--request", type=Path, required=True, help="JSON file: spec, overrides, sweep, parent")
     options = parser.parse_args(arguments)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is said goes to the log of the job
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # all other output goes to the job's log
     try:
-        kept = play(read_json(options.request), options.root)
+        artifact = play(read_json(options.request), options.root)
     except KeyboardInterrupt:
         return 130
     except EspalierError as error:
         print(json.dumps({"error": error_to_json(error)}), file=out)
         return 1
-    print(json.dumps({"key": kept.key, "digest": kept.digest, "status": "ran"}), file=out)
+    print(json.dumps({"key": artifact.key, "digest": artifact.digest, "status": "ran"}), file=out)
     return 0
 
 
 def play(request: Mapping[str, Any], root: Path) -> Artifact:
-    """Runs the point and keeps what became of it. Raises what the store raises, and KeyboardInterrupt."""
+    """Run the point and return the stored artifact of its outcome. Raises KeyboardInterrupt and errors of the store."""
     root = root / "points" / json_digest({**request["spec"], "root": None})[:16]
     spec = validate(ExperimentSpec, {**request["spec"], "root": str(root)})
-    if request["parent"] is not None:  # the run of the sweep, on an MLflow server
-        note = root / "sweeps" / request["sweep"] / "mlflow_run_id"
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(request["parent"])
+    if request["parent"] is not None:  # the sweep's run on an MLflow server
+        id_file = root / "sweeps" / request["sweep"] / "mlflow_run_id"
+        id_file.parent.mkdir(parents=True, exist_ok=True)
+        id_file.write_text(request["parent"])
     records = Records(root)
     before = {run.id for run in records.all()}
     outcome = _outcome(spec, request)
@@ -76,9 +76,9 @@ def play(request: Mapping[str, Any], root: Path) -> Artifact:
                 shutil.copy(records.folder / f"{run.id}.json", draft.path / FOLDER)
         if (report := Path(outcome.get("result", {}).get("report", ""))).is_file():
             shutil.copy(report, draft.path / REPORT)
-    kept = store.find(key)
-    assert kept is not None
-    return kept
+    artifact = store.find(key)
+    assert artifact is not None
+    return artifact
 
 
 def _outcome(spec: ExperimentSpec, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _outcome(spec: ExperimentSpec, request: Mapping[str, Any]) -> dict[str, Any]
         return {"result": run(spec, overrides=request["overrides"], sweep=request["sweep"])}
     except EspalierError as error:
         return {"error": error_to_json(error)}
-    except Exception as error:  # whatever ends the point is told; the log has the whole story
+    except Exception as error:  # the outcome gets the message, the log gets the stack trace
         logging.getLogger(__name__).exception("the point failed")
         return {"error": {"type": type(error).__name__, "message": str(error)}}
 

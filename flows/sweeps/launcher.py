@@ -1,13 +1,13 @@
-"""The launcher behind `hydra/launcher=sky`: each point of a sweep, a whole run, is a job on a machine of its own.
+"""Launcher of `hydra/launcher=sky`: each point of a sweep, a whole run, is a job on a SkyPilot machine.
 
-`n_jobs` machines of one place take one point after the other. On a machine, `flows.sweeps.elsewhere` plays a point;
-what comes back through the store is its result or error, the record of its run and its report. They are put where a
-point that ran here has them, so that table, comparison and search take them as they are. The rest is as for stages on
-such machines (`components.compute.sky`): the code travels as a snapshot, a machine that is taken away is launched
-again, and all go down when the sweep ends, however it ends.
+`n_jobs` machines of one place take points from a queue. On a machine, `flows.sweeps.elsewhere` runs a point. Its result
+or error, the record of its run and its report return through the store and are copied to the paths of a local point,
+so that table, comparison and search need no special case. Everything else is as for stages on such machines
+(`components.compute.sky`): the code is sent as a snapshot, a preempted machine is launched again, and all machines are
+stopped when the sweep ends, also after an error.
 
-A machine goes down with an error of its own (it could not be launched, the job ended without a word); the next point
-gets another. A point that fails leaves it up.
+An error of the machine (launch failed, job ended without a result) stops it, and the next point gets a new machine. If
+only the point fails, its machine takes the next point.
 """
 
 from __future__ import annotations
@@ -48,56 +48,59 @@ MODULE = "flows.sweeps.elsewhere"
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A point to be run elsewhere."""
+class RemotePoint:
+    """Point of a sweep that runs on another machine."""
 
     number: int
     overrides: list[str]
     metric: str
     spec: ExperimentSpec
     data: dict[str, Any]
-    """What the spec was composed from; it is validated again there."""
+    """Composed configuration of the spec; the remote machine validates it again."""
 
 
 def launch(
     settings: LauncherSpec, config: DictConfig, context: HydraContext, points: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
-    """Runs the points and waits for all of them; what became of each stands in its note. Raises KeyboardInterrupt."""
+    """Run the points and wait for all of them. Outcomes are recorded in the points' files. Raises KeyboardInterrupt."""
     from hydra.core.utils import JobReturn, JobStatus
 
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
-    sent = [_composed(config, context, overrides, first + place) for place, overrides in enumerate(points)]
-    if sent[0].spec.tracking.uri is None:
+    remote_points = [
+        _compose_point(config, context, overrides, first + index) for index, overrides in enumerate(points)
+    ]
+    if remote_points[0].spec.tracking.uri is None:
         print(
-            "tracking.uri is null: MLflow's runs and its model registry stay on the machines of the points; records "
-            "and reports come back",
+            "tracking.uri = null: MLflow's runs and model registry stay on the machines of the points; only records "
+            "and reports are copied back. To keep them, set tracking.uri to an MLflow server",
             file=sys.stderr,
         )
-    values = Fleet(settings, folder, sorted({name for one in sent for name in one.spec.allow})).run(sent)
+    packages = sorted({name for point in remote_points for name in point.spec.allow})
+    values = Fleet(settings, folder, packages).run(remote_points)
     return [
-        JobReturn(one.overrides, task_name="run", status=JobStatus.COMPLETED, _return_value=values[one.number])
-        for one in sent
+        JobReturn(point.overrides, task_name="run", status=JobStatus.COMPLETED, _return_value=values[point.number])
+        for point in remote_points
     ]
 
 
-def _composed(config: DictConfig, context: HydraContext, overrides: Sequence[str], number: int) -> Sent:
+def _compose_point(config: DictConfig, context: HydraContext, overrides: Sequence[str], number: int) -> RemotePoint:
     from omegaconf import OmegaConf, open_dict
 
     point = context.config_loader.load_sweep_config(config, list(overrides))
     lines = list(point.hydra.overrides.task)
     sweeper: Any = OmegaConf.to_container(point.hydra.sweeper, resolve=False)
     trial = sweeper.pop(TRIAL, None)
-    found = optuna_settings({"sweeper": sweeper})
+    search = optuna_settings({"sweeper": sweeper})
     with open_dict(point):
         del point["hydra"]
     data: Any = OmegaConf.to_container(point, resolve=True)
-    metric = found.metric if found else "success"
-    return Sent(number if trial is None else trial, lines, metric, validate(ExperimentSpec, data), data)
+    metric = search.metric if search else "success"
+    return RemotePoint(number if trial is None else trial, lines, metric, validate(ExperimentSpec, data), data)
 
 
 class Fleet:
-    """The machines of a sweep. folder: of the sweep. packages: of the user, which travel."""
+    """Machines of a sweep. folder: the sweep's folder. packages: user packages that are sent along."""
 
     def __init__(self, settings: LauncherSpec, folder: Path, packages: Sequence[str]):
         self._settings = settings
@@ -107,21 +110,21 @@ class Fleet:
         self._machines: list[SkyRunner] = []
         self._values: dict[int, float] = {}
 
-    def run(self, sent: Sequence[Sent]) -> dict[int, float]:
-        """What `attempt` returns, by number of the point. Raises KeyboardInterrupt; then the machines are going down,
-        with us or without us."""
-        waiting: queue.SimpleQueue[Sent] = queue.SimpleQueue()
-        for one in sent:
-            waiting.put(one)
+    def run(self, points: Sequence[RemotePoint]) -> dict[int, float]:
+        """Run the points and return the results of `attempt` by number of the point. Raises KeyboardInterrupt, after
+        which the machines stop even if this process ends."""
+        pending: queue.SimpleQueue[RemotePoint] = queue.SimpleQueue()
+        for point in points:
+            pending.put(point)
         threads = [
-            threading.Thread(target=self._serve, args=(waiting,), name=f"points-{number}", daemon=True)
-            for number in range(min(self._settings.n_jobs, len(sent)))
+            threading.Thread(target=self._serve, args=(pending,), name=f"points-{number}", daemon=True)
+            for number in range(min(self._settings.n_jobs, len(points)))
         ]
         try:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                while thread.is_alive():  # so that Ctrl-C comes through
+                while thread.is_alive():  # a join without timeout would block Ctrl-C
                     thread.join(0.5)
         except KeyboardInterrupt:
             for machine in self._machines:
@@ -129,19 +132,19 @@ class Fleet:
             raise
         return self._values
 
-    def _serve(self, waiting: queue.SimpleQueue[Sent]) -> None:
-        """One machine at a time, for as long as there are points."""
+    def _serve(self, pending: queue.SimpleQueue[RemotePoint]) -> None:
+        """Run pending points on one machine at a time until the queue is empty."""
         machine: SkyRunner | None = None
         try:
             while True:
-                point = waiting.get_nowait()
+                point = pending.get_nowait()
 
-                def play(point: Sent = point) -> Mapping[str, Any]:
+                def play(point: RemotePoint = point) -> Mapping[str, Any]:
                     nonlocal machine
-                    here, machine = machine or self._machine(point.spec), None
-                    kept = self._play(here, point)
-                    machine = here  # it has answered: it takes the next point too
-                    return self._brought(kept, point)
+                    current, machine = machine or self._machine(point.spec), None
+                    artifact = self._play(current, point)
+                    machine = current  # it has responded, so it takes the next point too
+                    return self._import(artifact, point)
 
                 value = attempt(self._folder, point.number, point.overrides, play, point.metric)
                 self._values[point.number] = value
@@ -154,22 +157,22 @@ class Fleet:
     def _machine(self, spec: ExperimentSpec) -> SkyRunner:
         from flows.execution.executor import environment
 
-        sweep = f"{self._folder} {socket.gethostname()} {os.getpid()} {id(self)}"  # a batch does not meet the last one
+        sweep = f"{self._folder} {socket.gethostname()} {os.getpid()} {id(self)}"  # unique per batch
         name = f"espalier-{hashlib.sha256(sweep.encode()).hexdigest()[:8]}-{next(self._names)}"
         log = self._folder / "logs" / f"{name}.log"
-        made = SkyRunner(
+        machine = SkyRunner(
             self._place, name, CODE, self._packages, [], Path(spec.root), log, environment(), module=MODULE
         )
-        self._machines.append(made)
-        print(f"{made.name}: the log of this machine is {log}", file=sys.stderr)
-        return made
+        self._machines.append(machine)
+        print(f"{machine.name}: log of this machine: {log}", file=sys.stderr)
+        return machine
 
     @property
     def _place(self) -> SkyPlace:
         return self._settings.places[self._settings.place]
 
-    def _play(self, machine: SkyRunner, point: Sent) -> Artifact:
-        """What the point left in the store. Raises what ends it without a word of its own."""
+    def _play(self, machine: SkyRunner, point: RemotePoint) -> Artifact:
+        """Run the point on a machine and return its artifact. Raises errors of the machine, not of the point."""
         spec, name = point.spec, f"point-{point.number}"
         root, sweep = Path(spec.root), self._folder.name
         parent = None if spec.tracking.uri is None else tracking.parent_run(root, spec, sweep)
@@ -181,27 +184,28 @@ class Fleet:
             "parent": parent,
         }
         print(f"{name} on {machine.name}: {' '.join(point.overrides)}", file=sys.stderr)
-        answer = machine.run(request, _say)
-        kept = Store(root / "artifacts", spec.store).find(answer.key)
-        assert kept is not None, f"{name}: {answer.key} is not in {spec.store}"
+        response = machine.run(request, _show_event)
+        artifact = Store(root / "artifacts", spec.store).find(response.key)
+        assert artifact is not None, f"{name}: {response.key} is not in {spec.store}"
         print(f"{name} has ended", file=sys.stderr)
-        return kept
+        return artifact
 
-    def _brought(self, kept: Artifact, point: Sent) -> dict[str, Any]:
-        """The result line; record and report are put where they are looked for. Raises the point's own error."""
-        outcome = read_json(kept.path / OUTCOME)
+    def _import(self, artifact: Artifact, point: RemotePoint) -> dict[str, Any]:
+        """Copy the point's record and report to their local paths and return its result line. Raises the point's
+        error."""
+        outcome = read_json(artifact.path / OUTCOME)
         root = Path(point.spec.root)
         result = outcome.get("result")
         if result is not None:
-            result["export"] = None  # a folder there; the store has it
-            if point.spec.tracking.uri is None:  # the registry was there too
+            result["export"] = None  # a folder on the machine; the store has the export
+            if point.spec.tracking.uri is None:  # the registry is on the machine, too
                 result["model"] = result["champion"] = None
-            if (kept.path / REPORT).is_file():
+            if (artifact.path / REPORT).is_file():
                 page = self._folder / "reports" / f"{point.number:04}.html"
                 page.parent.mkdir(exist_ok=True)
-                shutil.copy(kept.path / REPORT, page)
+                shutil.copy(artifact.path / REPORT, page)
                 result["report"] = str(page)
-        for run in Records(kept.path).all():
+        for run in Records(artifact.path).all():
             run.spec["root"] = str(root)
             run.result = run.result and result
             Records(root).write(run)
@@ -211,6 +215,6 @@ class Fleet:
         return result
 
 
-def _say(event: Mapping[str, Any]) -> None:
+def _show_event(event: Mapping[str, Any]) -> None:
     if "waiting" in event:
         print(f"  {event['waiting']}", file=sys.stderr)

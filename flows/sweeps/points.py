@@ -1,7 +1,7 @@
-"""One point of a sweep: run it, and note what became of it.
+"""Points of a sweep: running one and recording its outcome.
 
-The notes, one JSON file a point in `<folder of the sweep>/points/`, are what the summary and the Optuna sweeper read.
-They work with every launcher, also where a point's process dies: its note then still says `running`.
+Each point has a JSON file in `<folder of the sweep>/points/`, which the summary and the Optuna sweeper read. The files
+work with every launcher. If a point's process dies, its file still has the status `running`.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from pathlib import Path
 from typing import Any, Literal
 
 from components.json_text import read_json
-from flows.terminal.exit_codes import told
+from flows.terminal.exit_codes import describe_error
 from flows.terminal.overrides import mask_overrides
 
 FOLDER = "points"
 ENDED = ("finished", "pruned")
-"""States of points that are not tried again."""
+"""Statuses of points that are not retried."""
 Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
 
 
 @dataclass
 class Point:
-    """What became of one point."""
+    """Outcome of one point of a sweep."""
 
     number: int
-    """Its place in the sweep; in a study of Optuna the number of the trial."""
+    """Index in the sweep; in an Optuna study the number of the trial."""
     overrides: list[str]
-    """What it was composed from; secrets are masked."""
+    """Overrides of its command line, with secrets masked."""
     status: Status = "running"
-    """`running` where it goes on, or its process died."""
+    """`running` while it runs, and after its process died."""
     code: int = 0
-    """The exit code that the point alone would have had."""
+    """Exit code that `flows.run` would have returned for this point."""
     error: str = ""
-    """Why it failed."""
+    """Error message; empty if there was no error."""
     result: dict[str, Any] | None = None
-    """The result line of its run; None where it has none."""
+    """Result line of its run; None without one."""
     seconds: float = 0.0
+    """Duration."""
 
     def value(self, metric: str) -> float | None:
-        """A number of the result line; None where there is none."""
-        found = (self.result or {}).get(metric)
-        return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+        """Return a finite number of the result line, or None if there is none."""
+        number = (self.result or {}).get(metric)
+        return float(number) if isinstance(number, int | float) and math.isfinite(number) else None
 
     def write(self, folder: Path) -> None:
-        """Replaces the note, all at once."""
+        """Write the point's file atomically."""
         path = folder / FOLDER / f"{self.number:04}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -60,11 +61,11 @@ class Point:
 
 
 def read(folder: Path) -> list[Point]:
-    """The points of a sweep by number, but for those that did not end and were tried again."""
-    found = [Point(**read_json(path)) for path in sorted((folder / FOLDER).glob("*.json"))]
-    last = {tuple(point.overrides): point.number for point in sorted(found, key=lambda point: point.number)}
+    """Return the points of a sweep by number, without those that failed and were retried."""
+    points = [Point(**read_json(path)) for path in sorted((folder / FOLDER).glob("*.json"))]
+    last = {tuple(point.overrides): point.number for point in sorted(points, key=lambda point: point.number)}
     return sorted(
-        (one for one in found if one.status in ENDED or one.number == last[tuple(one.overrides)]),
+        (point for point in points if point.status in ENDED or point.number == last[tuple(point.overrides)]),
         key=lambda point: point.number,
     )
 
@@ -72,9 +73,9 @@ def read(folder: Path) -> list[Point]:
 def attempt(
     folder: Path, number: int, overrides: Sequence[str], run: Callable[[], Mapping[str, Any]], metric: str
 ) -> float:
-    """Runs a point, notes what became of it and returns its `metric`; NaN where it failed, so that the others go on.
+    """Run a point, record its outcome and return its `metric`; NaN if it failed, so that the other points still run.
 
-    run: returns the result line. Raises KeyboardInterrupt only.
+    run: function that returns the result line. Raises KeyboardInterrupt only.
     """
     point = Point(number, mask_overrides(overrides))
     point.write(folder)
@@ -85,12 +86,12 @@ def attempt(
     except KeyboardInterrupt:
         point.status, point.code = "interrupted", 130
         raise
-    except Exception as error:  # noqa: BLE001  whatever ends one point, the others go on
-        found = told(error)
-        if found is None:
+    except Exception as error:  # noqa: BLE001  an error of one point must not stop the others
+        message_and_code = describe_error(error)
+        if message_and_code is None:
             traceback.print_exc()
-            found = f"{type(error).__name__}: {error}", 1
-        point.status, (point.error, point.code) = "failed", found
+            message_and_code = f"{type(error).__name__}: {error}", 1
+        point.status, (point.error, point.code) = "failed", message_and_code
         print(f"point {number} failed: {point.error}", file=sys.stderr)
     finally:
         point.seconds = round(time.monotonic() - start, 2)

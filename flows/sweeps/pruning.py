@@ -1,4 +1,4 @@
-"""A run that belongs to a study of Optuna: it reports each evaluation, and ends where the pruner says so."""
+"""Pruning of a run that is a trial of an Optuna study: it reports each evaluation and stops if the pruner says so."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from flows.recipes.outcome import Prune
 
 
 def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:
-    """What a run tells of each evaluation before its last round.
+    """Return the callback that a run calls with each evaluation before its last round.
 
-    folder: of the sweep, with its study. number: of the trial."""
+    The callback returns the reason to stop, or None to continue. folder: the sweep's folder, which has the study.
+    number: number of the trial.
+    """
     from optuna.trial import Trial
 
     from flows.sweeps.study import load
@@ -22,7 +24,7 @@ def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:
     metric = settings.metric
 
     def prune(measured: Measured) -> str | None:
-        value = measured.value(metric) if metric in IN_ROUNDS else None  # type: ignore[arg-type]  # it is one of them
+        value = measured.value(metric) if metric in IN_ROUNDS else None  # type: ignore[arg-type]  # narrowed by the check
         if value is None:
             return None
         trial.report(value, measured.step)

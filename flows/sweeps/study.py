@@ -1,12 +1,11 @@
-"""A search by Optuna: the sweeper behind `hydra/sweeper=optuna`.
+"""Hyperparameter search with Optuna: the sweeper of `hydra/sweeper=optuna`.
 
-The study is a SQLite file in the sweep's folder, `<root>/sweeps/<study>`, so the same command goes on with it: trials
-that were under way when it was killed, and those that failed, are tried again with the same parameters, and find what
-they had finished. What a study measures must not change under it: with another search space, direction, metric or
-experiment it is refused.
+The study is a SQLite file in the sweep's folder, `<root>/sweeps/<study>`, so the same command resumes it: trials that
+were interrupted or failed are retried with the same parameters and use the cache. A study's definition must not change:
+with another search space, direction, metric or experiment, resuming is an error.
 
-Hydra's own sweeper for Optuna (hydra-optuna-sweeper 1.3) holds Optuna below 3, prunes nothing, and ends with the first
-failure in a batch or none; so this one asks and tells Optuna itself.
+Hydra's own Optuna sweeper (hydra-optuna-sweeper 1.3) requires Optuna below 3, does not prune, and its handling of
+failures is all or nothing per batch. This sweeper calls Optuna's ask-and-tell interface directly.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from components.artifacts import lock_file
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.sweep_settings import TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
-from flows.reporting.comparison import MISSING, NOT_DECISIVE
+from flows.reporting.comparison import MISSING, NEUTRAL_KEYS
 from flows.sweeps.points import Point, read
 
 if TYPE_CHECKING:
@@ -38,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 DATABASE = "study.db"
 AGAIN = "again"
-"""Attribute of a trial: the number of the one that it tries again."""
+"""Trial attribute: number of the trial that it retries."""
 
 
 def sweep(arguments: Sequence[str], config: DictConfig, loader: ConfigLoader, launcher: Launcher) -> None:
-    """Asks Optuna for points, has them launched and tells it what they came to, until there are `n_trials`.
+    """Ask Optuna for points, launch them and tell it their outcomes, until there are `n_trials`.
 
-    What became of a point stands in its note. Raises ResourceError where another process works on the study.
+    Outcomes are read from the points' files. Raises ResourceError if another process works on the study.
     """
     from omegaconf import OmegaConf
 
@@ -54,29 +53,29 @@ def sweep(arguments: Sequence[str], config: DictConfig, loader: ConfigLoader, la
     folder = Path(config.hydra.sweep.dir)
     parser = OverridesParser.create(loader)
     lines = [*(f"{key}={value}" for key, value in (settings.params or {}).items()), *arguments]
-    parsed = {one.get_key_element(): one for one in parser.parse_overrides(lines)}.values()  # of each key the last
-    space = {one.get_key_element(): distribution(one) for one in parsed if one.is_sweep_override()}
-    fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+    overrides = {item.get_key_element(): item for item in parser.parse_overrides(lines)}.values()  # the last of a key
+    space = {item.get_key_element(): distribution(item) for item in overrides if item.is_sweep_override()}
+    fixed = [str(item.input_line) for item in overrides if not item.is_sweep_override()]
     with open(folder / ".study.lock", "a+") as lock:
         try:
             lock_file(lock, f"study {folder.name!r}", 0)
         except WaitTimeout as error:
-            raise ResourceError(f"{error}; wait for it, or begin another: hydra.sweeper.study=NAME") from None
+            raise ResourceError(f"{error}; wait for it, or start another study: hydra.sweeper.study=NAME") from None
         study = load(folder, settings)
-        left = settings.n_trials - revive(study)
-        while left > 0:
-            trials = [study.ask(space) for _ in range(min(settings.n_jobs, left))]
-            left -= len(trials)
+        remaining = settings.n_trials - revive(study)
+        while remaining > 0:
+            trials = [study.ask(space) for _ in range(min(settings.n_jobs, remaining))]
+            remaining -= len(trials)
             points = [[*fixed, *_lines(trial.params), f"+hydra.sweeper.{TRIAL}={trial.number}"] for trial in trials]
             launcher.launch(points, initial_job_idx=trials[0].number)
-            notes = {point.number: point for point in read(folder)}
+            outcomes = {point.number: point for point in read(folder)}
             for trial in trials:
-                tell(study, trial.number, notes.get(trial.number), settings)
+                tell(study, trial.number, outcomes.get(trial.number), settings)
 
 
 def distribution(override: Override) -> BaseDistribution:
-    """Where Optuna draws the values of a key. Those of a list stay the words that Hydra makes of them;
-    `int(interval(1, 5))` holds both ends."""
+    """Return the Optuna distribution of a key. Values of a list stay Hydra's strings; `int(interval(1, 5))` includes
+    both ends."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     sweep = override.value()
@@ -98,41 +97,44 @@ def _lines(params: Mapping[str, Any]) -> list[str]:
 
 
 def prepare(folder: Path, settings: OptunaSpec, overrides: Sequence[Override], spec: ExperimentSpec) -> None:
-    """Makes the study, or looks whether the one that is there measures the same. Raises SpecError where it does not.
+    """Create the study, or check that the existing one has the same definition. Raises SpecError if it has not.
 
-    spec: of any point."""
+    spec: spec of any point.
+    """
     import optuna
     from optuna.distributions import distribution_to_json
 
-    space = {one.get_key_element(): distribution(one) for one in overrides if one.is_sweep_override()}
-    now = {
-        "space": {key: distribution_to_json(one) for key, one in space.items()},
+    space = {item.get_key_element(): distribution(item) for item in overrides if item.is_sweep_override()}
+    definition = {
+        "space": {key: distribution_to_json(value) for key, value in space.items()},
         "metric": settings.metric,
         "direction": settings.direction,
-        "experiment": _measured(spec, space),
+        "experiment": _fixed_experiment(spec, space),
     }
     folder.mkdir(parents=True, exist_ok=True)
     _quiet(optuna)
     study = optuna.create_study(
         study_name=folder.name, storage=_storage(folder), direction=settings.direction, load_if_exists=True
     )
-    before = study.user_attrs
+    stored = study.user_attrs
     if not study.get_trials(deepcopy=False):
-        for name, value in now.items():
+        for name, value in definition.items():
             study.set_user_attr(name, value)
-    elif before.keys() >= now.keys():
-        changed = [
-            f"{place}: {old} → {new}" for name in now for place, old, new in _changes(name, before[name], now[name])
+    elif stored.keys() >= definition.keys():
+        changes = [
+            f"{path}: {old} → {new}"
+            for name in definition
+            for path, old, new in _changes(name, stored[name], definition[name])
         ]
-        if changed:
-            more = f"; for another study: hydra.sweeper.study=NAME; to begin this one anew, delete {folder}"
-            message = f"{folder.name!r} has trials of another search ({', '.join(changed[:5])}){more}"
+        if changes:
+            remedy = f"use another study, hydra.sweeper.study=NAME, or delete {folder} to restart this one"
+            message = f"{folder.name!r} has trials of a different search ({', '.join(changes[:5])}); {remedy}"
             raise SpecError([Problem("hydra.sweeper.study", message)])
 
 
 def load(folder: Path, settings: OptunaSpec) -> optuna.Study:
-    """The study that `prepare` made, to ask and tell. The sampler is seeded by the trials that there are: it does not
-    draw the same again."""
+    """Load the study that `prepare` created. The sampler's seed depends on the number of trials, so that a resumed
+    study does not draw the same values again."""
     import optuna
 
     _quiet(optuna)
@@ -152,22 +154,21 @@ def load(folder: Path, settings: OptunaSpec) -> optuna.Study:
 
 
 def revive(study: optuna.Study) -> int:
-    """Sets trials that are to be tried again on the list: those that were under way in a process that is gone, and
-    those that failed. Returns how many have come to their end."""
+    """Enqueue retries of failed trials and of trials whose process died. Return the number of completed trials."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
     trials = study.get_trials(deepcopy=False)
-    tried = {trial.user_attrs.get(AGAIN) for trial in trials}
+    retried = {trial.user_attrs.get(AGAIN) for trial in trials}
     for trial in trials:
-        if trial.state == TrialState.FAIL and trial.number not in tried:
+        if trial.state == TrialState.FAIL and trial.number not in retried:
             study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
     return sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
 
 
 def tell(study: optuna.Study, number: int, point: Point | None, settings: OptunaSpec) -> None:
-    """Tells what became of a trial. point: its note; None where it has none."""
+    """Tell Optuna the outcome of a trial. point: recorded outcome; None if there is none."""
     from optuna.trial import TrialState
 
     value = point.value(settings.metric) if point else None
@@ -177,7 +178,7 @@ def tell(study: optuna.Study, number: int, point: Point | None, settings: Optuna
         study.tell(number, value)
     else:
         if point is not None and point.status == "finished":
-            logger.warning("trial %d has no %s", number, settings.metric)
+            logger.warning("trial %d: its result has no metric %s; the trial counts as failed", number, settings.metric)
         study.tell(number, state=TrialState.FAIL)
 
 
@@ -195,35 +196,35 @@ def _pruner(settings: OptunaSpec) -> optuna.pruners.BasePruner:
     return pruners.NopPruner()
 
 
-def _measured(spec: ExperimentSpec, space: Mapping[str, Any]) -> dict[str, Any]:
-    """What determines the value of a trial beside the space: the experiment without what is searched, and without what
-    says where it runs. Nothing of it where whole experiments are searched."""
-    data = spec.model_dump(mode="json", by_alias=True, exclude=set(NOT_DECISIVE | {"name"}))
+def _fixed_experiment(spec: ExperimentSpec, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that determine a trial's value and are not searched, without those of where it runs. The
+    result is empty if the search covers whole experiments."""
+    data = spec.model_dump(mode="json", by_alias=True, exclude=set(NEUTRAL_KEYS | {"name"}))
     for key in space:
         *parents, last = key.lstrip("+~").partition("@")[0].replace("/", ".").split(".")
         if [*parents, last] == ["experiment"]:
             return {}
-        inside: Any = data
+        section: Any = data
         for part in parents:
-            inside = inside.get(part) if isinstance(inside, dict) else None
-        if isinstance(inside, dict):
-            inside.pop(last, None)
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
     return data
 
 
-def _changes(place: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """(key, before, now) of what is not the same."""
-    if isinstance(before, dict) and isinstance(now, dict):
+def _changes(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """Return (path, old value, new value) of each difference."""
+    if isinstance(old, dict) and isinstance(new, dict):
         return [
             change
-            for key in dict.fromkeys([*before, *now])
+            for key in dict.fromkeys([*old, *new])
             for change in _changes(
-                key if place in ("space", "experiment") else f"{place}.{key}",
-                before.get(key, MISSING),
-                now.get(key, MISSING),
+                key if path in ("space", "experiment") else f"{path}.{key}",
+                old.get(key, MISSING),
+                new.get(key, MISSING),
             )
         ]
-    return [] if before == now else [(place, before, now)]
+    return [] if old == new else [(path, old, new)]
 
 
 def _quiet(optuna: Any) -> None:

@@ -1,4 +1,4 @@
-"""The end of a sweep: its points in a table and side by side on a page, and how to run those again that failed."""
+"""Summary of a sweep: a table of its points, a comparison page, and the commands that rerun failed points."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ COUNTED = ("finished", "pruned", "failed", "interrupted", "died")
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a sweep."""
+    """Outcome of a sweep."""
 
     points: list[Point]
     metric: str
     direction: str
     command: list[str]
-    """What a point's overrides are added to, to run it alone."""
+    """Prefix of the command that runs a single point; the point's overrides are appended."""
 
     @property
     def leaders(self) -> list[Point]:
-        """The finished points with the best value of the metric, in order: several where they tie."""
+        """Finished points with the best value of the metric, in order; several if they tie."""
         values = {
             point.number: value
             for point in self.points
@@ -45,43 +45,43 @@ class Summary:
 
     @property
     def best(self) -> Point | None:
-        """The finished point with the best value of the metric; None where several share it."""
+        """Finished point with the best value of the metric; None if several tie."""
         leaders = self.leaders
         return leaders[0] if len(leaders) == 1 else None
 
     @property
-    def broken(self) -> list[Point]:
-        """Those to be run again."""
+    def unsuccessful(self) -> list[Point]:
+        """Points that neither finished nor were pruned, to be rerun."""
         return [point for point in self.points if point.status not in ("finished", "pruned")]
 
     @property
     def code(self) -> int:
-        """Exit code: 0 where nothing failed, 2 where only the user can help, else 1."""
-        codes = {point.code or 1 for point in self.broken}
+        """Exit code: 0 if no point failed, 2 if all failures are user errors, else 1."""
+        codes = {point.code or 1 for point in self.unsuccessful}
         return 0 if not codes else 2 if codes == {2} else 1
 
-    def alone(self, point: Point) -> str:
-        """The command that runs one point alone."""
+    def rerun_command(self, point: Point) -> str:
+        """Return the command that runs this point alone."""
         return shlex.join([*self.command, *point.overrides])
 
-    def varied(self, point: Point) -> str:
-        """The overrides that are not the same in all points."""
+    def distinct_overrides(self, point: Point) -> str:
+        """Return the point's overrides that are not common to all points."""
         if len(self.points) < 2:
             return " ".join(point.overrides)
-        common = set.intersection(*(set(one.overrides) for one in self.points))
-        return " ".join(one for one in point.overrides if one not in common)
+        common = set.intersection(*(set(other.overrides) for other in self.points))
+        return " ".join(override for override in point.overrides if override not in common)
 
     def counts(self) -> str:
-        """`5 points: 3 finished, 1 pruned, 1 failed`."""
-        found = {name: sum(state(point) == name for point in self.points) for name in COUNTED}
-        listed = ", ".join(f"{count} {name}" for name, count in found.items() if count)
+        """Return a text such as `5 points: 3 finished, 1 pruned, 1 failed`."""
+        counts = {name: sum(state(point) == name for point in self.points) for name in COUNTED}
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         return f"{len(self.points)} point{'s' * (len(self.points) != 1)}: {listed}"
 
     def figures(self) -> dict[str, float]:
-        """For MLflow."""
-        found = {f"sweep/{name}": float(sum(state(point) == name for point in self.points)) for name in COUNTED}
+        """Return the metrics for MLflow."""
+        counts = {f"sweep/{name}": float(sum(state(point) == name for point in self.points)) for name in COUNTED}
         value = self.leaders[0].value(self.metric) if self.leaders else None
-        return found if value is None else {**found, f"sweep/best_{self.metric}": value}
+        return counts if value is None else {**counts, f"sweep/best_{self.metric}": value}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,13 +90,13 @@ class Summary:
             "best": self.best.number if self.best else None,
             "tied": [point.number for point in self.leaders] if len(self.leaders) > 1 else [],
             "points": [asdict(point) | {"status": state(point)} for point in self.points],
-            "again": {str(point.number): self.alone(point) for point in self.broken},
+            "again": {str(point.number): self.rerun_command(point) for point in self.unsuccessful},
         }
 
 
 def state(point: Point) -> str:
-    """What became of a point, once the sweep is over. A note that still says `running` was left by a process that was
-    killed."""
+    """Return the status of a point after the sweep. A file with the status `running` then comes from a killed process,
+    so the point counts as `died`."""
     return "died" if point.status == "running" else point.status
 
 
@@ -105,7 +105,7 @@ def summarise(folder: Path, metric: str, direction: str, command: Sequence[str])
 
 
 def show(summary: Summary, sweep: str, page: Path | None) -> None:
-    """On stderr."""
+    """Print the summary to stderr."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -124,30 +124,37 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
         run = str((point.result or {}).get("run_id", ""))[:8]
         mark = " (best)" if summary.best is point else ""
         table.add_row(
-            str(point.number), summary.varied(point), *values, duration(point.seconds), run, state(point) + mark
+            str(point.number),
+            summary.distinct_overrides(point),
+            *values,
+            duration(point.seconds),
+            run,
+            state(point) + mark,
         )
     console.table(table)
     if len(summary.leaders) > 1:
         numbers = ", ".join(str(point.number) for point in summary.leaders)
         value = summary.leaders[0].value(summary.metric)
-        console.line(f"no best point: points {numbers} have the same {summary.metric}, {value:.3f}")
-    for point in summary.broken:
-        why = point.error or ("its process died" if point.status == "running" else "interrupted")
-        console.line(f"point {point.number} {state(point)}: {why}")
-        console.line(f"  alone: {summary.alone(point)}")
+        console.line(f"no single best point: points {numbers} tie at {summary.metric} = {value:.3f}")
+    for point in summary.unsuccessful:
+        reason = point.error or ("its process died" if point.status == "running" else "interrupted")
+        console.line(f"point {point.number} {state(point)}: {reason}")
+        console.line(f"  run it alone: {summary.rerun_command(point)}")
     if page is not None:
-        console.line(f"compared: {page}")
+        console.line(f"comparison: {page}")
 
 
 def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None:
-    """Writes `summary.json` and the page that compares the runs, as many as there are letters, the best of them first.
-    Returns the page; None where there are not two runs."""
+    """Write `summary.json` and the comparison page of the best runs, at most one per letter.
+
+    Return the page, or None if there are fewer than two runs.
+    """
     (folder / FILE).write_text(json.dumps(summary.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    known = {run.id for run in Records(root).all() if run.sweep == sweep}
+    recorded = {run.id for run in Records(root).all() if run.sweep == sweep}
     sign = -1 if summary.direction == "maximize" else 1
-    ranked = sorted(summary.points, key=lambda one: sign * (one.value(summary.metric) or 0.0))
+    ranked = sorted(summary.points, key=lambda point: sign * (point.value(summary.metric) or 0.0))
     ids = [(point.result or {}).get("run_id") for point in ranked]
-    runs = [name for name in ids if name in known]
+    runs = [run_id for run_id in ids if run_id in recorded]
     if len(runs) < 2:
         return None
     from components.evaluation.comparison import render
@@ -156,7 +163,7 @@ def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None
     try:
         page.write_text(render(compare(root, runs[: len(LETTERS)])), encoding="utf-8")
     except EspalierError as error:
-        logger.warning("the runs could not be compared: %s", error)
+        logger.warning("cannot write the comparison page of the sweep: %s", error)
         return None
     return page
 

@@ -1,4 +1,4 @@
-"""The folder of the runs on a command line: `root=DIR` for every command, as Hydra's commands take it.
+"""Command-line parser for `root=DIR`, the folder of the runs, in the syntax of Hydra's overrides.
 
 At module level this file imports the standard library only.
 """
@@ -17,10 +17,9 @@ _SHOWN = "[root=DIR]"
 
 
 class RootParser(argparse.ArgumentParser):
-    """A parser that takes `root=DIR` anywhere among the arguments before `--`, as `options.root`, an absolute path. The
-    last one counts, as in Hydra's commands.
+    """Parser that accepts `root=DIR` anywhere before `--` and stores it as `options.root`, an absolute path.
 
-    default: its value where it is not given; None means that it has to be given.
+    If `root=DIR` is repeated, the last one counts, as in Hydra. default: value if it is absent; None makes it required.
     """
 
     def __init__(self, *, default: Path | None = DEFAULT_ROOT, **options: Any):
@@ -29,17 +28,17 @@ class RootParser(argparse.ArgumentParser):
         shown = f" (default: {default})" if default else ""
         self.add_argument_group("key=value", f"root=DIR: folder of the runs{shown}")
 
-    def parse_known_args(  # type: ignore[override]  # its overloads say the same of every namespace
+    def parse_known_args(  # type: ignore[override]  # its overloads repeat this for every namespace type
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         args = list(sys.argv[1:] if args is None else args)
         refuse_root_option(self, args)
         end = args.index("--") if "--" in args else len(args)
-        given = [arg for arg in args[:end] if arg.startswith(KEY)]
-        rest = [arg for arg in args[:end] if not arg.startswith(KEY)] + args[end:]
-        namespace, extras = super().parse_known_args(rest, namespace)
-        if given or not hasattr(namespace, "root"):
-            namespace.root = self._folder(given[-1].removeprefix(KEY)) if given else self._default_root
+        roots = [arg for arg in args[:end] if arg.startswith(KEY)]
+        others = [arg for arg in args[:end] if not arg.startswith(KEY)] + args[end:]
+        namespace, extras = super().parse_known_args(others, namespace)
+        if roots or not hasattr(namespace, "root"):
+            namespace.root = self._folder(roots[-1].removeprefix(KEY)) if roots else self._default_root
             if namespace.root is None:
                 self.error("root=DIR is required")
         return namespace, extras
@@ -59,20 +58,20 @@ class RootParser(argparse.ArgumentParser):
 
 
 def root_folder(text: str) -> Path:
-    """Return the absolute path of a root. Raises ValueError, whose message says what was expected."""
+    """Return the absolute path of a root. Raises ValueError; its message completes "expected ..."."""
     if text == "":
-        raise ValueError("a folder; an empty text is none, as an unset variable of the shell gives it")
+        raise ValueError("a folder, not an empty string (is a shell variable unset?)")
     if "://" in text:
-        raise ValueError("a local folder; artifacts are shared between machines with store=URI")
+        raise ValueError("a local folder; to share artifacts between machines, set store=URI")
     return Path(text).expanduser().absolute()
 
 
 def refuse_root_option(parser: argparse.ArgumentParser, args: Sequence[str] | None) -> None:
-    """End with the parser's error where the root is given as an option. args: None are those of this process."""
+    """Exit with the parser's error if the root is given as `--root`. args: command line; None means `sys.argv`."""
     args = sys.argv[1:] if args is None else args
     for index, arg in enumerate(args):
         if arg == "--":
             return
         if arg == "--root" or arg.startswith("--root="):
             folder = arg.partition("=")[2] or next(iter(args[index + 1 : index + 2]), "DIR")
-            parser.error(f"--root is no option: write root={folder}")
+            parser.error(f"--root is not an option; use root={folder}")

@@ -1,12 +1,11 @@
-"""The console and the log file of a run.
+"""Console output and log file of a run.
 
-One readable console on stderr: a progress bar with an ETA for each stage that works where stderr is a terminal, a line
-now and then where it is not; a line for each round; warnings of any library. Everything, and more of it, goes to one
-log file. stdout belongs to the result.
+The console writes to stderr: a progress bar with an ETA for each running stage if stderr is a terminal, otherwise
+periodic lines; one line per round; warnings of any library. One log file gets the same in more detail. stdout is
+reserved for the result.
 
-Prefect and Hydra would each set up logging of their own. Here the root logger's two handlers are the only ones:
-Prefect's are taken off its loggers, and what it says (state changes, crashes that are reported anyway) goes to the
-file.
+Prefect and Hydra would each configure logging. Here the root logger's two handlers are the only ones: Prefect's
+handlers are removed, and its messages (state changes, crashes that are reported anyway) go to the file.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLAIN_EVERY = 15.0
-"""Seconds between two lines about the same stage where there is no terminal."""
+"""Seconds between two progress lines of the same stage if stderr is not a terminal."""
 FILE_ONLY = ("prefect", "py.warnings", "httpx", "httpcore", "uvicorn", "fastapi", "alembic")
-"""Loggers that do not speak on the console."""
+"""Loggers that write to the log file only."""
 SHOWN = {
     "running": "running",
     "failed": "failed",
@@ -45,10 +44,10 @@ SHOWN = {
     "reward": "reward",
     "tokens_per_s": "tokens/s",
 }
-"""Figures worth showing beside a bar, and what they are called there."""
+"""Metrics shown beside a progress bar, by name, with their display names."""
 
 QUIET = {
-    "TQDM_DISABLE": "1",  # one bar is ours
+    "TQDM_DISABLE": "1",  # Espalier shows its own progress bar
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -56,17 +55,18 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Environment in which libraries keep to themselves; what the user has set wins."""
+"""Environment variables that disable progress bars, telemetry and chatter of libraries. Values that the user has set
+take precedence."""
 
 
 def hush() -> None:
-    """Sets `QUIET`; before the libraries are imported."""
+    """Set the `QUIET` environment variables. Call it before the libraries are imported."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
 
 
 class Console:
-    """Speaks with the person at the terminal, and writes the same to the log."""
+    """Console on stderr that writes everything it shows to the log, too."""
 
     def __init__(self, stream: TextIO | None = None):
         from rich.console import Console as RichConsole
@@ -75,7 +75,7 @@ class Console:
         width = None if stream.isatty() else 120
         self.rich = RichConsole(file=stream, width=width, highlight=False, soft_wrap=True)
         self.took: dict[tuple[str, int], float] = {}
-        """Seconds that the last stage of a kind took, by kind and number of units."""
+        """Seconds that the last stage of a kind took, by (kind, number of units)."""
 
     @property
     def interactive(self) -> bool:
@@ -86,7 +86,7 @@ class Console:
         return _Bars(self.rich)
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, as it is."""
+        """Print one line verbatim, without markup."""
         self.rich.print(text, style=style, markup=False)
         logger.info(text)
 
@@ -97,7 +97,7 @@ class Console:
 
     @contextmanager
     def stage(self, label: str, unit: str) -> Iterator[StageView]:
-        """Shows one stage while it works; `unit` is what it counts (episodes, gradient steps)."""
+        """Show the progress of one stage. unit: name of its counter (episodes, gradient steps)."""
         view: StageView = _Bar(self, label, unit) if self.interactive else StageView(self, label, unit)
         try:
             yield view
@@ -106,54 +106,55 @@ class Console:
 
 
 class StageView:
-    """Progress of one stage as lines of text; `components`' progress callback."""
+    """Progress of one stage as lines of text. An instance is the progress callback that `components` calls."""
 
     def __init__(self, console: Console, label: str, unit: str):
         self.console = console
         self.label = label
         self.unit = unit
         self._kind = label.partition("[")[0]
-        self._start = self._told = time.monotonic()
+        self._start = self._last_line = time.monotonic()
         self._first: int | None = None
         self._done = self._total = 0
 
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
         now = time.monotonic()
         self._count(done, total)
-        if now - self._told < PLAIN_EVERY or done >= total:
+        if now - self._last_line < PLAIN_EVERY or done >= total:
             return
-        self._told = now
-        left = self.left(now)
-        ahead = f", about {duration(left)} left" if left else ""
+        self._last_line = now
+        remaining = self.remaining_seconds(now)
+        eta = f", about {duration(remaining)} left" if remaining else ""
         elapsed = duration(now - self._start)
-        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {elapsed}{ahead}{_shown(values)}")
+        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {elapsed}{eta}{_shown(values)}")
 
-    def left(self, now: float) -> float | None:
-        """Seconds that the stage will still take; None while that cannot be said.
+    def remaining_seconds(self, now: float) -> float | None:
+        """Return the estimated remaining seconds of the stage, or None if there is no estimate yet.
 
-        As long as the last one of its kind and size took: episodes end late and together, so the first ones say little.
-        Without such a one by its own speed, once a tenth is done.
+        The estimate is the duration of the last stage of the same kind and size: episodes tend to end late and
+        together, so the first ones predict little. Without such a stage the estimate uses the current speed, once a
+        tenth of the units is done.
         """
         elapsed, first = now - self._start, self._first or 0
         last = self.console.took.get((self._kind, self._total), 0.0) * (1 - first / max(self._total, 1))
         if last > elapsed:
             return last - elapsed
-        fresh = self._done - first
-        return elapsed / fresh * (self._total - self._done) if 0 < fresh >= self._total / 10 else None
+        completed = self._done - first
+        return elapsed / completed * (self._total - self._done) if 0 < completed >= self._total / 10 else None
 
     def close(self) -> None:
-        """The stage has ended."""
+        """Record the duration of the stage if it ran to its end without resuming."""
         if self._total and self._done == self._total and not self._first:
             self.console.took[self._kind, self._total] = time.monotonic() - self._start
 
     def _count(self, done: int, total: int) -> None:
         if self._first is None:
-            self._first = done  # finished in an earlier try: says nothing about the speed
+            self._first = done  # finished by an earlier attempt, so not part of this one's speed
         self._done, self._total = done, total
 
 
 class _Bar(StageView):
-    """Progress of one stage as a bar."""
+    """Progress of one stage as a progress bar."""
 
     def __init__(self, console: Console, label: str, unit: str):
         super().__init__(console, label, unit)
@@ -170,7 +171,7 @@ class _Bar(StageView):
 
 
 class _Bars:
-    """The bars of the stages that work now, below each other: a terminal has one display, not one for each."""
+    """Progress bars of all running stages, which share the terminal's one live display."""
 
     def __init__(self, console: RichConsole):
         self._console = console
@@ -204,8 +205,8 @@ def _progress(console: RichConsole) -> Progress:
 
     class Left(ProgressColumn):
         def render(self, task):
-            left = task.fields["view"].left(time.monotonic())
-            return Text("-" if left is None else duration(left))
+            remaining = task.fields["view"].remaining_seconds(time.monotonic())
+            return Text("-" if remaining is None else duration(remaining))
 
     return Progress(
         TextColumn("  {task.description}", markup=False),
@@ -224,14 +225,14 @@ def _progress(console: RichConsole) -> Progress:
 
 
 class Masked(logging.Formatter):
-    """Log lines, stack traces included, without secrets."""
+    """Formatter that masks secrets in log lines and stack traces."""
 
     def format(self, record: logging.LogRecord) -> str:
         return mask_text(super().format(record))
 
 
 class _Brief(Masked):
-    """Messages without the stack traces that libraries add; those are in the log file."""
+    """Formatter that omits stack traces; the log file has them."""
 
     def format(self, record: logging.LogRecord) -> str:
         record = copy.copy(record)
@@ -240,7 +241,7 @@ class _Brief(Masked):
 
 
 class _File(logging.FileHandler):
-    """A log on a full disk is silent: the run says what is wrong in its own words."""
+    """Log file handler that ignores OSError (disk full), which the run itself reports."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -249,7 +250,7 @@ class _File(logging.FileHandler):
 
 @contextmanager
 def logging_to(path: Path, console: Console) -> Iterator[None]:
-    """Root logging while a run goes on: everything from INFO on to the file, warnings to the console too."""
+    """Configure root logging during a run: INFO and above to the file, warnings and above also to the console."""
     from rich.logging import RichHandler
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,25 +279,25 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
 
 
 def silence_prefect() -> None:
-    """Takes Prefect's own handlers away, after it was imported: its words go through the root logger's."""
+    """Remove Prefect's own log handlers after its import, so that its messages go through the root logger."""
     for name in ("prefect", "prefect._internal", "uvicorn", "fastapi"):
-        found = logging.getLogger(name)
-        found.handlers = []
-        found.propagate = True
+        target = logging.getLogger(name)
+        target.handlers = []
+        target.propagate = True
 
 
 def printable(text: str) -> str:
-    """Without characters that would steer the terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    """Return the text with each unprintable character, such as a terminal control code, replaced by U+FFFD."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Return seconds as `4.2 s`, `3 min 05 s` or `2 h 10 min`."""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 100:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {remainder:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 

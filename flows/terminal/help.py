@@ -1,6 +1,6 @@
-"""What `--help` prints: experiments and config groups, each with the first comment of its file.
+"""Text of `--help`: experiments and config groups, each with the first comment of its file.
 
-It reads the config folders and imports nothing but the standard library, so the answer comes at once.
+This module reads the config folders and imports the standard library only, so that help prints without delay.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 USAGE = """\
-Espalier trains, evaluates and deploys LLM agents: an experiment is declared in conf/, one command runs it.
+Espalier trains, evaluates and deploys LLM agents. An experiment is declared in conf/ and run by one command.
 
-  python -m flows.run +experiment=NAME [group=option] [key=value]     run; again: goes on, or answers from what is done
+  python -m flows.run +experiment=NAME [group=option] [key=value]     run; repeated: resume, with cached stages reused
   python -m flows.run -m +experiment=NAME key=value,value             sweep: one run for each value
-  python -m flows.run +experiment=NAME --cfg job                      show the composed config, run nothing
+  python -m flows.run +experiment=NAME --cfg job                      print the composed config, run nothing
 """
 OPTIONS = """\
 Options
-  -m, --multirun       a sweep: run every combination of the given values (docs/sweeps.md)
-  --cfg job            print the composed config, checked as for a run; with --resolve, without references
-  --config-dir DIR     a folder with config groups of your own, laid out like conf/
-  --hydra-help         options of Hydra: sweepers, launchers, completion of the shell
+  -m, --multirun       sweep: run every combination of the given values (docs/sweeps.md)
+  --cfg job            print the composed, validated config; with --resolve, replace interpolations by their values
+  --config-dir DIR     folder with your own config groups, laid out like conf/
+  --hydra-help         Hydra's own options: sweepers, launchers, shell completion
 """
 
 
 def text(folders: Sequence[Path] = (CONF,)) -> str:
-    """The whole help; of groups that are in several folders, the options of all."""
+    """Return the whole help text. Groups that exist in several folders list the options of all of them."""
     width = shutil.get_terminal_size((120, 24)).columns
     groups = {group: dict(_options(folders, group)) for group in _groups(folders)}
     experiments = groups.pop("experiment", {})
@@ -47,14 +47,14 @@ def text(folders: Sequence[Path] = (CONF,)) -> str:
         lines += _table(marked, width)
     lines += [
         "",
-        "Keys (key=value): all of them, with their values, by --cfg job. The files in conf/ say what they mean.",
+        "Keys (key=value): --cfg job prints all keys with their values. The files in conf/ explain them.",
         "",
     ]
     return "\n".join(lines) + "\n" + OPTIONS
 
 
 def experiments(folder: Path | str | None = None) -> list[str]:
-    """Names of all experiments; folder: of config groups of your own."""
+    """Return the names of all experiments. folder: additional folder of user-defined config groups."""
     folders = [Path(folder), CONF] if folder else [CONF]
     return sorted({name for name, _ in _options(folders, "experiment")})
 
@@ -63,8 +63,8 @@ def _groups(folders: Sequence[Path]) -> list[str]:
     names = {
         path.name for folder in folders for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     }
-    first = list(_defaults(folders))
-    return sorted(names - {"hydra"}, key=lambda name: (first.index(name) if name in first else len(first), name))
+    order = list(_defaults(folders))
+    return sorted(names - {"hydra"}, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
 def _options(folders: Sequence[Path], group: str) -> Iterator[tuple[str, str]]:
@@ -74,7 +74,7 @@ def _options(folders: Sequence[Path], group: str) -> Iterator[tuple[str, str]]:
 
 
 def describe(path: Path) -> str:
-    """The first sentence of a config file's opening comment, directives and commands left out."""
+    """Return the first sentence of a config file's opening comment, without directives and commands."""
     words = []
     for line in path.read_text(encoding="utf-8").splitlines():
         comment = line.removeprefix("#").strip()
@@ -86,16 +86,16 @@ def describe(path: Path) -> str:
 
 
 def _defaults(folders: Sequence[Path]) -> dict[str, str]:
-    """Group and option of each line of the primary config's defaults list."""
+    """Return group -> option for each line of the primary config's defaults list."""
     path = next(
         (folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), CONF / "config.yaml"
     )
-    chosen = {}
+    options = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         group, colon, option = line.removeprefix("  - ").partition(": ")
         if line.startswith("  - ") and colon and not group.startswith("override "):
-            chosen[group] = option.strip()
-    return chosen
+            options[group] = option.strip()
+    return options
 
 
 def _table(rows: dict[str, str], width: int) -> Iterator[str]:

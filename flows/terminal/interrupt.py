@@ -1,9 +1,8 @@
-"""Ctrl-C and SIGTERM: stop at once, and certainly.
+"""Handling of Ctrl-C (SIGINT) and SIGTERM with a bounded time to exit.
 
-The first signal raises KeyboardInterrupt where the program is, so that everything is put away on the way out: drafts,
-children, MLflow's and Prefect's states. If that is not done within `LIMITS` seconds, because some library is deep in a
-computation or holds a lock, a thread does what must be done (`last_words`) and ends the process. Further signals
-change nothing about that.
+The first signal raises KeyboardInterrupt in the main thread, so that cleanup runs while the stack unwinds: drafts,
+child processes, states in MLflow and Prefect. If cleanup takes longer than `LIMITS` (a library computes or holds a
+lock), a thread calls `last_words` and ends the process. Further signals are ignored.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from typing import NoReturn, Self
 logger = logging.getLogger(__name__)
 
 LIMITS = {signal.SIGINT: 3.5, signal.SIGTERM: 25.0}
-"""Seconds from the signal to the hard end. A person waits for Ctrl-C; SIGTERM is what a machine that is taken away
-sends half a minute before, and a training saves its state in that time."""
+"""Seconds from the signal to the forced exit. For Ctrl-C a user waits. A preempted machine sends SIGTERM about 30 s
+before it stops, and training saves its state in that time."""
 EXIT_CODE = 130
 
 
 class Interruption:
-    """Handles signals while a run goes on; a context manager for the main thread."""
+    """Signal handlers for the duration of a run, as a context manager for the main thread."""
 
     def __init__(self) -> None:
         self.last_words: list[Callable[[], None]] = []
-        """Called, the latest first, before a hard end; each is given up when it raises."""
+        """Functions called before a forced exit, last added first. An exception in one is logged and skipped."""
         self._stopped = threading.Event()
         self._over = threading.Event()
         self._before: dict[int, object] = {}
@@ -50,12 +49,12 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # it came from getsignal
+            signal.signal(number, handler)  # type: ignore[arg-type]  # returned by getsignal
 
     def install(self) -> None:
-        """Takes the signals (again: Prefect puts its own handler for SIGTERM over ours when a flow starts)."""
+        """Install the handlers. Called again once a flow has started: Prefect then replaces the SIGTERM handler."""
         if threading.current_thread() is threading.main_thread():
-            assert self._before, "only inside the context, which puts the handlers back"
+            assert self._before, "install() needs the context manager, which restores the previous handlers"
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._handle)
 
@@ -70,18 +69,21 @@ class Interruption:
     def _enforce(self, limit: float) -> None:
         if self._over.wait(limit):
             return
-        logger.warning("not stopped after %.1f s: ending the process", limit)
-        for words in reversed(self.last_words):
+        logger.warning("cleanup did not finish within %.1f s: ending the process", limit)
+        for callback in reversed(self.last_words):
             try:
-                words()
+                callback()
             except Exception:
-                logger.exception("while ending the process")
+                logger.exception("a callback before the forced exit failed")
         os._exit(EXIT_CODE)
 
 
 def leave(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a command and ends the process with its exit code. What is registered with atexit runs and the streams are
-    flushed, but the interpreter is not taken apart: with torch, MLflow and Prefect loaded this takes seconds."""
+    """Run a command and end the process with its exit code.
+
+    atexit callbacks run and the streams are flushed. Interpreter shutdown is skipped: with torch, MLflow and Prefect
+    imported it takes seconds.
+    """
     try:
         code: object = main()
     except SystemExit as stop:
@@ -89,7 +91,7 @@ def leave(main: Callable[[], int | None]) -> NoReturn:
         if isinstance(code, str):
             print(code, file=sys.stderr)
             code = 1
-    except BaseException:  # noqa: BLE001  # what Python would do: print it and exit with 1
+    except BaseException:  # noqa: BLE001  # as Python does: print the traceback and exit with 1
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()

@@ -1,5 +1,7 @@
-"""Command-line overrides, parsed by Hydra's own parser, so that a secret is found wherever it stands in one: inside
-`{…}`, a list, quotes, a sweep or the name of a key."""
+"""Detection and masking of secrets in command-line overrides.
+
+Hydra's own parser reads each override, so a secret is detected inside `{…}`, a list, quotes, a sweep or a key's name.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from components.redaction.data import problems
 from components.redaction.names import words
 
 _UNPARSED = (HydraException, RecursionError, ValueError)
-"""Errors of the parser: of the grammar, of deep nesting, of integers of thousands of digits."""
+"""Parser errors: invalid grammar, too deep nesting, integers with thousands of digits."""
 
 
 def mask_override(line: str) -> str:
-    """Return an override such as `judge={api_key: abc}` with its secrets masked, else as it is."""
+    """Return an override such as `judge={api_key: abc}` with its secrets masked; one without secrets is unchanged."""
     try:
         override = _parser().parse_override(line)
     except _UNPARSED:
@@ -41,15 +43,15 @@ def mask_overrides(lines: Iterable[str]) -> list[str]:
 
 
 def masked_unparsed(line: str) -> str:
-    """Return an override that cannot be parsed with what could be a secret masked: all behind a key that is secret by
-    its name, wherever the key stands."""
+    """Return an override that cannot be parsed, with possible secrets masked: everything after a key whose name denotes
+    a secret, at any position."""
     return line if not unparsed_secrets(line) else f"{mask_text(line.partition('=')[0].split('{')[0])}={MASK}"
 
 
 def unparsed_secrets(line: str) -> bool:
-    """Return whether an override that cannot be parsed may hold a secret."""
-    named = any(is_secret(part.rstrip("\"'")) for part in _separated(line)[:-1])
-    return named or mask_text(line) != line
+    """Return True if an override that cannot be parsed may hold a secret."""
+    secret_key = any(is_secret(part.rstrip("\"'")) for part in _separated(line)[:-1])
+    return secret_key or mask_text(line) != line
 
 
 def _separated(line: str) -> list[str]:
@@ -59,27 +61,27 @@ def _separated(line: str) -> list[str]:
 
 
 def secrets(override: Override) -> list[Secret]:
-    """Return the secrets in a parsed override, in its key as well as in its value."""
+    """Return the secrets in a parsed override, both in its key and in its value."""
     value = _plain(override)
     return secrets_in({_key(override): value} | ({override.package: value} if override.package else {}))
 
 
 def parsed_secrets(lines: Sequence[str]) -> list[Secret]:
-    """Return the secrets in overrides; those that cannot be parsed are searched as text."""
-    found: list[Secret] = []
+    """Return the secrets in overrides. Overrides that cannot be parsed are searched as text."""
+    detected: list[Secret] = []
     for line in lines:
         try:
-            found += secrets(_parser().parse_override(line))
+            detected += secrets(_parser().parse_override(line))
         except _UNPARSED:
             if unparsed_secrets(line):
-                found.append(Secret(masked_unparsed(line).partition("=")[0], "something that may be a secret"))
-    return found
+                detected.append(Secret(masked_unparsed(line).partition("=")[0], "something that may be a secret"))
+    return detected
 
 
 def refuse_secrets(lines: Sequence[str]) -> None:
-    """Raise SpecError where overrides hold a secret, with every key and never a value."""
-    if found := parsed_secrets(lines):
-        raise SpecError(problems(found))
+    """Raise SpecError if overrides hold secrets. The error names every key and never a value."""
+    if detected := parsed_secrets(lines):
+        raise SpecError(problems(detected))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Options of `python -m flows.run`: those of Hydra that a run supports, and `--fork`. Mistakes are a SpecError."""
+"""Options of `python -m flows.run`: the supported options of Hydra, and `--fork`. Invalid options raise SpecError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flows.terminal.overrides import mask_override
 SHOWN = ("job", "hydra", "all")
 """Parts of the composed config that --cfg prints."""
 ABOUT = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What --info prints."""
+"""Topics that --info prints."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,25 +23,25 @@ class _Parser(argparse.ArgumentParser):
         raise SpecError([Problem(option, reason) if colon else Problem("options", message)])
 
 
-def parsed(argv: list[str], command: str) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """Return the options, overrides among them, and the parser, which Hydra's help prints. Raises SpecError."""
+def parse_options(argv: list[str], command: str) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """Return the options, which include the overrides, and the parser, which Hydra's help prints. Raises SpecError."""
     parser = _parser(command)
     refuse_root_option(parser, argv)
     options, unknown = parser.parse_known_intermixed_args(argv)
-    wrong = [word for word in unknown if word.startswith("-")] or unknown  # others are the values of these
-    problems = [_unknown(word, parser) for word in wrong]
+    invalid = [word for word in unknown if word.startswith("-")] or unknown  # the other words are values of these
+    problems = [_unknown(word, parser) for word in invalid]
     for name, value, expected in (("--cfg", options.cfg, SHOWN), ("--info", options.info, ABOUT)):
         if value is not None and value not in expected:
             near = nearest(value, expected)
             text = f"{value!r}: expected one of {', '.join(expected)}"
             problems.append(Problem(name, text, f"{name} {near}" if near else None))
-    given = [options.run, options.multirun, options.cfg is not None, options.info is not None, options.shell_completion]
-    if sum(given) > 1:
-        text = "only one of --run, --multirun, --cfg, --info and --shell-completion can be given"
+    modes = [options.run, options.multirun, options.cfg is not None, options.info is not None, options.shell_completion]
+    if sum(modes) > 1:
+        text = "--run, --multirun, --cfg, --info and --shell-completion exclude each other; expected at most one"
         problems.append(Problem("options", text))
     for name, value in (("--resolve", options.resolve), ("--package", options.package)):
         if value and options.cfg is None:
-            problems.append(Problem(name, "goes with --cfg; expected --cfg job", f"--cfg job {name}"))
+            problems.append(Problem(name, "requires --cfg; expected --cfg job", f"--cfg job {name}"))
     if problems:
         raise SpecError(problems)
     return options, parser
@@ -50,17 +50,19 @@ def parsed(argv: list[str], command: str) -> tuple[argparse.Namespace, argparse.
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", help="+experiment=NAME, group=option, key=value")
-    parser.add_argument("--help", "-h", action="store_true", help="experiments and groups")
+    parser.add_argument("--help", "-h", action="store_true", help="list experiments and config groups")
     parser.add_argument("--multirun", "-m", action="store_true", help="sweep: every combination of the given values")
-    parser.add_argument("--run", "-r", action="store_true", help="run; without another option, this is meant")
+    parser.add_argument("--run", "-r", action="store_true", help="run (the default)")
     parser.add_argument("--cfg", "-c", metavar="job", help=f"print the composed config: {', '.join(SHOWN)}")
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: print the values of references")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: replace interpolations by their values")
     parser.add_argument("--package", "-p", help="with --cfg: print this part only")
-    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="folder of your own config groups")
-    parser.add_argument("--fork", metavar="RUN@STEP", help="begin with the policy of another run; the same as fork=")
-    parser.add_argument("--info", "-i", nargs="?", const="all", metavar="all", help=f"of Hydra: {', '.join(ABOUT)}")
-    parser.add_argument("--hydra-help", action="store_true", help="help of Hydra")
-    parser.add_argument("--shell-completion", "-sc", action="store_true", help="install or uninstall it")
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="folder with your own config groups")
+    parser.add_argument("--fork", metavar="RUN@STEP", help="start from the policy of another run; same as fork=")
+    parser.add_argument(
+        "--info", "-i", nargs="?", const="all", metavar="all", help=f"print Hydra's state: {', '.join(ABOUT)}"
+    )
+    parser.add_argument("--hydra-help", action="store_true", help="print Hydra's own help")
+    parser.add_argument("--shell-completion", "-sc", action="store_true", help="install or uninstall shell completion")
     return parser
 
 
@@ -70,4 +72,4 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> Problem:
     near = nearest(name, [option for action in actions for option in action.option_strings if option.startswith("--")])
     if equals and near is None:
         near = mask_override(word.lstrip("-"))
-    return Problem(mask_text(name), "there is no such option", near)
+    return Problem(mask_text(name), "unknown option", near)

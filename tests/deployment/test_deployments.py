@@ -1,4 +1,4 @@
-"""What is in use below a root is listed, stopped and started again: a real server on a tiny model."""
+"""Deployments below a root are listed, stopped and started again, with a real server of a tiny model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from components.deployment.targets.protocol import Deployment, Release
 from components.deployment.targets.spec import LocalTarget
 from components.errors import ResourceError
 from flows.deployments import main
-from flows.release.deployment_ledger import InUse, Ledger
+from flows.release.deployment_ledger import ActiveRelease, Ledger
 from tests.inference.fake import environment
 
 
@@ -22,15 +22,15 @@ from tests.inference.fake import environment
 def command(tmp_path, capsys):
     def ask(*arguments: str) -> tuple[int, str, str]:
         code = main([f"root={tmp_path}", *arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return ask
 
 
-def put(root: Path, name: str, folder: Path, **target) -> InUse:
+def put(root: Path, name: str, folder: Path, **target) -> ActiveRelease:
     release = Release(name, "3", "ab" * 32, folder, 512)
-    found = InUse(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
+    found = ActiveRelease(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
     Ledger(root, name).write(found, "deployed", "")
     return found
 
@@ -57,39 +57,39 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
         assert command("--stop", "shop")[1] == "shop version 3 was stopped; --start shop starts it again\n"
         assert not answers(url)
         assert json.loads(command("--json")[1])[0]["state"] == "ended"
-        assert command("--stop", "shop")[1] == "shop version 3 has ended already\n"
+        assert command("--stop", "shop")[1] == "shop version 3 is already stopped\n"
         assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
         assert answers(url)
         history = json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]
-        assert [one["state"] for one in history] == ["deployed", "stopped", "started"]
+        assert [entry["state"] for entry in history] == ["deployed", "stopped", "started"]
     finally:
         command("--stop", "shop")
 
 
 def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
-    assert command() == (0, f"nothing is in use below {tmp_path}\n", "")
+    assert command() == (0, f"no active deployments below {tmp_path}\n", "")
     assert command("--stop", "shop") == (
-        2, "", f"no model called shop was deployed below {tmp_path}; deployed were: none\n"
+        2, "", f"no model 'shop' was deployed below {tmp_path}; deployed models: none\n"
     )  # fmt: skip
     release = Release("shop", "3", "ab" * 32, tmp_path / "gone", 512)
     away = Deployment("together", "3", release.digest, "https://host.example/v1", "team/shop")
-    Ledger(tmp_path, "shop").write(InUse(release, away), "deployed", "")
+    Ledger(tmp_path, "shop").write(ActiveRelease(release, away), "deployed", "")
     assert "elsewhere" in command()[1]
     code, _, error = command("--stop", "shop")
     assert (code, "only servers on this machine" in error) == (2, True)
     here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details={
         "pid": "999999999", "began": "0.0", "spec": "{}", "log": "",
     })  # fmt: skip
-    Ledger(tmp_path, "shop").write(InUse(release, here), "deployed", "")
+    Ledger(tmp_path, "shop").write(ActiveRelease(release, here), "deployed", "")
     code, _, error = command("--start", "shop")
-    assert (code, "the export of shop version 3 is gone" in error) == (2, True)
+    assert (code, "the export of shop version 3 is missing" in error) == (2, True)
     Ledger(tmp_path, "shop").write(None, "rolled back", "")
     assert command("--stop", "shop")[0] == 2
 
 
 @pytest.mark.timeout(1800)
 def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
-    """A stand-in for vLLM in an environment of its own."""
+    """A stub of vLLM in a separate environment is restarted with its options."""
     python = environment(tmp_path / "vllm")
     found = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
     try:
@@ -100,7 +100,7 @@ def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
         assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(said)
         assert command("--stop", "shop")[0] == 0
         assert command("--start", "shop")[0] == 0
-        again = Ledger(tmp_path, "shop").present().deployment
+        again = Ledger(tmp_path, "shop").active().deployment
         assert psutil.Process(int(again.details["pid"])).cmdline() == said
         assert again.url == found.deployment.url
     finally:

@@ -150,8 +150,8 @@ def test_every_deployment_is_valid():
     assert len(lines) > 3
     for arguments in lines:
         asked = serve.parser().parse_intermixed_args(arguments)
-        assert serve.amiss(asked) == []
-        check([f"+experiment={serve.named(asked)[0]}", *serve.wanted(asked)[0].overrides])
+        assert serve.check_options(asked) == []
+        check([f"+experiment={serve.experiment_names(asked)[0]}", *serve.requested_deployments(asked)[0].overrides])
 
 
 def test_every_other_command_exists():

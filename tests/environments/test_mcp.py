@@ -510,8 +510,8 @@ def test_author_server_may_require_a_header(tmp_path, monkeypatch):
         (["--url", "http://there", "--author-url", "http://me:s3cret@there"], "without user and password"),
         (["--url", "http://there", "--header", "Authorization: Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
         (["--url", "http://there", "--header", "Authorization=Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
-        (["--url", "http://there", "--variable", "KEY"], "--variable is of a program"),
-        (["--header", "Authorization=KEY", "--", "python"], "--header is of a server at --url"),
+        (["--url", "http://there", "--variable", "KEY"], "--variable requires a COMMAND"),
+        (["--header", "Authorization=KEY", "--", "python"], "--header requires --url"),
     ],
 )
 def test_command_errors_are_named_without_secrets(options, message, tmp_path, capsys):

@@ -69,7 +69,7 @@ def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
             one.kill()
     done = ended(process)
     assert done.result["policy_digest"] == undisturbed.result["policy_digest"]
-    assert "the Prefect server was not told all of it" in done.errors
+    assert "the Prefect server did not get all of its states" in done.errors
     assert "Traceback" not in done.errors
     assert set(place.run(*SMALL).result["stages"].values()) == {"cached"}
 

@@ -1,4 +1,4 @@
-"""Runs whose episodes can be read, for tests of annotation."""
+"""Runs with episodes for tests of annotation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EPISODES = [
 
 
 def played(root: Path) -> RunRecord:
-    """A run of which the first round's episodes, and what the judge said of them, are there."""
+    """Create a run with the first round's episodes and their scores."""
     others = {f"evaluate[{name}]": "+-" for name in ("start", "sft", "final")}
     others |= {"collect[sft]": "+", "judge[sft]": "+"}
     return pretend(root, rounds=1, episodes={"collect[1]": EPISODES, "judge[1]": EPISODES, **others})

@@ -1,4 +1,4 @@
-"""Annotation: who may speak to the page's server, what it keeps, and what the command answers to mistakes."""
+"""Annotation: access to the page's server, saved answers, and error messages of the command."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_token_works_once(ask):
     "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", ""]
 )
 def test_another_name_for_this_machine_is_refused(ask, session, host):
-    """A page whose name is made to resolve to 127.0.0.1 has the name in Host."""
+    """DNS rebinding: a page whose name resolves to 127.0.0.1 sends its own name as Host."""
     assert ask("GET", "/api/state", headers={**PAGE, "host": host}).status_code == 421
     assert ask("POST", "/api/answer", headers={**PAGE, "host": host}, json=SCORE).status_code == 421
     assert lines(session) == []
@@ -276,7 +276,7 @@ def test_undo_takes_the_last_answer_back_and_brings_back_what_it_replaced(ask, s
     ask("POST", "/api/answer", json=SCORE)
     ask("POST", "/api/answer", json={**SCORE, "score": 1})
     assert ask("POST", "/api/undo", json={}).json()["undone"] == {"kind": "score", "trajectory": A.id}
-    assert [one.score for one in session.standing()] == [4]
+    assert [answer.score for answer in session.standing()] == [4]
     ask("POST", "/api/undo", json={})
     assert ask("POST", "/api/undo", json={}).json()["undone"] is None
     assert session.standing() == []
@@ -287,9 +287,9 @@ def test_what_is_not_answered_comes_first(tmp_path, run, session):
     for name in (A.id, C.id):
         session.answer({**SCORE, "trajectory": name})
     again = Session(loaded(tmp_path, run), "Ada").state()
-    assert [one["id"] for one in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
-    assert [one["status"] for one in again["episodes"]][:3] == ["unsolved", "success", "failed"]
-    assert [one["score"] for one in Session(loaded(tmp_path, run), "Bo").state()["episodes"]] == [None] * 5
+    assert [episode["id"] for episode in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
+    assert [episode["status"] for episode in again["episodes"]][:3] == ["unsolved", "success", "failed"]
+    assert [episode["score"] for episode in Session(loaded(tmp_path, run), "Bo").state()["episodes"]] == [None] * 5
 
 
 def test_finished_episodes_of_a_scenario_are_compared(session):
@@ -318,24 +318,24 @@ def test_two_people_and_two_tabs_at_once_lose_nothing(tmp_path, run):
         thread.join(600)
     assert errors == []
     assert len(lines(sessions[0])) == 30
-    assert {(one.author, one.trajectory): one.score for one in sessions[1].standing()} == {
+    assert {(answer.author, answer.trajectory): answer.score for answer in sessions[1].standing()} == {
         (author, one.id): 1 + place for author in ("Ada", "Bo") for place, one in enumerate(EPISODES)
     }
     assert sessions[0].state()["episodes"] == sessions[1].state()["episodes"]
 
 
 def test_a_sample_is_drawn_by_its_seed_in_whole_groups(tmp_path, run):
-    from flows.annotation.episodes import drawn
+    from flows.annotation.episodes import sample_groups
 
     many = [one for number in range(20) for one in (EPISODES[0], EPISODES[1])]
     many = [
         type(one)(f"{i}/{one.sample}", type(one.scenario)(f"s{i // 2}", {}, "train"), one.sample, [])
         for i, one in enumerate(many)
     ]
-    first = [one.id for one in drawn(many, 6, 3)]
-    assert first == [one.id for one in drawn(many, 6, 3)] != [one.id for one in drawn(many, 6, 4)]
-    assert len({one.scenario.id for one in drawn(many, 6, 3)}) == 3
-    assert drawn(many, None, 3) == many
+    first = [one.id for one in sample_groups(many, 6, 3)]
+    assert first == [one.id for one in sample_groups(many, 6, 3)] != [one.id for one in sample_groups(many, 6, 4)]
+    assert len({one.scenario.id for one in sample_groups(many, 6, 3)}) == 3
+    assert sample_groups(many, None, 3) == many
 
 
 # --- MLflow ---------------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_a_sample_is_drawn_by_its_seed_in_whole_groups(tmp_path, run):
 
 def assessments(people, episode):
     info = people._client.get_trace_info(people._traces[episode.id])
-    found = [one for one in info.assessments if one.source.source_type == "HUMAN"]
+    found = [assessment for assessment in info.assessments if assessment.source.source_type == "HUMAN"]
     return sorted((one.name, one.source.source_id, str(one.value)) for one in found)
 
 
@@ -361,7 +361,7 @@ def test_mlflow_has_what_people_said_as_assessments_of_the_traces(tmp_path):
             ("human_score", "Ada", "4"),
             ("human_score", "Bo", "2"),
         ]
-        people.tell(B, [one for one in answers if one.kind == "choice"])  # had no trace
+        people.tell(B, [answer for answer in answers if answer.kind == "choice"])  # had no trace
         assert assessments(people, B) == [("human_choice", "Ada", "worse")]
         people.tell(A, standing([*answers, rated(A, 5, second=9)]))
         people.tell(A, standing([*answers, rated(A, 5, second=9)]))  # said twice is said once
@@ -391,25 +391,25 @@ def test_what_mlflow_was_not_told_costs_no_answer(tmp_path, run):
 
 def refused(capsys, *arguments: str) -> str:
     assert main(list(arguments)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
 
 
 def test_mistakes_are_named_with_exit_code_2(tmp_path, run, capsys):
     root = (f"root={tmp_path}", "--no-browser")
-    assert "there is no run 'tset'" in (said := refused(capsys, "tset", *root))
-    assert "did you mean test?" in said
+    assert "there is no run 'tset'" in (stderr := refused(capsys, "tset", *root))
+    assert "did you mean test?" in stderr
     assert "root=" in refused(capsys, "test", f"root={tmp_path / 'nothing'}")
-    said = refused(capsys, "test", *root, "--stage", "colect[1]")
-    assert "did you mean collect[1]?" in said
-    assert "evaluate[start]" in said
+    stderr = refused(capsys, "test", *root, "--stage", "colect[1]")
+    assert "did you mean collect[1]?" in stderr
+    assert "evaluate[start]" in stderr
     assert "expected a name" in refused(capsys, "test", *root, "--author", " ")
     assert "--port 99999: expected 0 to 65535" in refused(capsys, "test", *root, "--port", "99999")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"--port {port}: cannot listen there" in refused(capsys, "test", *root, "--port", port)
+        assert f"--port {port}: cannot listen (" in refused(capsys, "test", *root, "--port", port)
     with pytest.raises(SystemExit) as caught:
         main(["test", *root, "--sample", "none"])
     assert caught.value.code == 2
@@ -439,12 +439,12 @@ def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsy
     out = tmp_path / "out.jsonl"
     root = (f"root={tmp_path}",)
     assert main(["test", *root, "--export", str(out)]) == 0
-    assert [one.kind for one in read(out)] == ["score", "choice"]  # what stands
+    assert [answer.kind for answer in read(out)] == ["score", "choice"]  # what stands
     session.episodes.file.unlink()
     assert main(["test", *root, "--import", str(out)]) == 0
-    assert "2 answers added, 0 were there already" in capsys.readouterr().err
+    assert "2 answers added, 0 already present" in capsys.readouterr().err
     assert main(["test", *root, "--import", str(out)]) == 0
-    assert "0 answers added, 2 were there already" in capsys.readouterr().err
+    assert "0 answers added, 2 already present" in capsys.readouterr().err
     assert read(session.episodes.file) == read(out)
     assert "cannot be written" in refused(capsys, "test", *root, "--export", str(tmp_path / "no" / "out.jsonl"))
 
@@ -460,7 +460,7 @@ def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, ca
         "line 2: there is no episode 'order-A7/9' in collect[1] (did you mean order-A7/": write_line(good).replace(
             "A7/0", "A7/9"
         ),
-        "line 2: episode 'order-A7/1' of collect[1] has another content": write_line(good).replace("A7/0", "A7/1"),
+        "line 2: episode 'order-A7/1' of collect[1] has a different content": write_line(good).replace("A7/0", "A7/1"),
         "line 2: message 1 of history 0": write_line(corrected(A, 1, artifact=artifact)),
         "line 2: 'order-A7/0' and 'order-B1/0' are of different scenarios": write_line(chose(A, D, artifact=artifact)),
     }
@@ -477,17 +477,17 @@ def test_agreement_between_people_and_with_the_judge(tmp_path, run, session, cap
     said = [rated(A, 5, artifact=artifact), rated(B, 1, artifact=artifact), rated(D, 4, artifact=artifact)]
     said += [rated(one, score, author="Bo", artifact=artifact) for one, score in ((A, 4), (B, 2), (C, 3))]
     said += [chose(A, B, "a", artifact=artifact), chose(B, A, "b", author="Bo", artifact=artifact)]
-    assert "nobody has said anything" in refused(capsys, "test", f"root={tmp_path}", "--agreement")
+    assert "has no answers of annotators yet" in refused(capsys, "test", f"root={tmp_path}", "--agreement")
     append(session.episodes.file, said)
     assert main(["test", f"root={tmp_path}", "--agreement"]) == 0
-    found = json.loads(capsys.readouterr().out)["collect[1]"]
-    (pair,) = found["scores"]["pairs"]
+    data = json.loads(capsys.readouterr().out)["collect[1]"]
+    (pair,) = data["scores"]["pairs"]
     assert (pair["authors"], pair["episodes"], pair["spearman"]) == (["Ada", "Bo"], 2, 1.0)
     # (5, 4), (1, 2): observed 1 + 1; expected (1 + 9 + 9 + 1) / 2
     assert pair["weighted_kappa"] == pytest.approx(1 - 2 / 10)
-    assert found["choices"] == [{"authors": ["Ada", "Bo"], "pairs": 1, "equal": 1.0, "kappa": None}]
-    assert found["judge"]["episodes"] == 4
-    assert found["judge"]["spearman"] == pytest.approx(4 / 20**0.5)  # ranks 4 1 2 3 and 3.5 1.5 1.5 3.5
+    assert data["choices"] == [{"authors": ["Ada", "Bo"], "pairs": 1, "equal": 1.0, "kappa": None}]
+    assert data["judge"]["episodes"] == 4
+    assert data["judge"]["spearman"] == pytest.approx(4 / 20**0.5)  # ranks 4 1 2 3 and 3.5 1.5 1.5 3.5
 
 
 def test_the_author_is_said_or_known_from_git_or_the_machine(monkeypatch, tmp_path):
@@ -521,7 +521,7 @@ def test_killed_at_any_moment_it_has_lost_nothing_that_was_confirmed(tmp_path, r
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=600)
-    assert [one.id for one in lines(session)] == confirmed
+    assert [line.id for line in lines(session)] == confirmed
 
 
 def test_it_listens_on_this_machine_only_and_ends_in_order(tmp_path, run):

@@ -1,4 +1,4 @@
-"""Other users of the machine, who can list processes and files, against the annotation page."""
+"""Attacks on the annotation page by other users of the machine, who can list processes and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.security
 
 
 def _command_lines():
-    """What `ps` shows to every user."""
+    """Return the command lines that `ps` shows to every user."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -35,7 +35,7 @@ def _command_lines():
 
 @pytest.fixture
 def opened(tmp_path):
-    """The command with a browser that stays open: the process, the URL that it prints, and the folder of runs."""
+    """Yield the command with an open browser: its process, the URL that it prints, and the folder of the runs."""
     runs = tmp_path / "runs"
     runs.mkdir()
     played(runs)
@@ -91,7 +91,7 @@ def test_the_token_is_worthless_after_the_first_use(opened):
             )
         assert owner.get("/api/state").status_code == 200
         for line in process.stderr:  # the owner is told another one, for another browser
-            if "for another one: " in line:
+            if "URL for another browser: " in line:
                 break
         another = line.rpartition(" ")[2].strip()
         assert another != url
@@ -123,7 +123,7 @@ def test_a_real_browser_is_led_to_the_page_by_the_file(opened, page):  # noqa: F
     page.goto(shown)
     page.wait_for_selector(".message")
     assert "token" not in page.url
-    cookie = next(one for one in page.context.cookies() if one["name"].startswith("espalier-"))
+    cookie = next(cookie for cookie in page.context.cookies() if cookie["name"].startswith("espalier-"))
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     page.goto(url.partition("?")[0])
     page.wait_for_selector(".message")

@@ -1,4 +1,4 @@
-"""The annotation page in a real browser: by keyboard, over a reload, and with scripts in what episodes say."""
+"""Annotation page in a real browser: keyboard, reload, and scripts in the text of episodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page(browser):
 
 @pytest.fixture
 def annotated(tmp_path):
-    """A run that MLflow knows, and the page of the command on it."""
+    """Yield a run tracked by MLflow and the command's page for it."""
     run = played(tmp_path)
     with Tracker.open(tmp_path, TrackingSpec(), "test") as tracker:
         record = tmp_path / "records" / f"{run.id}.json"
@@ -120,10 +120,14 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     assert choice.better == "a"
     traces = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=tracker.run_id)
     said = {
-        (trace.info.tags["trajectory"], one.name, one.value if one.name != "correction" else one.value["text"])
+        (
+            trace.info.tags["trajectory"],
+            assessment.name,
+            assessment.value if assessment.name != "correction" else assessment.value["text"],
+        )
         for trace in traces
-        for one in trace.info.assessments
-        if one.source.source_type == "HUMAN" and one.source.source_id == "Ada"
+        for assessment in trace.info.assessments
+        if assessment.source.source_type == "HUMAN" and assessment.source.source_id == "Ada"
     }
     assert said == {
         ("order-A7/0", "human_score", 4),
@@ -195,7 +199,7 @@ def test_script_in_what_an_episode_says_is_text(page, annotated):
 
 @pytest.mark.timeout(1800)
 def test_the_policy_stops_a_script_that_got_in(page, annotated):
-    """Were text taken for markup somewhere, still nothing would run."""
+    """Even if text were inserted as markup, no script would run."""
     _, _, url, _ = annotated
     page.goto(url)
     page.wait_for_selector(".message")
@@ -208,7 +212,7 @@ def test_the_policy_stops_a_script_that_got_in(page, annotated):
 
 @pytest.mark.timeout(1800)
 def test_another_site_in_the_same_browser_gets_nothing(page, annotated, tmp_path):
-    """It can send requests, with the cookie of the browser left out, and they are refused."""
+    """Its requests lack the cookie and are rejected."""
     root, _, url, _ = annotated
     page.goto(url)
     page.wait_for_selector(".message")

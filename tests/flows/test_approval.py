@@ -1,4 +1,4 @@
-"""A person's word before a policy is deployed: asked in Prefect or in the terminal, and what is kept of a no."""
+"""Human approval before a deployment: in Prefect or in the terminal, and the record of a rejection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_it_is_asked_last_and_a_no_leaves_out_nothing_but_the_deployment(tmp_pat
     assert asked == [(["start", "sft", "final"], "deploy")]
     assert list(run.keys) == labels[:-1]
     assert (outcome.export, outcome.decisions) == (None, ["rejected: too talkative"])
-    assert [(one.kind, one.message) for one in run.notices] == [("rejected", "rejected: too talkative")]
+    assert [(notice.kind, notice.message) for notice in run.notices] == [("rejected", "rejected: too talkative")]
 
 
 def test_it_is_in_no_key(tmp_path):
@@ -55,7 +55,7 @@ def test_an_export_that_is_there_is_not_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.setattr(approval, "find_stage", lambda request, context: found[0])
     monkeypatch.setattr(approval, "rows", lambda *_: TABLE)
     monkeypatch.setattr(approval, "_in_prefect", lambda: False)
-    monkeypatch.setattr(approval, "by_terminal", lambda *_: "it is worse")
+    monkeypatch.setattr(approval, "ask_in_terminal", lambda *_: "it is worse")
     closed = []
     context = SimpleNamespace(warm=SimpleNamespace(close=lambda: closed.append(True)))
     execution = SimpleNamespace(spec=spec(tmp_path), context=context, console=SimpleNamespace(line=print))
@@ -64,7 +64,7 @@ def test_an_export_that_is_there_is_not_asked_for_again(tmp_path, monkeypatch):
     assert approve(None, None) is None
     assert closed == []
     found[0] = None
-    assert approve(None, None).startswith("the deployment was rejected: it is worse; everything up to there is kept")
+    assert approve(None, None).startswith("the deployment was rejected: it is worse; finished stages stay cached")
     assert closed == [True]
 
 
@@ -83,7 +83,7 @@ def test_the_person_sees_the_evaluations(tmp_path):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Types what it is given."""
+    """Provide text as terminal input."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as typed:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -98,19 +98,21 @@ def terminal(monkeypatch):
 def test_the_terminal_asks(typed, reason, terminal, screen, tmp_path):
     console, stream = screen
     terminal(typed)
-    assert approval.by_terminal(console, spec(tmp_path), TABLE) == reason
+    assert approval.ask_in_terminal(console, spec(tmp_path), TABLE) == reason
     assert "after GRPO" in stream.getvalue()
     assert "0.750 [0.600, 0.900]" in stream.getvalue()
-    assert "Deploy test? yes, or no and why:" in stream.getvalue()
+    assert "Deploy test? Answer yes, or no and the reason:" in stream.getvalue()
 
 
 def test_nobody_answers_in_the_terminal(terminal, screen, tmp_path):
-    with pytest.raises(WaitTimeout, match=r"waited 0\.1 s \(deploy.approve_timeout\) .* in the terminal; everything"):
-        approval.by_terminal(screen[0], spec(tmp_path, approve_timeout=0.1), TABLE)
+    with pytest.raises(
+        WaitTimeout, match=r"no approval in the terminal within 0\.1 s \(deploy.approve_timeout\); finished"
+    ):
+        approval.ask_in_terminal(screen[0], spec(tmp_path, approve_timeout=0.1), TABLE)
 
 
 def test_without_a_terminal_and_without_a_server_it_is_refused_before_the_run(terminal, tmp_path, monkeypatch):
-    with pytest.raises(ResourceError, match=r"deploy\.approve=true: nobody can be asked"):
+    with pytest.raises(ResourceError, match=r"deploy\.approve = true: approval needs a terminal"):
         approval.check(spec(tmp_path))
     approval.check(spec(tmp_path, approve=False))
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
@@ -122,7 +124,7 @@ def test_without_a_terminal_and_without_a_server_it_is_refused_before_the_run(te
 
 @pytest.fixture
 def paused(prefect_server, monkeypatch):
-    """Asks inside of a flow; `answer` is given the client, the paused flow run and its form."""
+    """Ask inside a flow; `answer` gets the client, the paused flow run and its form."""
     from prefect import flow, get_client
     from prefect.context import FlowRunContext
     from prefect.settings import temporary_settings
@@ -136,7 +138,7 @@ def paused(prefect_server, monkeypatch):
         @flow(name="asks")
         def asks():
             running.append(FlowRunContext.get().flow_run.id)
-            return approval.by_prefect(asked, TABLE)
+            return approval.ask_in_prefect(asked, TABLE)
 
         def person():
             try:
@@ -192,5 +194,5 @@ def test_a_person_says_yes_in_prefect(paused, tmp_path):
 
 
 def test_nobody_answers_in_prefect(paused, tmp_path):
-    with pytest.raises(WaitTimeout, match=r"waited 1\.0 s .* in Prefect; everything up to there is kept"):
+    with pytest.raises(WaitTimeout, match=r"no approval in Prefect within 1\.0 s .*; finished stages stay cached"):
         paused(spec(tmp_path, approve_timeout=1), lambda *_: None)

@@ -1,4 +1,4 @@
-"""Every command takes the folder of the runs in the same way: `root=DIR`."""
+"""Folder of the runs on the command line: every command accepts `root=DIR`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ARGUMENTS = {
     "flows.revise": ["latest", "--out", "out.jsonl"],
     "flows.stage": ["collect", "--watch"],
 }
-"""Commands that look for something below the root, with what they ask there."""
+"""Commands that look something up below the root, with their arguments."""
 
 
 def ended(command: str, arguments: list[str], monkeypatch, capsys) -> tuple[object, str]:
-    """Runs a command; returns its exit code and what it writes to standard error."""
+    """Run a command; return its exit code and its standard error."""
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     try:
         code = importlib.import_module(command).main()
@@ -54,7 +54,7 @@ def test_all_commands_are_known():
 def test_an_option_of_that_name_is_refused_with_what_to_write(command, option, monkeypatch, capsys):
     code, said = ended(command, [*ARGUMENTS.get(command, []), *option], monkeypatch, capsys)
     assert code == 2
-    assert "--root is no option: write root=/some/where" in said
+    assert "--root is not an option; use root=/some/where" in said
     if command != "flows.run":  # which lists all problems in one form
         assert f"usage: python -m {command}" in said
 
@@ -88,7 +88,7 @@ def test_the_last_one_counts_and_the_others_are_no_arguments():
 
 
 @pytest.mark.parametrize(
-    ("folder", "words"), [("", "expected a folder; an empty text"), ("s3://bucket", "expected a local folder")]
+    ("folder", "words"), [("", "expected a folder, not an empty string"), ("s3://bucket", "expected a local folder")]
 )
 def test_what_is_no_folder_is_refused(folder, words, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -99,7 +99,7 @@ def test_what_is_no_folder_is_refused(folder, words, capsys):
 def test_the_usage_names_it(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse("--help")
-    said = capsys.readouterr().out
-    assert re.search(r"usage: python -m flows\.some .*\[root=DIR\]\n", said)
-    assert said.count("[root=DIR]") == 1
-    assert f"root=DIR: folder of the runs (default: {DEFAULT_ROOT})" in " ".join(said.split())
+    stdout = capsys.readouterr().out
+    assert re.search(r"usage: python -m flows\.some .*\[root=DIR\]\n", stdout)
+    assert stdout.count("[root=DIR]") == 1
+    assert f"root=DIR: folder of the runs (default: {DEFAULT_ROOT})" in " ".join(stdout.split())

@@ -14,7 +14,7 @@ from components.errors import SpecError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records
-from flows.terminal.exit_codes import told
+from flows.terminal.exit_codes import describe_error
 from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA
 
@@ -115,7 +115,7 @@ def test_a_full_disk_has_a_remedy_whoever_met_it(error, words):
     try:
         raise ValueError("the stage failed") from error
     except ValueError as raised:
-        message, code = told(raised)
+        message, code = describe_error(raised)
     assert code == 1
     assert words in message
-    assert "the same command goes on from here" in message
+    assert "run the same command again to resume" in message

@@ -1,4 +1,4 @@
-"""The command that measures a judge: good ones, bad ones, and what a user gets wrong."""
+"""Calibration command: good judges, bad judges, and user errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JUDGES = "tests.flows.judges"
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """The command takes the root logger; here it gives it back."""
+    """Restore the root logger, which the command configures."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -50,14 +50,14 @@ EPISODES = [answer(scenario, sample) for scenario in range(12) for sample in ran
 
 @pytest.fixture
 def run(tmp_path):
-    """A finished run whose last evaluation played `EPISODES`."""
+    """Create a finished run whose last evaluation has `EPISODES`."""
     played = {"start": EPISODES[::4], "sft": EPISODES[1::4], "final": EPISODES}
     return pretend(tmp_path, episodes={f"evaluate[{name}]": episodes for name, episodes in played.items()})
 
 
 @pytest.fixture(scope="session")
 def tracked(tmp_path_factory):
-    """URI of a database for all of them: to make one takes seconds."""
+    """Return the URI of a database shared by the tests, because its creation takes seconds."""
     from components.tracking import store
 
     return store.local_uri(tmp_path_factory.mktemp("tracked"))
@@ -65,7 +65,7 @@ def tracked(tmp_path_factory):
 
 @pytest.fixture
 def measured(tmp_path, run, capsys, tracked):
-    """Calls the command on the last evaluation of that run."""
+    """Return a function that calls the command on the last evaluation of that run."""
     (tmp_path / "conf" / "reward").mkdir(parents=True)
 
     def call(judge: str, *arguments: str, label: str | None = "evaluate[final]", **keys) -> tuple[int, dict, str]:
@@ -76,39 +76,41 @@ def measured(tmp_path, run, capsys, tracked):
         line = ["+experiment=smoke", "reward=mine", "allow=[tests]", f"root={tmp_path}", f"tracking.uri={tracked}"]
         line += ["--run", run.short, *labels]
         code = command.main([*line, "--config-dir", str(tmp_path / "conf"), *arguments])
-        said = capsys.readouterr()
-        return code, json.loads(said.out) if said.out else {}, said.err
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out) if captured.out else {}, captured.err
 
     return call
 
 
 def test_a_judge_that_says_the_truth_is_found_to_be_good(measured):
-    code, found, said = measured("components.rewards.rules.outcome.Outcome", "calibrate.marks.auc=0.9", "--strict")
-    assert (code, found["warnings"]) == (0, [])
-    assert (found["auc"]["value"], found["agreement"]["value"]) == (1.0, 1.0)
-    assert (found["episodes"], found["groups"], found["truth"], found["reward"]) == (48, 12, "success", "Outcome")
-    assert found["marks"] == {"auc": {"mark": 0.9, "found": 1.0, "met": True}}
-    assert "Outcome against success: 48 episodes of 12 scenarios" in said
+    code, result, stderr = measured("components.rewards.rules.outcome.Outcome", "calibrate.marks.auc=0.9", "--strict")
+    assert (code, result["warnings"]) == (0, [])
+    assert (result["auc"]["value"], result["agreement"]["value"]) == (1.0, 1.0)
+    assert (result["episodes"], result["groups"], result["truth"], result["reward"]) == (48, 12, "success", "Outcome")
+    assert result["marks"] == {"auc": {"mark": 0.9, "found": 1.0, "met": True}}
+    assert "Outcome against success: 48 episodes of 12 scenarios" in stderr
 
 
 def test_a_judge_that_says_nothing_is_warned_of_and_with_strict_the_command_fails(measured):
-    code, found, said = measured("constant", "calibrate.marks.auc=0.8")
-    assert (code, found["auc"]["value"]) == (0, 0.5)
-    assert found["warnings"] == [
+    code, result, stderr = measured("constant", "calibrate.marks.auc=0.8")
+    assert (code, result["auc"]["value"]) == (0, 0.5)
+    assert result["warnings"] == [
         "the judge is worse than its mark: auc is 0.500, below its mark of 0.8",
-        "the judge cannot be told from chance: auc 0.500 [0.500, 0.500]",
-        "every score is 0.5: the judge tells nothing apart. One that compares the episodes of a group is not asked "
-        "where they all say the same",
+        "the judge is not better than chance: auc 0.500 [0.500, 0.500]",
+        "every score is 0.5, so the judge distinguishes no episodes. A judge that compares the episodes of a group is "
+        "not called if all of them are identical",
     ]
-    assert "warning: the judge is worse than its mark: auc is 0.500" in said
+    assert "warning: the judge is worse than its mark: auc is 0.500" in stderr
     assert measured("constant", "calibrate.marks.auc=0.8", "--strict")[0] == 1
     assert measured("constant", "--strict")[0] == 0  # no mark, nothing asked
 
 
 def test_a_judge_that_likes_length_is_found_out(measured):
-    _, found, _ = measured("length")
-    assert found["length_bias"]["low"] > 0.9
-    assert any(one.startswith("the scores follow the length of an episode") for one in found["warnings"])
+    _, result, _ = measured("length")
+    assert result["length_bias"]["low"] > 0.9
+    assert any(
+        warning.startswith("the scores correlate with the length of an episode") for warning in result["warnings"]
+    )
 
 
 def test_noise_is_seen_where_the_judge_has_a_seed(measured):
@@ -120,34 +122,40 @@ def test_noise_is_seen_where_the_judge_has_a_seed(measured):
 
 
 def test_a_judge_that_favours_who_is_shown_first_is_found_out(measured):
-    _, found, _ = measured("First", "calibrate.repeats=4")
-    assert found["position_bias"]["value"] == pytest.approx(-1.0)
-    assert any(one.startswith("the scores follow the place at which it is shown") for one in found["warnings"])
+    _, result, _ = measured("First", "calibrate.repeats=4")
+    assert result["position_bias"]["value"] == pytest.approx(-1.0)
+    words = "the scores correlate with the position at which it is shown"
+    assert any(warning.startswith(words) for warning in result["warnings"])
     assert measured("Shuffled", "calibrate.repeats=4")[1]["position_bias"]["value"] == pytest.approx(-1.0)
 
 
 @pytest.mark.parametrize(("cost", "per_thousand"), [(0.002, 2.0), (None, None), (0.0, 0.0)])
 def test_cost_and_what_could_not_be_scored(measured, cost, per_thousand):
-    _, found, said = measured("Priced", cost=cost)
-    assert found["cost_per_thousand"] == (None if per_thousand is None else pytest.approx(per_thousand))
-    assert found["unscored"] == 0.5
-    assert ("cost_per_thousand   unknown" in re.sub(" +", "   ", said)) == (cost is None)
-    assert (found["episodes"], found["without_truth"]) == (24, 0.0)
+    _, result, stderr = measured("Priced", cost=cost)
+    assert result["cost_per_thousand"] == (None if per_thousand is None else pytest.approx(per_thousand))
+    assert result["unscored"] == 0.5
+    assert ("cost_per_thousand   unknown" in re.sub(" +", "   ", stderr)) == (cost is None)
+    assert (result["episodes"], result["without_truth"]) == (24, 0.0)
 
 
 def test_another_reward_may_be_the_truth(measured):
     truth = f"calibrate.truth={{_target_: {JUDGES}.length}}"
-    _, found, _ = measured("length", truth)
-    assert (found["truth"], found["auc"]["value"]) == ("length", 1.0)
+    _, result, _ = measured("length", truth)
+    assert (result["truth"], result["auc"]["value"]) == ("length", 1.0)
     assert measured("constant", truth)[1]["spearman"]["value"] == 0.0
 
 
 def test_people_may_say_the_truth(measured, tmp_path):
-    lines = [{"trajectory_id": one.id, "score": 5 if one.success else 1} for one in EPISODES[:24]]
+    lines = [{"trajectory_id": episode.id, "score": 5 if episode.success else 1} for episode in EPISODES[:24]]
     lines += [{"trajectory_id": EPISODES[0].id, "score": 4, "author": "A"}, {"trajectory_id": "elsewhere", "score": 3}]
     (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    _, found, _ = measured("components.rewards.rules.outcome.Outcome", "--people", str(tmp_path / "people.jsonl"))
-    assert (found["truth"], found["episodes"], found["threshold"], found["auc"]["value"]) == ("people", 24, 3.0, 1.0)
+    _, result, _ = measured("components.rewards.rules.outcome.Outcome", "--people", str(tmp_path / "people.jsonl"))
+    assert (result["truth"], result["episodes"], result["threshold"], result["auc"]["value"]) == (
+        "people",
+        24,
+        3.0,
+        1.0,
+    )
     assert read_people(tmp_path / "people.jsonl")[EPISODES[0].id] == fmean([5, 4])
 
 
@@ -166,15 +174,15 @@ def test_people_may_say_the_truth(measured, tmp_path):
 def test_a_file_of_people_that_cannot_be_used_is_said(measured, tmp_path, text, why):
     path = tmp_path / "people.jsonl"
     path.write_text(text)
-    code, found, said = measured("constant", "--people", str(path))
-    assert (code, found) == (2, {})
-    assert "--people" in said
-    assert re.search(why, said)
+    code, result, stderr = measured("constant", "--people", str(path))
+    assert (code, result) == (2, {})
+    assert "--people" in stderr
+    assert re.search(why, stderr)
 
 
 def test_several_evaluations_are_judged_together_under_their_labels(measured):
-    _, found, _ = measured("components.rewards.rules.outcome.Outcome", label=None)
-    assert (found["episodes"], found["groups"]) == (72, 12)
+    _, result, _ = measured("components.rewards.rules.outcome.Outcome", label=None)
+    assert (result["episodes"], result["groups"]) == (72, 12)
 
 
 def test_the_same_command_finds_what_was_judged_and_another_mark_changes_nothing(measured):
@@ -185,33 +193,33 @@ def test_the_same_command_finds_what_was_judged_and_another_mark_changes_nothing
 
 
 def test_the_page_and_the_picture_show_it(measured):
-    _, found, said = measured("Noisy", "calibrate.marks.auc=0.99", noise=3.0)
-    page, picture = (Path(found[name]).read_text() for name in ("html", "plot"))
+    _, result, stderr = measured("Noisy", "calibrate.marks.auc=0.99", noise=3.0)
+    page, picture = (Path(result[name]).read_text() for name in ("html", "plot"))
     assert "the judge is worse than its mark" in page
     assert "Largest disagreements between judge and truth" in page
     assert page.count('<svg class="plot"') == 2
     assert "http" not in picture.replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert "Noisy against success" in picture
-    assert found["html"] in said
+    assert result["html"] in stderr
 
 
 def test_the_figures_are_in_mlflow(measured, tmp_path, tracked):
     from components.tracking import store
 
-    _, found, _ = measured("constant")
+    _, result, _ = measured("constant")
     client = store.connect(tracked, tmp_path / "mlflow" / "artifacts")
-    run = client.get_run(found["mlflow_run"])
+    run = client.get_run(result["mlflow_run"])
     assert run.data.metrics["calibrate/auc"] == 0.5
     assert run.data.tags["calibrates"] == "constant"
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} >= {"calibration.html"}
+    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} >= {"calibration.html"}
 
 
 def test_a_truth_that_never_differs_is_said(measured):
-    _, found, _ = measured("length", label="evaluate[start]")
-    assert found["auc"]["value"] is not None  # some of the first samples succeed
-    _, found, _ = measured("length", f"calibrate.truth={{_target_: {JUDGES}.constant}}")
-    assert found["auc"]["value"] is None
-    assert "the truth is 0.5 for all 48 episodes" in found["warnings"][0]
+    _, result, _ = measured("length", label="evaluate[start]")
+    assert result["auc"]["value"] is not None  # some of the first samples succeed
+    _, result, _ = measured("length", f"calibrate.truth={{_target_: {JUDGES}.constant}}")
+    assert result["auc"]["value"] is None
+    assert "the truth is 0.5 for all 48 episodes" in result["warnings"][0]
 
 
 @pytest.mark.parametrize(
@@ -227,9 +235,9 @@ def test_a_truth_that_never_differs_is_said(measured):
     ],
 )
 def test_mistakes_are_named(measured, arguments, why):
-    code, _, said = measured("constant", *arguments, label=None)
+    code, _, stderr = measured("constant", *arguments, label=None)
     assert code == 2
-    assert why in said
+    assert why in stderr
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
@@ -246,13 +254,13 @@ def test_every_key_that_is_lacking_is_named_at_once_and_those_of_engines_only_wh
     engine = ["inference=remote", "inference.url=http://127.0.0.1:9/v1", "inference.model=m"]
     keys = ["reward.model.key_variable=ONE_KEY", "inference.key_variable=ENGINE_KEY"]
 
-    def said(*more):
+    def missing_keys(*more):
         assert command.main(["+experiment=smoke", f"root={tmp_path}", *asks, truth, *engine, *keys, *more]) == 2
         text = capsys.readouterr().err
         return [f"{name}_KEY is not set" in text for name in ("ONE", "OTHER", "ENGINE")]
 
-    assert said() == [True, True, True]
-    assert said("--run", "latest") == [True, True, False]
+    assert missing_keys() == [True, True, True]
+    assert missing_keys("--run", "latest") == [True, True, False]
 
 
 def test_solutions_need_an_environment_that_has_them():
@@ -318,7 +326,7 @@ def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
     artifact, _ = run_stage(request, context)
     assert (artifact.metrics["episodes"], artifact.metrics["failed"]) == (5.0, 1.0)
     rows = json.loads((artifact.path / "judged.json").read_text())
-    first = {one.trajectory_id: one.reward for one in read_scores(artifact.path / "scores-1.parquet")}
+    first = {score.trajectory_id: score.reward for score in read_scores(artifact.path / "scores-1.parquet")}
     assert {row["id"]: row["scores"][0] for row in rows} == first
     assert all(len(row["scores"]) == len(row["positions"]) == 2 for row in rows)
     wide = replace(request, spec={**request.spec, "judge": {"concurrency": 3}})

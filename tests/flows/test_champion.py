@@ -1,4 +1,4 @@
-"""Who becomes champion: a real registry, artifacts of pretended runs, no model."""
+"""Champion decision: real registry, artifacts of simulated runs, no model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def name(request):
-    """A registered model of its own for each test; the store is made once."""
+    """Return a separate model name for each test; the store is shared."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", request.node.name.replace("+", "p"))
 
 
 def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
-    """A run whose final policy did these episodes, registered and compared; what was decided, and the notices."""
+    """Register and compare a run with these final episodes; return decision, champion, tags and execution."""
     changes = {"seed": seed, "deploy": {"name": name, "margin": margin}, **changes}
     run = pretend(root, episodes={"evaluate[final]": episodes}, **changes)
     spec = spec_of(root, **changes)
@@ -42,21 +42,21 @@ def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
         outcome.measured.append(SimpleNamespace(step=0))
         tags = champion.tags(execution, outcome)
         version = tracker.register_model(name, artifacts["deploy"], policy_digest="f" * 64, tags=tags)
-        found = champion.decide(execution, outcome, tracker.registry, name, version)
+        decision = champion.decide(execution, outcome, tracker.registry, name, version)
         now = tracker.registry.aliased(name, "champion")
-        said = tracker.client.get_model_version(name, version).tags
+        tags_of_version = tracker.client.get_model_version(name, version).tags
     assert now is not None
-    return found, now.number, said, execution
+    return decision, now.number, tags_of_version, execution
 
 
 def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(root, name):
-    found, now, said, execution = conclude(root, name, "++--", seed=1)
-    assert (found.verdict, found.crowned, now) == ("first", True, "1")
-    assert said["champion.decision"] == f"{name} version 1 is champion: the first of its name"
-    assert [one.message for one in execution.notices] == [found.text]
-    again, now, said, _ = conclude(root, name, "++--", seed=1)
-    assert (again.verdict, again.crowned, now) == ("already", True, "1")
-    assert said["champion.verdict"] == "first"
+    decision, now, tags_of_version, execution = conclude(root, name, "++--", seed=1)
+    assert (decision.verdict, decision.is_champion, now) == ("first", True, "1")
+    assert tags_of_version["champion.decision"] == f"{name} version 1 is champion: the first of its name"
+    assert [notice.message for notice in execution.notices] == [decision.text]
+    again, now, tags_of_version, _ = conclude(root, name, "++--", seed=1)
+    assert (again.verdict, again.is_champion, now) == ("already", True, "1")
+    assert tags_of_version["champion.verdict"] == "first"
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(roo
 )
 def test_the_champion_has_to_be_beaten_by_the_margin_on_the_same_scenarios(root, name, episodes, margin, verdict, seed):
     conclude(root, name, "++--", seed=2)
-    found, now, said, _ = conclude(root, name, episodes, seed=seed, margin=margin)
-    assert (found.verdict, now) == (verdict, "2" if verdict == "won" else "1")
-    assert (found.success, found.champion_success, found.scenarios) == (episodes.count("+") / 4, 0.5, 4)
-    assert said["champion.verdict"] == verdict
-    assert float(said["champion.difference"]) == pytest.approx(episodes.count("+") / 4 - 0.5)
-    assert f"on the same 4 scenarios; it had to be better {f'by {margin:g}' if margin else 'at all'}" in found.text
+    decision, now, tags_of_version, _ = conclude(root, name, episodes, seed=seed, margin=margin)
+    assert (decision.verdict, now) == (verdict, "2" if verdict == "won" else "1")
+    assert (decision.success, decision.champion_success, decision.scenarios) == (episodes.count("+") / 4, 0.5, 4)
+    assert tags_of_version["champion.verdict"] == verdict
+    assert float(tags_of_version["champion.difference"]) == pytest.approx(episodes.count("+") / 4 - 0.5)
+    assert f"on the same 4 scenarios; it had to be better {f'by {margin:g}' if margin else 'at all'}" in decision.text
 
 
 def test_a_champion_that_was_asked_something_else_is_evaluated_again(root, name, monkeypatch):
     conclude(root, name, "++++", seed=4)
-    found = conclude(root, name, "++--", seed=5)[3]
-    other = found.context.store.find(
+    execution = conclude(root, name, "++--", seed=5)[3]
+    other = execution.context.store.find(
         pretend(root, seed=6, episodes={"evaluate[final]": "+---"}).stage("evaluate[final]").key
     )
     asked = []
@@ -106,11 +106,11 @@ def test_a_champion_that_cannot_be_asked_the_same_stays(root, name):
     store = Context.at(root).store
     folder = store.path(run.stage("train[2]").key)
     folder.rename(folder.with_name("away"))
-    found, now, said, _ = conclude(root, name, "++++", seed=9, evaluate={"scenarios": 4})
+    decision, now, tags_of_version, _ = conclude(root, name, "++++", seed=9, evaluate={"scenarios": 4})
     folder.with_name("away").rename(folder)
-    assert (found.verdict, found.crowned, now) == ("refused", False, "1")
-    assert "version 1 was evaluated on other scenarios, and its checkpoint" in said["champion.decision"]
-    assert said["champion.decision"].endswith("version 1 stays")
+    assert (decision.verdict, decision.is_champion, now) == ("refused", False, "1")
+    assert "version 1 was evaluated on other scenarios, and its checkpoint" in tags_of_version["champion.decision"]
+    assert tags_of_version["champion.decision"].endswith("version 1 stays")
 
 
 def test_a_champion_that_somebody_else_registered_stays(root, name):
@@ -118,14 +118,14 @@ def test_a_champion_that_somebody_else_registered_stays(root, name):
         tracker.client.create_registered_model(name)
         tracker.client.create_model_version(name, (root / "somewhere").as_uri())
         tracker.registry.alias(name, "champion", "1")
-    found, now, _, _ = conclude(root, name, "++++", seed=10)
-    assert (found.verdict, now) == ("refused", "1")
-    assert "was not registered by a run" in found.text
+    decision, now, _, _ = conclude(root, name, "++++", seed=10)
+    assert (decision.verdict, now) == ("refused", "1")
+    assert "was not registered by a run" in decision.text
 
 
 def test_scenarios_that_nobody_shares_are_no_comparison(root, name):
     others = [Trajectory("other", Scenario("other", {}, "heldout"), 0, [], outcome={"success": True})]
     conclude(root, name, others, seed=11)
-    found, now, _, _ = conclude(root, name, "++", seed=12)
-    assert (found.verdict, now) == ("refused", "1")
-    assert "share no finished scenario" in found.text
+    decision, now, _, _ = conclude(root, name, "++", seed=12)
+    assert (decision.verdict, now) == ("refused", "1")
+    assert "share no finished scenario" in decision.text

@@ -1,4 +1,4 @@
-"""Talking to a policy: piped input, a real server behind a URL, and the shop of a recorded run."""
+"""Chat with a policy: piped input, a real server at a URL, and the environment of a recorded run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.flows.pretend import pretend
 
 
 class Scripted:
-    """An engine that says what it is told to, and remembers what it was asked."""
+    """Engine with scripted answers that records its requests."""
 
     policy = BASE_POLICY
 
@@ -39,13 +39,13 @@ class Scripted:
 
 @pytest.fixture
 def talk(monkeypatch, capsys):
-    """Runs the command with lines on its standard input: exit code, output, errors."""
+    """Run the command with lines on standard input; return exit code, standard output and standard error."""
 
     def run(*arguments: str, said: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(said))
         code = chat.main(list(arguments))
-        found = capsys.readouterr()
-        return code, found.out, found.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -62,12 +62,12 @@ def test_a_server_without_an_environment(talk):
     with Server(engine, "shop-agent") as server:
         code, out, err = talk(server.url, said="Hi\n\nStill me\n/reset\nHi\n/scenario\n/nonsense\n/quit\nnever read\n")
     assert code == 0
-    assert "talking to shop-agent on http://127.0.0.1:" in err
+    assert "using model shop-agent at http://127.0.0.1:" in err
     assert out.splitlines()[:4] == [
         "assistant> Hello, you.", "assistant> Again.", "(a new conversation)", "assistant> A new one."
     ]  # fmt: skip
-    assert "there is no environment here: give one with --environment RUN" in out
-    assert "there is no /nonsense; there is:" in out
+    assert "/scenario needs an environment; start with --environment RUN" in out
+    assert "unknown command /nonsense; expected one of:" in out
     roles = [[message["role"] for message in request.messages] for request in engine.asked]
     assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
 
@@ -100,7 +100,7 @@ def test_it_solves_a_scenario_while_one_watches(talk, root):
     assert "assistant> I do nothing." in out
     assert "(the episode is over: " in out
     assert "success false" in out
-    assert "error: there is no scenario 'nobody' in this split; there are " in out
+    assert "error: no scenario 'nobody' in this split; expected an id such as " in out
 
 
 def test_what_the_engine_fails_at_is_said_and_the_talk_goes_on(talk):

@@ -1,4 +1,4 @@
-"""What can go, and what must never go."""
+"""Garbage collection: files that may be deleted and files that must not."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.
 
 
 def waste(root: Path, **options) -> dict[str, str]:
-    """Name in the store and reason."""
+    """Return the reasons for deletion by name in the store."""
     forget = options.pop("forget", ())
-    return {Path(one.path).name: one.why for one in Cleaner(root, forget).waste(**options)}
+    return {Path(item.path).name: item.why for item in Cleaner(root, forget).waste(**options)}
 
 
 def test_what_a_run_needs_stays(tmp_path):
@@ -31,21 +31,21 @@ def test_what_a_run_needs_stays(tmp_path):
 def test_what_no_run_needs_can_go(tmp_path):
     kept = pretend(tmp_path, rounds=1)
     run = pretend(tmp_path, rounds=1, seed=1)
-    keys = {one.key for one in run.stages} - {one.key for one in kept.stages}
+    keys = {stage.key for stage in run.stages} - {stage.key for stage in kept.stages}
     assert len(keys) == 11  # the start is the same
     assert waste(tmp_path, forget=[run.short]) == dict.fromkeys(keys, "no run needs it")
     assert main([f"root={tmp_path}", "--forget", run.short]) == 0
     assert Records(tmp_path).get(run.id) == run  # dry by default
     assert main([f"root={tmp_path}", "--forget", run.short, "--delete"]) == 0
-    assert {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} == {one.key for one in kept.stages}
-    assert [one.id for one in Records(tmp_path).all()] == [kept.id]
+    assert {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} == {stage.key for stage in kept.stages}
+    assert [run.id for run in Records(tmp_path).all()] == [kept.id]
     assert list((tmp_path / "artifacts" / ".drafts").iterdir()) == []
 
 
 def test_what_an_artifact_was_made_from_stays(tmp_path):
     run = pretend(tmp_path, rounds=1)
     records = Records(tmp_path)
-    run.stages[:] = [one for one in run.stages if one.label == "train[1]"]
+    run.stages[:] = [stage for stage in run.stages if stage.label == "train[1]"]
     records.write(run)
     kept = {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} - set(waste(tmp_path))
     manifests = [json.loads((tmp_path / "artifacts" / key / "manifest.json").read_text()) for key in kept]
@@ -85,7 +85,7 @@ def test_each_kind_of_metric_counts(tmp_path, kind):
     label = "evaluate[final]" if kind == "evaluate" else f"{kind}[{step}]"
     others = {f"{kind}[{number}]": {"loss": 0.5} for number in range(1, 7)}
     run = pretend(tmp_path, rounds=6, metrics={**others, label: {"loss": 0.1}})
-    gone = {Path(one.path).name for one in Cleaner(tmp_path).waste(intermediate=True)}
+    gone = {Path(item.path).name for item in Cleaner(tmp_path).waste(intermediate=True)}
     best = 6 if kind == "evaluate" else 4
     assert run.stage(f"train[{best}]").key not in gone
     assert run.stage("train[3]").key in gone
@@ -126,11 +126,11 @@ def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
     key = run.stage("train[1]").key
     with pytest.raises(
         ResourceError,
-        match=rf"in use by run {run.short} \(test\) for train\[1\].*the run go too: --forget {run.short}$",
+        match=rf"in use by run {run.short} \(test\) for train\[1\].*To delete the run too: --forget {run.short}$",
     ):
         Cleaner(tmp_path).named(key[:10])
     other = pretend(tmp_path)
-    with pytest.raises(ResourceError, match=rf"these runs go too: --forget {other.short} --forget {run.short}$"):
+    with pytest.raises(ResourceError, match=rf"To delete these runs too: --forget {other.short} --forget {run.short}$"):
         Cleaner(tmp_path).named(key[:10])
     assert main([f"root={tmp_path}", key, "--delete"]) == 2
     assert "in use" in capsys.readouterr().err
@@ -142,10 +142,10 @@ def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
     old = pretend(tmp_path, rounds=1)
     arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
     with recording(tmp_path, "living-run", name="test", **arguments):
-        with pytest.raises(ResourceError, match="is running now"):
+        with pytest.raises(ResourceError, match=r"--forget: run living-r.* is running \(.*stop it first"):
             Cleaner(tmp_path, ["living-run"])
         new = pretend(tmp_path, rounds=1, seed=1)
-        keys = {one.key for one in new.stages} - {one.key for one in old.stages}
+        keys = {stage.key for stage in new.stages} - {stage.key for stage in old.stages}
         assert not keys & set(waste(tmp_path, forget=[new.id]))
     assert keys <= set(waste(tmp_path, forget=[new.id]))
 
@@ -178,9 +178,9 @@ def test_what_somebody_works_on_stays(tmp_path):
 def test_the_command_lists_and_sums_up(tmp_path, capsys):
     run = pretend(tmp_path, rounds=1)
     assert main([f"root={tmp_path}", "--forget", run.id, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["deleted"] is False
-    assert len(found["waste"]) == len(run.stages)
+    data = json.loads(capsys.readouterr().out)
+    assert data["deleted"] is False
+    assert len(data["waste"]) == len(run.stages)
     assert main([f"root={tmp_path / 'nowhere'}"]) == 2
     assert "root=DIR" in capsys.readouterr().err
     assert os.listdir(tmp_path / "artifacts")
@@ -192,7 +192,7 @@ def test_answers_of_judges_stay_until_they_are_named(tmp_path):
     answers.mkdir()
     (answers / "answers.sqlite").write_bytes(b"x" * 10)
     assert waste(tmp_path, intermediate=True) == {}
-    assert waste(tmp_path, answers=True) == {"answers": "whoever asks the same pays again"}
+    assert waste(tmp_path, answers=True) == {"answers": "the same questions will cost again"}
     assert main([f"root={tmp_path}", "--answers", "--delete"]) == 0
     assert not answers.exists()
     assert waste(tmp_path, answers=True) == {}
@@ -202,5 +202,8 @@ def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
     pretend(tmp_path, rounds=1)
     (tmp_path / "answers").mkdir()
     options = {"name": "x", "seed": 0, "spec": {}, "overrides": (), "sweep": None, "git_commit": None, "forked": {}}
-    with recording(tmp_path, "a" * 32, **options), pytest.raises(ResourceError, match="is running now"):
+    with (
+        recording(tmp_path, "a" * 32, **options),
+        pytest.raises(ResourceError, match=r"--answers: run a+ is running \("),
+    ):
         waste(tmp_path, answers=True)

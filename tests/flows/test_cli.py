@@ -1,4 +1,4 @@
-"""The command, as a user meets it."""
+"""Command line of `flows.run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
 def recorded(
     *arguments: str, body: str = "return {'success': 0.5}"
 ) -> tuple[subprocess.CompletedProcess[str], list[dict]]:
-    """Runs the command with a flow that notes what it was called with, and then does what `body` says."""
+    """Run the command with a flow that records its arguments and then executes `body`."""
     code = f"""
     import json, sys, types
     import flows
@@ -140,17 +140,17 @@ def test_a_mistake_is_answered_with_what_to_write(line, words):
 
     with pytest.raises(SpecError) as caught:
         check([line])
-    said = str(caught.value)
-    assert words in said
-    assert not [own for own in HYDRAS_OWN if own in said]
+    message = str(caught.value)
+    assert words in message
+    assert not [own for own in HYDRAS_OWN if own in message]
 
 
 HYDRAS_OWN = ("EQUAL", "EOF", "token recognition", "viable alternative", "full_key", "append to", "hydra.cc")
-"""Words of Hydra and of its grammar, which say nothing to those who do not know it."""
+"""Terms of Hydra and its grammar that error messages must not contain."""
 
 
 def answered(capsys, *arguments: str) -> tuple[object, str]:
-    """Runs the command here; returns the exit code and what it says."""
+    """Run the command in this process; return the exit code and standard error."""
     from flows.run import main
 
     with pytest.raises(SystemExit) as end:
@@ -161,14 +161,14 @@ def answered(capsys, *arguments: str) -> tuple[object, str]:
 
 
 OPTIONS = {
-    ("--confg", "job"): "--confg: there is no such option. Did you mean '--cfg'?",
+    ("--confg", "job"): "--confg: unknown option. Did you mean '--cfg'?",
     ("--cfg", "jbo"): "--cfg: 'jbo': expected one of job, hydra, all. Did you mean '--cfg job'?",
     ("--cfg",): "--cfg/-c: expected one argument",
-    ("--rounds=3",): "--rounds: there is no such option. Did you mean 'rounds=3'?",
-    ("--config-name", "x"): "--config-name: there is no such option",
-    ("-m", "--cfg", "job"): "only one of --run, --multirun, --cfg",
-    ("--resolve",): "--resolve: goes with --cfg",
-    ("--package", "algorithm"): "--package: goes with --cfg",
+    ("--rounds=3",): "--rounds: unknown option. Did you mean 'rounds=3'?",
+    ("--config-name", "x"): "--config-name: unknown option",
+    ("-m", "--cfg", "job"): "--run, --multirun, --cfg, --info and --shell-completion exclude each other",
+    ("--resolve",): "--resolve: requires --cfg",
+    ("--package", "algorithm"): "--package: requires --cfg",
     ("--config-dir", "/nowhere"): "--config-dir: folder '/nowhere' does not exist",
 }
 
@@ -320,7 +320,7 @@ def test_large_and_continuous_sweeps_are_checked_value_by_value():
         ("raise errors.ResourceError('no disk space')", 2, "no disk space"),
         ("raise errors.SpecError([errors.Problem('model', 'has no chat template')])", 2, "model: has no chat template"),
         ("raise errors.TooManyFailures('9 of 10 failed')", 1, "TooManyFailures: 9 of 10 failed"),
-        ("raise KeyboardInterrupt", 130, "the same command goes on from here"),
+        ("raise KeyboardInterrupt", 130, "run the same command again to resume"),
     ],
 )
 @pytest.mark.parametrize("mode", [[], ["-m"]], ids=["run", "sweep"])

@@ -1,4 +1,4 @@
-"""Runs side by side: what differs, how sure that is, and the episodes that changed."""
+"""Comparison of runs: differences, their uncertainty, and changed episodes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ FIGURES = {
 
 @pytest.fixture
 def two(tmp_path):
-    """Two runs, the second with another seed and learning rate and the better one."""
+    """Return two runs; the second has another seed and learning rate and is better."""
     evaluations = {f"evaluate[{name}]": BEFORE for name in ("start", "sft", "final")}
-    one = pretend(tmp_path, episodes=evaluations, metrics=FIGURES)
+    baseline = pretend(tmp_path, episodes=evaluations, metrics=FIGURES)
     other = pretend(
         tmp_path,
         seed=1,
@@ -55,7 +55,7 @@ def two(tmp_path):
         git_commit="c" * 40,
         overrides=["seed=1", f"root={tmp_path}"],
     )
-    return tmp_path, one, other
+    return tmp_path, baseline, other
 
 
 def page(root: Path, *runs) -> Page:
@@ -65,9 +65,9 @@ def page(root: Path, *runs) -> Page:
 
 def test_the_configuration_is_told_where_it_differs_and_by_what_it_does(two):
     root, one, other = two
-    found = compare(root, [one.id, other.id])
-    assert found.results == {"seed": ["0", "1"], "algorithm.learning_rate": ["0.0001", "0.0005"]}
-    assert found.rest == {
+    comparison = compare(root, [one.id, other.id])
+    assert comparison.results == {"seed": ["0", "1"], "algorithm.learning_rate": ["0.0001", "0.0005"]}
+    assert comparison.rest == {
         "collect.concurrency": ["64", "3"],
         "compute.default": ["local", "process"],
         "git commit": ["null", "c" * 40],
@@ -75,15 +75,15 @@ def test_the_configuration_is_told_where_it_differs_and_by_what_it_does(two):
 
 
 def test_an_argument_of_a_target_and_a_part_that_only_one_has(tmp_path):
-    one = pretend(tmp_path, rounds=1, warmup=None)
+    baseline = pretend(tmp_path, rounds=1, warmup=None)
     reward = {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}
     other = pretend(tmp_path, rounds=1, reward=reward, name="other", model={"name": "tiny", "source": "random"})
-    found = compare(tmp_path, [one.id, other.id])
-    assert list(found.results) == ["reward.turn_cost", "warmup"]
-    assert found.results["reward.turn_cost"] == ["0.0", "0.1"]
-    assert found.results["warmup"][0] == "null"
-    assert json.loads(found.results["warmup"][1])["demonstrations"] == 4
-    assert list(found.rest) == ["name"]
+    comparison = compare(tmp_path, [baseline.id, other.id])
+    assert list(comparison.results) == ["reward.turn_cost", "warmup"]
+    assert comparison.results["reward.turn_cost"] == ["0.0", "0.1"]
+    assert comparison.results["warmup"][0] == "null"
+    assert json.loads(comparison.results["warmup"][1])["demonstrations"] == 4
+    assert list(comparison.rest) == ["name"]
 
 
 def test_another_version_of_a_stage_and_other_source_of_the_users_code_determine_results(tmp_path):
@@ -95,21 +95,21 @@ def test_another_version_of_a_stage_and_other_source_of_the_users_code_determine
     record = tmp_path / "records" / f"{other.id}.json"
     collects, evaluates = (STAGES[name].version for name in ("collect", "evaluate"))
     record.write_text(re.sub(rf'"version": ({collects}|{evaluates})\b', '"version": 99', record.read_text()))
-    found = compare(tmp_path, [one.id, other.id]).results
-    assert (found["version of collect"], found["version of evaluate"]) == (
+    differences = compare(tmp_path, [one.id, other.id]).results
+    assert (differences["version of collect"], differences["version of evaluate"]) == (
         [str(collects), "99"],
         [str(evaluates), "99"],
     )
-    assert found["source of mine.Keep"] == ["–", "5" * 12]
+    assert differences["source of mine.Keep"] == ["–", "5" * 12]
 
 
 def test_results_have_intervals_and_the_difference_is_paired(two):
     root, one, other = two
-    found = compare(root, [one.id, other.id])
-    assert list(found.runs[0].evaluations) == ["start", "sft", "final"]
-    assert found.runs[0].evaluations["final"].summary == summarise(BEFORE)
-    assert found.runs[1].evaluations["final"].summary == summarise(AFTER)
-    (against,) = found.against
+    comparison = compare(root, [one.id, other.id])
+    assert list(comparison.runs[0].evaluations) == ["start", "sft", "final"]
+    assert comparison.runs[0].evaluations["final"].summary == summarise(BEFORE)
+    assert comparison.runs[1].evaluations["final"].summary == summarise(AFTER)
+    (against,) = comparison.against
     assert against.title == "B after GRPO against A after GRPO"
     assert against.difference == paired_difference(BEFORE, AFTER)
     assert against.improved == [f"shop-{n}" for n in (3, 4, 5, 6, 7)]
@@ -125,48 +125,50 @@ def test_rounds_stages_time_and_cost(two):
     first, second = compare(root, [one.id, other.id]).runs
     assert {number: values["reward"] for number, values in first.rounds.items()} == {1: 0.1, 2: 0.2}
     assert {number: values["kl"] for number, values in second.rounds.items()} == {1: 0.1, 2: 0.2}
-    cached = [one.label for one in other.stages if one.status == "cached"]
+    cached = [stage.label for stage in other.stages if stage.status == "cached"]
     assert cached == ["evaluate[start]"]
     assert (second.total.ran, second.total.cached) == (len(other.stages) - 1, 1)
-    assert second.stages["train"].seconds == sum(one.seconds for one in other.stages if one.label.startswith("train"))
+    assert second.stages["train"].seconds == sum(
+        stage.seconds for stage in other.stages if stage.label.startswith("train")
+    )
     assert second.total.cost == pytest.approx(0.25 * second.total.ran)
     assert second.stages["evaluate"].cost == pytest.approx(0.5)  # one of the three was found
     assert first.total.cost == 0
 
 
 def test_time_is_what_a_person_waited(tmp_path, capsys):
-    """What ran beside another stage took no time of its own."""
+    """A stage that overlaps another one adds no time of its own."""
     runs = [pretend(tmp_path, seed=seed) for seed in (0, 1)]
     records = Records(tmp_path)
-    stages = [replace(one, unnoticed=0.75) if one.label == "collect[2]" else one for one in runs[1].stages]
+    stages = [replace(stage, unnoticed=0.75) if stage.label == "collect[2]" else stage for stage in runs[1].stages]
     records.write(replace(runs[1], stages=stages))
-    first, second = compare(tmp_path, [one.id for one in runs]).runs
+    first, second = compare(tmp_path, [run.id for run in runs]).runs
     assert second.stages["collect"].seconds == first.stages["collect"].seconds - 0.75
     assert second.stages["collect"].unnoticed == 0.75
-    assert second.total.seconds == sum(one.waited for one in stages) == first.total.seconds - 0.75
-    command = [*(one.id for one in runs), f"root={tmp_path}"]
+    assert second.total.seconds == sum(stage.waited for stage in stages) == first.total.seconds - 0.75
+    command = [*(run.id for run in runs), f"root={tmp_path}"]
     main(command)
-    assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, and 0.8 s beside others\n", capsys.readouterr().out)
+    assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, plus 0.8 s overlapped\n", capsys.readouterr().out)
     main([*command, "--json"])
     assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["unnoticed"] == 0.75
-    assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(one.id for one in runs)).words)
+    assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(run.id for run in runs)).words)
 
 
 def test_a_default_that_only_one_run_states_is_no_difference(tmp_path):
     shop = {"_target_": "components.environments.worlds.shop.Shop"}
-    one = pretend(tmp_path, environment={**shop, "heldout": 4})
+    baseline = pretend(tmp_path, environment={**shop, "heldout": 4})
     other = pretend(tmp_path, environment={**shop, "heldout": 4, "train": 512})
-    assert not {**(found := compare(tmp_path, [one.id, other.id])).results, **found.rest}
+    assert not {**(comparison := compare(tmp_path, [baseline.id, other.id])).results, **comparison.rest}
     third = pretend(tmp_path, environment={**shop, "heldout": 4, "train": 99})
-    assert compare(tmp_path, [one.id, third.id]).results == {"environment.train": ["512", "99"]}
+    assert compare(tmp_path, [baseline.id, third.id]).results == {"environment.train": ["512", "99"]}
 
 
 def test_a_fork_is_drawn_from_the_round_in_which_it_began(tmp_path):
-    one = pretend(tmp_path, metrics=FIGURES)
-    fork = pretend(tmp_path, fork=f"{one.short}@1", rounds=3, metrics=FIGURES)
-    runs = compare(tmp_path, [one.id, fork.id]).runs
+    baseline = pretend(tmp_path, metrics=FIGURES)
+    fork = pretend(tmp_path, fork=f"{baseline.short}@1", rounds=3, metrics=FIGURES)
+    runs = compare(tmp_path, [baseline.id, fork.id]).runs
     assert [list(run.rounds) for run in runs] == [[1, 2], [2, 3]]
-    titles = {words for words in page(tmp_path, one.id, fork.id).words if "round" in words}
+    titles = {words for words in page(tmp_path, baseline.id, fork.id).words if "round" in words}
     assert {"A, round 1: 0.1", "B, round 3: 0.3"} <= titles
 
 
@@ -175,81 +177,81 @@ BY_ROUND = {"start": "----", "sft": "+---", "1": "++--", "2": "+++-", "3": "+---
 
 
 def evaluated(**changes) -> dict[str, str]:
-    """What evaluations came to, by label."""
+    """Return evaluation results by label."""
     return {f"evaluate[{name}]": shown for name, shown in {**BY_ROUND, **changes}.items()}
 
 
 def test_success_by_round_goes_from_the_start_of_the_rounds_to_the_final_policy(tmp_path, capsys):
-    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
     short = pretend(tmp_path, rounds=2, seed=1, warmup=None, episodes=evaluated())
-    first, second = compare(tmp_path, [one.id, short.id]).runs
+    first, second = compare(tmp_path, [baseline.id, short.id]).runs
     assert {number: summary["success"]["mean"] for number, summary in first.heldout.items()} == {
         0: 0.25, 1: 0.5, 2: 0.75, 3: 0.25, 4: 0.5,
     }  # fmt: skip
     assert first.heldout[4] == first.evaluations["final"].summary
     assert {number: summary["success"]["mean"] for number, summary in second.heldout.items()} == {0: 0.0, 2: 0.5}
-    assert main([one.id, short.id, f"root={tmp_path}"]) == 0
+    assert main([baseline.id, short.id, f"root={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"success by round \(▁ 0, █ 1\) +▃▅▇▃▅ rounds 0 to 4 +▁▅ rounds 0 to 2\n", text)
-    assert re.search(r"success at its highest +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
-    assert "chosen" not in text
-    assert main([one.id, short.id, f"root={tmp_path}", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["runs"]
-    assert list(found[0]["heldout"]) == ["0", "1", "2", "3", "4"]
-    assert found[0]["heldout"]["2"] == json.loads(json.dumps(first.heldout[2]))
-    assert [run["chosen"] for run in found] == [None, None]
+    assert re.search(r"highest success +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
+    assert "selected" not in text
+    assert main([baseline.id, short.id, f"root={tmp_path}", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["runs"]
+    assert list(data[0]["heldout"]) == ["0", "1", "2", "3", "4"]
+    assert data[0]["heldout"]["2"] == json.loads(json.dumps(first.heldout[2]))
+    assert [run["chosen"] for run in data] == [None, None]
 
 
 def test_success_by_round_is_a_line_with_its_interval_and_the_chosen_round_has_a_ring(tmp_path, capsys):
-    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
     best = pretend(tmp_path, **EVERY, seed=1, deploy={"policy": "best"}, episodes=evaluated(**{"4": "++--"}))
-    found = page(tmp_path, one.id, best.id)
-    run = compare(tmp_path, [one.id, best.id]).runs[1]
+    comparison_page = page(tmp_path, baseline.id, best.id)
+    run = compare(tmp_path, [baseline.id, best.id]).runs[1]
     assert run.chosen == best.stage("evaluate[final]").step == 2
     assert list(run.heldout) == [0, 1, 2, 3, 4]
-    titles = [words for words in found.words if re.match(r"[AB], round \d: ", words)]
+    titles = [words for words in comparison_page.words if re.match(r"[AB], round \d: ", words)]
     assert [words for words in titles if "chosen" in words] == ["B, round 2: chosen as the best"]
-    assert any("ring: chosen as the best" in words for words in found.words)
+    assert any("ring: chosen as the best" in words for words in comparison_page.words)
     low, high = (f"{100 * run.heldout[2]['success'][bound]:.0f}" for bound in ("low", "high"))
     told = [words.replace("\N{NARROW NO-BREAK SPACE}", " ") for words in titles]
     assert f"B, round 2: 75 % ({low} % to {high} %)" in told
-    classes = [value for _, name, value in found.attributes if name == "class"]
+    classes = [value for _, name, value in comparison_page.attributes if name == "class"]
     assert {"band r0", "band r1", "ring r1"} <= set(classes)
-    assert re.search(r"chosen as the best +– +round 2\n", capsys.readouterr().out)
+    assert re.search(r"selected as best +– +round 2\n", capsys.readouterr().out)
 
 
 def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(tmp_path):
-    one = pretend(tmp_path, **EVERY, episodes=evaluated())
-    fork = pretend(tmp_path, **EVERY, fork=f"{one.short}@2", episodes=evaluated(start="+++-"))
+    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
+    fork = pretend(tmp_path, **EVERY, fork=f"{baseline.short}@2", episodes=evaluated(start="+++-"))
     stopped = pretend(tmp_path, **EVERY, seed=1, stop_at="judge[3]", episodes=evaluated())
-    runs = compare(tmp_path, [one.id, fork.id, stopped.id]).runs
+    runs = compare(tmp_path, [baseline.id, fork.id, stopped.id]).runs
     assert [list(run.heldout) for run in runs] == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2]]
 
 
 def test_a_stopped_run_is_compared_by_the_last_evaluation_of_its_rounds(tmp_path):
-    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
     stopped = pretend(tmp_path, **EVERY, seed=1, stop_at="judge[3]", episodes=evaluated())
-    found = compare(tmp_path, [one.id, stopped.id])
-    assert found.against[0].title == "B round 2 against A after GRPO"
-    assert list(found.runs[1].rounds) == [1, 2]
+    comparison = compare(tmp_path, [baseline.id, stopped.id])
+    assert comparison.against[0].title == "B round 2 against A after GRPO"
+    assert list(comparison.runs[1].rounds) == [1, 2]
 
 
 def test_a_policy_that_was_chosen_is_called_so(tmp_path):
-    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
     best = pretend(tmp_path, **EVERY, seed=1, deploy={"policy": "best"}, episodes=evaluated(**{"4": "++--"}))
-    assert compare(tmp_path, [one.id, best.id]).against[0].title == "B round 2 (best) against A after GRPO"
+    assert compare(tmp_path, [baseline.id, best.id]).against[0].title == "B round 2 (best) against A after GRPO"
 
 
 def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(tmp_path):
-    one = pretend(tmp_path, **EVERY, episodes=evaluated())
+    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
     other = pretend(tmp_path, **EVERY, seed=1, episodes=evaluated())
     store = Store(tmp_path / "artifacts")
     shutil.rmtree(store.path(other.stage("evaluate[1]").key))
     (store.path(other.stage("evaluate[3]").key) / "summary.json").write_text("{}")
-    runs = compare(tmp_path, [one.id, other.id]).runs
+    runs = compare(tmp_path, [baseline.id, other.id]).runs
     assert runs[0].notes == []
     assert runs[1].notes == [
-        "not in the store any more, or damaged, so that curves are incomplete: evaluate[1], evaluate[3]",
+        "no longer in the store, or damaged, so curves are incomplete: evaluate[1], evaluate[3]",
     ]
     assert list(runs[1].heldout) == [0, 2, 4]
 
@@ -270,9 +272,9 @@ def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
     after = [*played({0, 2, 3, 4}, 11), episode(20, True)]
     after[2].scenario = Scenario("shop-2", {"order": "another"}, "heldout", "refund", 1)
     after[3] = episode(3, False, failure=Failure("engine", "EngineError", "gone"))
-    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": before})
+    baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": before})
     other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": after})
-    (against,) = compare(tmp_path, [one.id, other.id]).against
+    (against,) = compare(tmp_path, [baseline.id, other.id]).against
     assert against.notes == [
         "1 scenario with the same id are different tasks in the two runs and are left out",
         "1 scenario played only by A",
@@ -285,23 +287,23 @@ def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
 
 
 def test_runs_without_a_scenario_in_common_have_no_difference(tmp_path):
-    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played({0}, 2)})
+    baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played({0}, 2)})
     other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": [episode(30, True)]})
-    found = compare(tmp_path, [one.id, other.id])
-    assert found.against[0].difference is None
-    assert "no scenario was finished in both runs" in show(found, tmp_path / "x.html")
-    assert "From fail" in page(tmp_path, one.id, other.id).text
+    comparison = compare(tmp_path, [baseline.id, other.id])
+    assert comparison.against[0].difference is None
+    assert "no scenario was finished in both runs" in show(comparison, tmp_path / "x.html")
+    assert "From fail" in page(tmp_path, baseline.id, other.id).text
 
 
 def test_a_run_that_was_stopped_is_compared_as_far_as_it_got(two):
     root, one, _ = two
     stopped = pretend(root, seed=2, stop_at="train[2]", episodes={"evaluate[sft]": AFTER}, metrics=FIGURES)
-    found = compare(root, [one.id, stopped.id])
-    assert list(found.runs[1].rounds) == [1]  # the second one was not finished
-    assert found.runs[1].last
-    assert found.against[0].title == "B after SFT against A after GRPO"
-    assert "different evaluations" in found.against[0].notes[0]
-    assert found.against[0].difference
+    comparison = compare(root, [one.id, stopped.id])
+    assert list(comparison.runs[1].rounds) == [1]  # the second one was not finished
+    assert comparison.runs[1].last
+    assert comparison.against[0].title == "B after SFT against A after GRPO"
+    assert "different evaluations" in comparison.against[0].notes[0]
+    assert comparison.against[0].difference
     records = Records(root)
     for written, told in (("RUNNING", "killed"), ("FAILED", "failed")):
         stopped.status = written
@@ -321,16 +323,16 @@ def test_a_run_without_an_evaluation_and_one_whose_artifacts_are_gone_say_so(two
     store = Store(root / "artifacts")
     shutil.rmtree(store.path(other.stage("evaluate[final]").key))
     shutil.rmtree(store.path(other.stage("judge[2]").key))
-    found = compare(root, [one.id, other.id, none.id])
-    assert found.runs[1].notes == [
-        "evaluate[final] is not in the store any more, or is damaged: run it again",
-        "not in the store any more, or damaged, so that curves are incomplete: judge[2]",
+    comparison = compare(root, [one.id, other.id, none.id])
+    assert comparison.runs[1].notes == [
+        "evaluate[final] is no longer in the store, or is damaged: run it again",
+        "no longer in the store, or damaged, so curves are incomplete: judge[2]",
     ]
-    assert "reward" not in found.runs[1].rounds[2]
-    assert found.runs[1].last
-    assert found.runs[1].last.label == "B after SFT"
-    assert "there is no finished evaluation" in found.runs[2].notes
-    assert found.against[1].notes == ["nothing to compare: C without a finished evaluation"]
+    assert "reward" not in comparison.runs[1].rounds[2]
+    assert comparison.runs[1].last
+    assert comparison.runs[1].last.label == "B after SFT"
+    assert "there is no finished evaluation" in comparison.runs[2].notes
+    assert comparison.against[1].notes == ["nothing to compare: C without a finished evaluation"]
     assert main([none.id, one.id, f"root={root}"]) == 0
     assert "A: there is no finished evaluation" in capsys.readouterr().out
 
@@ -351,7 +353,7 @@ def test_a_damaged_evaluation_is_left_out_and_left_alone(two):
         ([], "required: RUN"),
         (["test"], "expected 2 to 26 runs to compare, not 1"),
         (["test", "nothing"], "there is no run 'nothing'"),
-        (["test", "latest"], r"run \w{8} \(test\) is named twice, the second time as 'latest'"),
+        (["test", "latest"], r"run \w{8} \(test\) is given twice, the second time as 'latest'"),
         (["test"] * 27, "expected 2 to 26 runs"),
     ],
 )
@@ -395,9 +397,9 @@ def test_the_text_is_short_and_names_what_changed(two):
 
 def test_equal_configurations_are_told(tmp_path):
     one, other = pretend(tmp_path, rounds=1), pretend(tmp_path, rounds=1)
-    found = compare(tmp_path, [one.id, other.id])
-    assert (found.results, found.rest) == ({}, {})
-    assert "the configurations are the same" in show(found, tmp_path)
+    comparison = compare(tmp_path, [one.id, other.id])
+    assert (comparison.results, comparison.rest) == ({}, {})
+    assert "the configurations are identical" in show(comparison, tmp_path)
     assert "All runs have the same configuration." in page(tmp_path, one.id, other.id).text
 
 
@@ -405,28 +407,28 @@ def test_the_json_has_everything_but_the_episodes(two, capsys):
     root, one, other = two
     assert main([one.short, other.short, f"root={root}", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    found = json.loads(line)
-    assert [run["id"] for run in found["runs"]] == [one.id, other.id]
-    assert found["runs"][1]["overrides"] == ["seed=1"]
-    assert found["runs"][1]["evaluations"]["final"] == json.loads(json.dumps(summarise(AFTER)))
-    assert found["runs"][1]["rounds"]["2"]["reward"] == 0.2
-    assert found["runs"][1]["total"]["cached"] == 1
-    assert found["config"]["results"]["seed"] == ["0", "1"]
-    assert found["against"]["B"]["difference"]["regressed"] == ["shop-0"]
-    assert Path(found["html"]) == root / "compare" / f"{one.short}-{other.short}.html"
-    assert Path(found["html"]).is_file()
+    data = json.loads(line)
+    assert [run["id"] for run in data["runs"]] == [one.id, other.id]
+    assert data["runs"][1]["overrides"] == ["seed=1"]
+    assert data["runs"][1]["evaluations"]["final"] == json.loads(json.dumps(summarise(AFTER)))
+    assert data["runs"][1]["rounds"]["2"]["reward"] == 0.2
+    assert data["runs"][1]["total"]["cached"] == 1
+    assert data["config"]["results"]["seed"] == ["0", "1"]
+    assert data["against"]["B"]["difference"]["regressed"] == ["shop-0"]
+    assert Path(data["html"]) == root / "compare" / f"{one.short}-{other.short}.html"
+    assert Path(data["html"]).is_file()
 
 
 def test_the_page_shows_both_episodes_of_each_scenario_that_changed(two):
     root, one, other = two
-    found = page(root, one.id, other.id)
-    text = found.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    for expected in (one.short, "algorithm.learning_rate", "Does not affect results", "Reward", "KL to the reference",
-                     "58 %", "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
+    comparison_page = page(root, one.id, other.id)
+    text = comparison_page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    for expected in (one.short, "algorithm.learning_rate", "Does not affect results", "Reward", "KL to the reference", "58 %",
+                     "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
                      "Order A3 is broken.", "15 ran, 1 cached; cost"):  # fmt: skip
         assert expected in text, expected
-    ids = [value for _, name, value in found.attributes if name == "id"]
-    links = [value for _, name, value in found.attributes if name == "href"]
+    ids = [value for _, name, value in comparison_page.attributes if name == "id"]
+    links = [value for _, name, value in comparison_page.attributes if name == "href"]
     assert len(ids) == len(set(ids))
     assert links
     assert {link for link in links if link.removeprefix("#") not in ids or not link.startswith("#")} == set()
@@ -437,9 +439,9 @@ def test_the_page_shows_both_episodes_of_each_scenario_that_changed(two):
 
 def test_the_page_is_self_contained(two):
     root, one, other = two
-    found = page(root, one.id, other.id)
-    assert not {"script", "link", "img"} & set(found.tags)
-    assert not [name for _, name, _ in found.attributes if name in ("src", "srcset", "data", "action")]
+    comparison_page = page(root, one.id, other.id)
+    assert not {"script", "link", "img"} & set(comparison_page.tags)
+    assert not [name for _, name, _ in comparison_page.attributes if name in ("src", "srcset", "data", "action")]
     html = (root / "compare" / f"{one.short}-{other.short}.html").read_text()
     assert not re.search(r"url\(|@import|https?://", html)
 
@@ -457,10 +459,10 @@ def test_hostile_text_is_never_markup(tmp_path):
     other.spec["agent"] = {INJECTION: INJECTION}
     other.name = INJECTION
     Records(tmp_path).write(other)
-    found = page(tmp_path, one.id, other.id)
-    assert not {"script", "img"} & set(found.tags)
-    assert not [name for _, name, _ in found.attributes if name.startswith("on")]
-    assert found.text.count("<script>alert('x')</script>") > 8
+    comparison_page = page(tmp_path, one.id, other.id)
+    assert not {"script", "img"} & set(comparison_page.tags)
+    assert not [name for _, name, _ in comparison_page.attributes if name.startswith("on")]
+    assert comparison_page.text.count("<script>alert('x')</script>") > 8
     text = show(compare(tmp_path, [one.id, other.id]), Path("x"))
     assert text.isprintable() or set(filter(lambda c: not c.isprintable(), text)) == {"\n"}
 
@@ -468,22 +470,25 @@ def test_hostile_text_is_never_markup(tmp_path):
 def test_only_the_first_hundred_pairs_are_on_the_page(tmp_path):
     from components.evaluation.comparison import MOST_PAIRS
 
-    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played(set(), MOST_PAIRS + 5)})
+    baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played(set(), MOST_PAIRS + 5)})
     other = pretend(
         tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": played(set(range(MOST_PAIRS + 5)), MOST_PAIRS + 5)}
     )
-    found = page(tmp_path, one.id, other.id)
-    assert len([value for _, name, value in found.attributes if name == "href" and "#episodes-" in value]) == MOST_PAIRS
-    assert f"The episodes of the first {MOST_PAIRS} follow." in found.text
-    assert f"shop-{MOST_PAIRS + 4}" in found.text
+    comparison_page = page(tmp_path, baseline.id, other.id)
+    assert (
+        len([value for _, name, value in comparison_page.attributes if name == "href" and "#episodes-" in value])
+        == MOST_PAIRS
+    )
+    assert f"The episodes of the first {MOST_PAIRS} follow." in comparison_page.text
+    assert f"shop-{MOST_PAIRS + 4}" in comparison_page.text
 
 
 def test_secrets_stay_masked(tmp_path):
-    one = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": BEFORE})
+    baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": BEFORE})
     other = pretend(tmp_path, rounds=1, seed=1, overrides=["judge.api_key=hush"])
     other.spec["reward"] = {"api_key": "hush"}
     Records(tmp_path).write(other)
-    assert main([one.id, other.id, f"root={tmp_path}"]) == 0
+    assert main([baseline.id, other.id, f"root={tmp_path}"]) == 0
     assert "hush" not in next((tmp_path / "compare").iterdir()).read_text()
 
 

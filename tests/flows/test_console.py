@@ -1,4 +1,4 @@
-"""One console, one log file."""
+"""Console output and log file of a run."""
 
 import io
 import logging

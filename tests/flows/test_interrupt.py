@@ -1,4 +1,4 @@
-"""Signals: a clean way out, and a hard end where that is blocked."""
+"""Signals: clean exit, and forced exit if cleanup is blocked."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What made an artifact, back to the start, and what was made from it."""
+"""Lineage: ancestors and descendants of an artifact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FED = ["filter", "judge", "collect"]
 
 
 def steps(found) -> list[tuple[str, list[str]]]:
-    """Labels of heads, and of what belongs to each."""
+    """Return the labels of each step's head and of its other nodes."""
     return [(step.head.label, [one.label for one in step.others]) for step in found]
 
 
@@ -41,7 +41,7 @@ def test_a_checkpoint_goes_back_to_the_start_a_step_for_each_round(tmp_path):
     nodes = lineage.ancestors(key)
     assert len({node.key for node in nodes}) == len(nodes) == 12
     assert {node.key for node in nodes} == {
-        one.key for one in run.stages if one.label.partition("[")[0] in (*FED, "train")
+        stage.key for stage in run.stages if stage.label.partition("[")[0] in (*FED, "train")
     }
     order = [node.key for node in nodes]
     for node in nodes:
@@ -85,9 +85,9 @@ def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
     first = pretend(tmp_path, git_commit="a" * 40)
     fork = pretend(tmp_path, fork=f"{first.short}@1", rounds=3, reward=reward, seed=1, git_commit="b" * 40)
     lineage = Lineage(tmp_path)
-    found = origins(lineage, fork.stage("train[3]").key)
-    assert [one.label for one in found] == ["train[3]", "train[2]", "train[1]", "train[sft]"]
-    facts = [one.facts for one in found]
+    ancestors = origins(lineage, fork.stage("train[3]").key)
+    assert [origin.label for origin in ancestors] == ["train[3]", "train[2]", "train[1]", "train[sft]"]
+    facts = [origin.facts for origin in ancestors]
     assert facts[0]["run"] == f"{fork.short} test seed 1, commit {'b' * 40}"
     assert facts[0]["reward"].startswith("components.rewards.rules.outcome.Outcome ")
     assert "turn_cost=0.25" in facts[0]["reward"]
@@ -115,7 +115,7 @@ def test_the_run_that_made_it_is_not_the_one_that_found_it(tmp_path):
     forgotten = Lineage(tmp_path)
     assert (forgotten.node(key).run, forgotten.node(key).label) == (None, "train[2]")
     assert "git_commit" not in forgotten.tags(key)
-    assert "no record says which run made it" in show(forgotten, key)
+    assert "made by an unknown run: no record contains it" in show(forgotten, key)
 
 
 def test_without_records_the_manifests_tell_it(tmp_path):
@@ -139,8 +139,8 @@ def test_what_is_gone_from_the_store_is_told_from_the_records(tmp_path):
     assert steps(lineage.back(key)) == [("train[2]", fed(2)), ("train[1]", fed(1)), ("train[sft]", fed("sft"))]
     assert not lineage.node(run.stage("train[1]").key).present
     text = show(lineage, key)
-    assert f"collect[2] {run.stage('collect[2]').key[:12]} (gone)" in text
-    assert "not in the store any more; this is what records say" in show(lineage, run.stage("train[1]").key)
+    assert f"collect[2] {run.stage('collect[2]').key[:12]} (deleted)" in text
+    assert "no longer in the store; shown from the records" in show(lineage, run.stage("train[1]").key)
     Records(tmp_path).forget(run)
     assert steps(Lineage(tmp_path).back(key))[0] == ("train", ["filter", "judge", *["not known"] * 2])
 
@@ -161,7 +161,7 @@ def test_a_run_alone_is_its_final_policy(tmp_path):
     course = {"rounds": 5, "evaluate": {"every": 1}, "early_stopping": {"patience": 1}, "metrics": measured}
     last = pretend(tmp_path, **course)
     best = pretend(tmp_path, **course, seed=1, deploy={"policy": "best"})
-    assert [one.step for one in best.notices] == [2, 1]
+    assert [notice.step for notice in best.notices] == [2, 1]
     lineage = Lineage(tmp_path)
     assert lineage.resolve(last.short) == last.stage("train[2]").key
     assert lineage.resolve(best.short) == best.stage("train[1]").key == lineage.resolve(f"{best.short}@1")
@@ -234,10 +234,10 @@ def test_the_text_has_a_line_for_each_round_and_each_artifact_once(tmp_path):
     back, _, forward = text.partition("\nmade from it\n")
     heads = [line.split()[1] for line in back.splitlines() if line.startswith("├─")]
     assert heads == [*(f"train[{number}]" for number in range(rounds, 0, -1)), "train[sft]"]
-    for one in run.stages:
-        if one.key != key:
-            assert text.count(f"{one.label} {one.key[:12]}") == (
-                one.label != "evaluate[start]" and one.label != "evaluate[sft]"
+    for stage in run.stages:
+        if stage.key != key:
+            assert text.count(f"{stage.label} {stage.key[:12]}") == (
+                stage.label != "evaluate[start]" and stage.label != "evaluate[sft]"
             )
     assert "a" * 40 in back
     assert "overrides rounds=12" in back
@@ -248,7 +248,7 @@ def test_the_text_has_a_line_for_each_round_and_each_artifact_once(tmp_path):
 
 
 def test_a_long_chain_is_no_matter(tmp_path):
-    """Longer than Python's stack is deep."""
+    """The chain is longer than Python's recursion limit."""
     lineage = Lineage(tmp_path)
     keys = [f"{number:064d}" for number in range(3000)]
     for key, below in zip(keys, [None, *keys], strict=False):
@@ -266,18 +266,18 @@ def test_a_long_chain_is_no_matter(tmp_path):
 def test_the_json_has_every_artifact_and_the_runs_with_their_configuration(tmp_path, capsys):
     run = pretend(tmp_path, git_commit="a" * 40)
     assert main([f"{run.short}@1", f"root={tmp_path}", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads(json.dumps(to_json(Lineage(tmp_path), run.stage("train[1]").key)))
+    data = json.loads(capsys.readouterr().out)
+    assert data == json.loads(json.dumps(to_json(Lineage(tmp_path), run.stage("train[1]").key)))
     train = run.stage("train[1]")
-    assert found["artifact"]["key"] == train.key
-    assert found["artifact"]["inputs"] == train.request["inputs"]
-    assert found["artifact"]["spec"]["algorithm"]["name"] == "grpo"
-    assert {one["label"] for one in found["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
-    assert {one["label"] for one in found["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
-    judge = next(one for one in found["made_from"] if one["label"] == "judge[1]")
+    assert data["artifact"]["key"] == train.key
+    assert data["artifact"]["inputs"] == train.request["inputs"]
+    assert data["artifact"]["spec"]["algorithm"]["name"] == "grpo"
+    assert {node["label"] for node in data["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
+    assert {node["label"] for node in data["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
+    judge = next(node for node in data["made_from"] if node["label"] == "judge[1]")
     assert judge["spec"]["reward"]["_target_"] == DATA["reward"]["_target_"]
     assert judge["version"] == run.stage("judge[1]").version
-    assert found["runs"] == {
+    assert data["runs"] == {
         run.id: {
             "name": "test",
             "seed": 0,

@@ -1,4 +1,4 @@
-"""Secrets in overrides: Hydra's own parser says where values are."""
+"""Secrets in overrides, which Hydra's own parser reads."""
 
 from __future__ import annotations
 

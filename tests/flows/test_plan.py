@@ -203,7 +203,7 @@ def test_the_text_names_every_stage_and_sums_up(tmp_path):
     assert "train[1]" in text
     assert "evaluate[start]" in text
     assert "algorithm.learning_rate: 0.0001 → 0.0005" in text
-    assert "12 stages, 9 found, 3 to run" in text
+    assert "12 stages, 9 cached, 3 to run" in text
 
 
 def test_a_fork_is_planned(tmp_path):
@@ -325,7 +325,7 @@ def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
     found = plan(spec_of(tmp_path, rounds=1, seed=1, **changes))
     assert {one.label: one.cost for one in found.stages}["judge[1]"] is None
     assert found.cost is None
-    assert "of the others cost is not known" in show(found)
+    assert "cost unknown for 4 of the others" in show(found)
 
 
 def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):

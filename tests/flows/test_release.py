@@ -1,5 +1,4 @@
-"""A champion is put into use, and what was in use stays or comes back: targets that keep to the protocol, real ledger,
-real canary against real servers."""
+"""Deployment and rollback of a champion: real ledger, and a real canary against real servers of test targets."""
 
 from __future__ import annotations
 
@@ -19,36 +18,36 @@ from components.errors import DeployError, ResourceError
 from components.inference.server import Server
 from flows.release.champion import Decision
 from flows.release.deployment import check, release
-from flows.release.deployment_ledger import InUse, Ledger
+from flows.release.deployment_ledger import ActiveRelease, Ledger
 from tests.flows.test_chat import Scripted
 
 WON = Decision("shop", "2", "won", "", against="1")
 
 
 class Registry:
-    """Notes what it is told."""
+    """Registry that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, ...]] = []
+        self.calls: list[tuple[str, ...]] = []
 
     def alias(self, name: str, alias: str, version: str | None) -> None:
-        self.told.append((name, alias, version or "nobody"))
+        self.calls.append((name, alias, version or "nobody"))
 
     def tag(self, name: str, version: str, tags: dict[str, str]) -> None:
-        self.told.append((name, version, *tags.values()))
+        self.calls.append((name, version, *tags.values()))
 
 
 class Served:
-    """Puts releases into use as servers in this process, each of which says its own words."""
+    """Target that deploys releases as servers in this process, each with its own answers."""
 
     name = "local"
 
     def __init__(self, port: int = 0):
         self.port = port
         self.says: dict[str, str] = {}
-        """By version."""
+        """Answers by version."""
         self.up: dict[str, Server] = {}
-        """By URL."""
+        """Running servers by URL."""
 
     def build(self) -> Served:
         return self
@@ -80,7 +79,7 @@ def target():
 
 @pytest.fixture
 def put(tmp_path, target):
-    """Puts an export into use: what became of it, the notices, what the registry was told."""
+    """Return a function that deploys an export and returns the outcome, the notices and the registry's calls."""
     asked = {"messages": [{"role": "user", "content": "Where?"}], "tools": [], "max_tokens": 4}
     (tmp_path / FILE).write_text(json.dumps([{**asked, "answer": {"content": "Here."}}]))
 
@@ -93,25 +92,25 @@ def put(tmp_path, target):
         registry = Registry()
         export = SimpleNamespace(digest=digest, path=tmp_path)
         found = release(execution, export, decision, 3, registry)  # type: ignore[arg-type]
-        return found, notices, registry.told
+        return found, notices, registry.calls
 
     return run
 
 
 def present(tmp_path):
-    found = Ledger(tmp_path, "shop").present()
+    found = Ledger(tmp_path, "shop").active()
     return found.release.version if found else None
 
 
 def test_a_champion_is_in_use_when_it_has_passed_and_the_one_before_goes(put, target, tmp_path):
     target.says = {"1": "Here.", "2": "Here."}
-    found, notices, told = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
-    assert (found.state, found.agreement, told) == ("deployed", 1.0, [])
-    assert [one.kind for one in notices] == ["deployment"]
-    first = found.url
+    outcome, notices, registry_calls = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
+    assert (outcome.state, outcome.agreement, registry_calls) == ("deployed", 1.0, [])
+    assert [notice.kind for notice in notices] == ["deployment"]
+    first = outcome.url
     assert put(replace(WON, version="1", verdict="already"), "a" * 64)[0].state == "already"
-    found, _, _ = put(WON, "b" * 64)
-    assert list(target.up) == [found.url] != [first]
+    outcome, _, _ = put(WON, "b" * 64)
+    assert list(target.up) == [outcome.url] != [first]
     assert present(tmp_path) == "2"
 
 
@@ -122,14 +121,14 @@ def test_a_champion_is_in_use_when_it_has_passed_and_the_one_before_goes(put, ta
 def test_what_fails_leaves_in_use_what_was(put, target, tmp_path, says, message):
     target.says = says
     first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
-    found, notices, told = put(WON, "b" * 64)
-    assert found.state == "rolled back"
-    assert isinstance(found.error, DeployError)
+    outcome, notices, registry_calls = put(WON, "b" * 64)
+    assert outcome.state == "rolled back"
+    assert isinstance(outcome.error, DeployError)
     assert message in notices[0].message
     assert f"Version 1 stays in use at {first}" in notices[0].message
-    assert told == [("shop", "champion", "1"), ("shop", "2", "rolled back")]
+    assert registry_calls == [("shop", "champion", "1"), ("shop", "2", "rolled back")]
     assert (list(target.up), present(tmp_path)) == ([first], "1")
-    states = [one["state"] for one in json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]]
+    states = [entry["state"] for entry in json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]]
     assert states == ["deployed", "rolled back"]
 
 
@@ -137,8 +136,8 @@ def test_on_a_port_of_its_own_the_server_before_it_is_started_again(put, target,
     target.says = {"1": "Here.", "2": "Nowhere."}
     first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
     target.port = int(first.rsplit(":", 1)[1].partition("/")[0])
-    found, notices, _ = put(WON, "b" * 64)
-    assert found.state == "rolled back"
+    outcome, notices, _ = put(WON, "b" * 64)
+    assert outcome.state == "rolled back"
     assert "Version 1 is in use again at" in notices[0].message
     assert (list(target.up), present(tmp_path)) == ([first], "1")
 
@@ -148,10 +147,10 @@ def test_another_port_moves_what_is_in_use(put, target, tmp_path):
     first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
     with socket.create_server(("127.0.0.1", 0)) as free:
         target.port = free.getsockname()[1]
-    found, _, _ = put(replace(WON, version="1", verdict="already"), "a" * 64)
-    assert found.state == "deployed"
-    assert list(target.up) == [found.url] != [first]
-    assert f":{target.port}/" in found.url
+    outcome, _, _ = put(replace(WON, version="1", verdict="already"), "a" * 64)
+    assert outcome.state == "deployed"
+    assert list(target.up) == [outcome.url] != [first]
+    assert f":{target.port}/" in outcome.url
 
 
 def test_a_port_that_is_taken_is_said_before_the_run_but_for_our_own_server(tmp_path):
@@ -164,25 +163,27 @@ def test_a_port_that_is_taken_is_said_before_the_run_but_for_our_own_server(tmp_
         mine = psutil.Process()
         details = {"port": str(port), "pid": str(mine.pid), "began": repr(mine.create_time())}
         used = Deployment("local", "1", "a" * 64, f"http://127.0.0.1:{port}/v1", "shop", details=details)
-        Ledger(tmp_path, "shop").write(InUse(Release("shop", "1", "a" * 64, tmp_path, 64), used), "deployed", "")
+        Ledger(tmp_path, "shop").write(
+            ActiveRelease(Release("shop", "1", "a" * 64, tmp_path, 64), used), "deployed", ""
+        )
         check(spec)
 
 
 def test_the_first_of_all_that_fails_leaves_no_champion(put, target, tmp_path):
-    found, notices, told = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
-    assert found.state == "rolled back"
+    outcome, notices, registry_calls = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)
+    assert outcome.state == "rolled back"
     assert notices[0].message.endswith("Nothing was in use before")
-    assert told[0] == ("shop", "champion", "nobody")
+    assert registry_calls[0] == ("shop", "champion", "nobody")
     assert present(tmp_path) is None
 
 
 def test_who_is_not_champion_is_not_deployed(put, target):
-    found, notices, _ = put(replace(WON, verdict="lost"), "b" * 64)
-    assert (found.state, target.up) == ("skipped", {})
+    outcome, notices, _ = put(replace(WON, verdict="lost"), "b" * 64)
+    assert (outcome.state, target.up) == ("skipped", {})
     assert "is not deployed: it is not champion" in notices[0].message
 
 
 def test_less_agreement_may_be_asked_for(put, target):
     target.says = {"2": "Nowhere."}
-    found, _, _ = put(WON, "b" * 64, agreement=0.0)
-    assert (found.state, found.agreement) == ("deployed", 0.0)
+    outcome, _, _ = put(WON, "b" * 64, agreement=0.0)
+    assert (outcome.state, outcome.agreement) == ("deployed", 0.0)

@@ -1,4 +1,4 @@
-"""What a run says at its end."""
+"""Results of a run."""
 
 import json
 
@@ -32,8 +32,8 @@ def results(**changes):
 
 
 def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
-    found = json.loads(results().to_json())
-    assert found == {
+    data = json.loads(results().to_json())
+    assert data == {
         "run_id": "run",
         "policy_digest": "digest",
         "success": 0.5,

@@ -17,12 +17,12 @@ from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from flows.clean import main
 from flows.history.records import Records
-from flows.release.deployment_ledger import InUse, Ledger
+from flows.release.deployment_ledger import ActiveRelease, Ledger
 from tests.deployment.tiny import TINY
 from tests.flows.pretend import pretend
 
 LAST = ("train[1]", "evaluate[final]", "deploy")
-"""What a version points to: checkpoint, evaluation, export."""
+"""Labels of the artifacts that a version points to: checkpoint, evaluation, export."""
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory) -> Path:
-    """An empty database of MLflow: its tables take long to create."""
+    """Return an empty MLflow database, shared because creating its tables is slow."""
     root = tmp_path_factory.mktemp("mlflow")
     client(root)
     return root / "mlflow" / "mlflow.db"
@@ -40,14 +40,14 @@ def database(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def mlflow(tmp_path, database) -> None:
-    """The root has a database."""
+    """Copy the database below the root."""
     (tmp_path / "mlflow").mkdir()
     shutil.copy(database, tmp_path / "mlflow" / "mlflow.db")
 
 
 @pytest.fixture
 def registered(tmp_path, weights, mlflow):
-    """Runs a pretended experiment with a real export, and registers it in MLflow as a run does."""
+    """Return a function that simulates a run with a real export and registers it in MLflow as a run does."""
 
     def register(seed: int, alias: str | None = "champion", name: str = "shop"):
         def export(folder: Path) -> None:
@@ -74,7 +74,7 @@ def registered(tmp_path, weights, mlflow):
 
 @pytest.fixture
 def clean(tmp_path, capsys):
-    """Runs the command below the root; returns exit code, standard output and standard error."""
+    """Return a function that runs the command and returns exit code, standard output and standard error."""
 
     def run(*arguments: str) -> SimpleNamespace:
         code = main([f"root={tmp_path}", *arguments])
@@ -91,7 +91,7 @@ def client(root: Path):
 
 
 def load(root: Path, reference: str) -> float:
-    """Loads the weights that a reference of MLflow names, by MLflow and transformers alone; returns their sum."""
+    """Load the weights of an MLflow reference with MLflow and transformers only; return their sum."""
     import mlflow
 
     from components.tracking.store import local_uri
@@ -119,7 +119,7 @@ def test_a_champion_loads_from_mlflow_after_its_run_is_forgotten(tmp_path, regis
     assert done.code == 0, done.err
     assert load(tmp_path, "models:/shop@champion") == before
     assert kept(tmp_path) == keys(run)  # what the next run needs to be compared with it, too
-    assert f"export {run.stage('deploy').key[:20]} is kept: shop version {version} (champion)" in done.out
+    assert f"export {run.stage('deploy').key[:20]} is retained: shop version {version} (champion)" in done.out
     assert "--forget-champion" in done.out
     assert client(tmp_path).get_run(run.id).info.lifecycle_stage == "active"
     assert Records(tmp_path).all() == []
@@ -132,8 +132,8 @@ def test_a_version_that_is_not_champion_is_kept_too(tmp_path, registered, clean)
     first, _ = registered(seed=1)
     other, version = registered(seed=2, alias=None)
     done = clean("--forget", other.short, "--delete", "--json")
-    found = json.loads(done.out)
-    assert {(one["what"], one["why"]) for one in found["kept"]} == {
+    data = json.loads(done.out)
+    assert {(item["what"], item["why"]) for item in data["kept"]} == {
         (kind, f"shop version {version} points to it") for kind in ("checkpoint", "evaluation", "export")
     }
     assert kept(tmp_path) == {stage.key for stage in first.stages} | keys(other)
@@ -187,7 +187,7 @@ def test_an_artifact_named_by_its_key_is_refused_while_a_version_points_to_it(tm
     key = run.stage("deploy").key
     refused = clean(key[:12], "--delete")
     assert (refused.code, kept(tmp_path)) == (2, keys(run))
-    assert f"export {key[:12]} is kept: shop version {version} (champion) points to it" in refused.err
+    assert f"export {key[:12]} is retained: shop version {version} (champion) points to it" in refused.err
     assert "--forget-champion" in refused.err
     assert clean(key[:12], "--forget-champion", "--delete").code == 0
     assert kept(tmp_path) == keys(run, ("train[1]", "evaluate[final]"))
@@ -202,9 +202,9 @@ def test_a_deployed_export_stays(tmp_path, registered, clean):
     folder = Store(tmp_path / "artifacts").path(run.stage("deploy").key) / "merged"
     release = Release("shop", version, "a" * 64, folder, 64)
     ledger = Ledger(tmp_path, "shop")
-    ledger.write(InUse(release, Deployment("hub", version, "a" * 64, None, "user/shop")), "deployed", "")
+    ledger.write(ActiveRelease(release, Deployment("hub", version, "a" * 64, None, "user/shop")), "deployed", "")
     done = clean("--forget", run.short, "--delete")
-    assert f"is kept: shop version {version} is deployed (hub user/shop)" in done.out
+    assert f"is retained: shop version {version} is deployed (hub user/shop)" in done.out
     assert kept(tmp_path) == keys(run, ("deploy",))
     assert clean(run.stage("deploy").key, "--delete", "--forget-champion").code == 0
     assert kept(tmp_path) == set()
@@ -218,7 +218,9 @@ def test_a_server_that_is_up_is_stopped_first(tmp_path, registered, clean):
     me = psutil.Process()
     details = {"pid": str(me.pid), "began": repr(me.create_time())}
     served = Deployment("local", version, "a" * 64, "http://127.0.0.1:1/v1", "shop", details=details)
-    Ledger(tmp_path, "shop").write(InUse(Release("shop", version, "a" * 64, folder, 64), served), "deployed", "")
+    Ledger(tmp_path, "shop").write(
+        ActiveRelease(Release("shop", version, "a" * 64, folder, 64), served), "deployed", ""
+    )
     refused = clean("--forget", run.short, "--forget-champion", "--delete")
     assert refused.code == 2
     assert f"python -m flows.deployments root={tmp_path} --stop shop" in refused.err

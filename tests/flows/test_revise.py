@@ -1,4 +1,4 @@
-"""Answers of a run, written anew by a judge, and learned from as corrections of people are."""
+"""Revision of a run's answers by a judge, and training on them as on human corrections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.flows.pretend import pretend
 from tests.rewards.judged import data, judge_server, means, says, target, used
 
 ANSWERS = {"It is on its way.", "Refunded."}
-"""Those that keep the principles."""
+"""Answers that follow the principles."""
 
 
 def about(asked):
@@ -24,7 +24,7 @@ def about(asked):
 
 
 def script(asked):
-    """Criticises what it does not know, and writes it anew."""
+    """Return the scripted answer of a judge that criticizes and revises unknown answers."""
     if len(asked.body["messages"]) > 2:
         return says({"revision": f"I will find out. (It was: {len(about(asked))} characters.)"})
     score = 1.0 if about(asked) in ANSWERS else 0.25
@@ -44,7 +44,7 @@ def server():
 
 @pytest.fixture
 def run(tmp_path, server):
-    """A run that was judged by a constitution."""
+    """Return a run that was judged by a constitution."""
     episodes = {"collect[1]": EPISODES, "judge[1]": EPISODES} | {f"evaluate[{one}]": "+" for one in ("start", "final")}
     return pretend(tmp_path, rounds=1, warmup=None, episodes=episodes, reward=constitution(server))
 
@@ -60,11 +60,11 @@ def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, ru
     assert {(type(one), one.author, one.message) for one in found} == {(Correction, "constitution judge", 4)}
     assert found[0].text.startswith("I will find out.")
     assert "honest 0.25: So." in found[0].note
-    said = capsys.readouterr().err
-    assert "4 answers of collect[1]" in said
-    assert "2 written anew (2 added" in said
-    assert "6 calls, 0 answers known from before" in said
-    assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in said
+    stderr = capsys.readouterr().err
+    assert "4 answers of collect[1]" in stderr
+    assert "2 revised (2 added" in stderr
+    assert "6 calls, 0 answers from the cache" in stderr
+    assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in stderr
 
 
 def test_they_are_learned_from_like_corrections_of_people(tmp_path, run):
@@ -88,7 +88,7 @@ def test_a_second_time_nothing_is_asked_and_nothing_added(tmp_path, run, server,
 
 
 def test_what_the_judge_stage_asked_is_not_asked_again(tmp_path, run, server, capsys):
-    """With `revise`, judging has asked for all of it."""
+    """With `revise`, the judge stage has already made these calls."""
     with used(
         target("constitution", **constitution(server, revise=True)).build(), means(tmp_path / "answers")
     ) as reward:
@@ -97,7 +97,7 @@ def test_what_the_judge_stage_asked_is_not_asked_again(tmp_path, run, server, ca
     assert asked == 6
     assert revise(tmp_path) == 0
     assert len(server.requests) == asked
-    assert "0 calls, 6 answers known from before" in capsys.readouterr().err
+    assert "0 calls, 6 answers from the cache" in capsys.readouterr().err
 
 
 def test_preferences_are_written_beside_them(tmp_path, run):
@@ -114,7 +114,7 @@ def test_preferences_are_written_beside_them(tmp_path, run):
 def test_another_judge_can_be_named(tmp_path, server, capsys):
     played(tmp_path)
     assert revise(tmp_path) == 2
-    assert "components.rewards.rules.outcome.Outcome, which has no principles; name a judge" in capsys.readouterr().err
+    assert "components.rewards.rules.outcome.Outcome contains no constitution; set a judge" in capsys.readouterr().err
     assert revise(tmp_path, f"reward.model.url={server.url}", "reward.model.model=judge") == 0
     assert len(read(tmp_path / "revised.jsonl")) == 2
 
@@ -134,7 +134,7 @@ def test_a_constitution_inside_of_another_reward_is_found(tmp_path, server):
         (["--out", "/dev/null/x.jsonl"], "cannot be written"),
         (["reward.model.url=http://there/v1"], "reward.model.model: needs a value"),
         (["reward.answers=first", "reward.model.url=http://there/v1", "reward.model.model=a"], "reward.answers"),
-        (["root=/nowhere"], "root=/nowhere: there is no such folder"),
+        (["root=/nowhere"], "root=/nowhere: the folder does not exist"),
     ],
 )
 def test_mistakes_are_named(tmp_path, run, capsys, given, words):

@@ -22,7 +22,7 @@ from tests.flows.test_online_rl import Recorder
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch):
-    """The command sets variables for the processes that it starts."""
+    """Restore the environment variables that the command sets."""
     import os
 
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -30,7 +30,7 @@ def _own_environment(monkeypatch):
 
 
 def refused(*argv):
-    """The command calls it a mistake of the user."""
+    """Assert that the command reports a user error."""
     assert serve.main(list(argv)) == 2
 
 
@@ -38,23 +38,23 @@ def refused(*argv):
 
 
 OPTIONS = [
-    ([], "+experiment: nothing is named to be registered"),
-    (["+experiment=smoke,smoke"], "+experiment: smoke: named twice"),
-    (["+experiment=smoke,ppo", "--name", "a"], "--name: 'a': 2 deployments cannot have one name"),
+    ([], "+experiment: no experiment is given"),
+    (["+experiment=smoke,smoke"], "+experiment: smoke: given twice"),
+    (["+experiment=smoke,ppo", "--name", "a"], "--name: 'a': 2 deployments cannot share one name"),
     (["+experiment=smoke", "--name", "a/b"], "--name: 'a/b': expected letters"),
-    (["+experiment=smoke", "--interval", "6"], "--interval: '6': expected a number and s, m, h or d"),
+    (["+experiment=smoke", "--interval", "6"], "--interval: '6': expected a number with unit s, m, h or d"),
     (["+experiment=smoke", "--interval", "1s"], "at least 10s"),
-    (["+experiment=smoke", "--timezone", "Europe/Berlin"], "--timezone: is that of --cron"),
+    (["+experiment=smoke", "--timezone", "Europe/Berlin"], "--timezone: requires --cron"),
     (["+experiment=smoke", "--cron", "0 3 * * *", "--timezone", "Mars"], "--timezone: 'Mars': expected a name"),
     (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
     (["+experiment=smoke", "--port", "70000"], "--port: 70000: expected 1 to 65535"),
-    (["+experiment=smoke", "--tag", ""], "--tag: an empty one"),
+    (["+experiment=smoke", "--tag", ""], "--tag: is empty"),
 ]
 
 
 @pytest.mark.parametrize(("argv", "words"), OPTIONS)
 def test_options_that_are_wrong(argv, words):
-    (problem,) = serve.amiss(serve.parser().parse_intermixed_args(argv))
+    (problem,) = serve.check_options(serve.parser().parse_intermixed_args(argv))
     assert words in str(problem)
 
 
@@ -64,7 +64,7 @@ def test_options_that_are_wrong(argv, words):
         ("judge.api_key=abc123", "judge.api_key: holds a secret"),
         ("store=s3://me:abc123@host/x", "store: holds a secret"),
         ("hydra.mode=MULTIRUN", "hydra.mode: is for the command line only"),
-        ("experiment=ppo", "experiment: is chosen by the deployment"),
+        ("experiment=ppo", "experiment: is fixed by the deployment"),
     ],
 )
 def test_overrides_that_are_no_parameters(line, words):
@@ -76,11 +76,11 @@ def test_overrides_that_are_no_parameters(line, words):
 
 def test_all_mistakes_are_told_at_once_and_nothing_starts(capsys, tmp_path):
     refused("+experiment=smok", f"root={tmp_path}", "rounds=-1", "--limit", "0", "--interval", "x")
-    said = capsys.readouterr().err
-    assert said.startswith("4 problems in the configuration:")
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("4 problems in the configuration:")
     for words in ("experiment: 'smok': expected one of", "rounds: -1: expected at least 0", "--limit: 0", "--interval"):
-        assert words in said
-    assert "Traceback" not in said
+        assert words in stderr
+    assert "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,22 +91,22 @@ def test_a_schedule_that_is_none(capsys, tmp_path):
 
 def test_a_pool_needs_a_server_that_stays(capsys, tmp_path):
     refused("+experiment=smoke", f"root={tmp_path}", "--pool", "gpu")
-    assert "--pool gpu: workers need a server that stays" in capsys.readouterr().err
+    assert "--pool gpu: workers need a server that outlives this command" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused("+experiment=smoke", f"root={tmp_path}", "--port", str(port))
-    said = capsys.readouterr().err
-    assert f"--port {port}: nothing can listen there (Address already in use)" in said
-    assert "PREFECT_API_URL" in said
+    stderr = capsys.readouterr().err
+    assert f"--port {port}: cannot listen (Address already in use)" in stderr
+    assert "PREFECT_API_URL" in stderr
 
 
 def test_a_server_that_does_not_answer_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     refused("+experiment=smoke", f"root={tmp_path}")
-    assert "PREFECT_API_URL=http://127.0.0.1:9/api: no Prefect server answers there" in capsys.readouterr().err
+    assert "PREFECT_API_URL=http://127.0.0.1:9/api: no Prefect server answers (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_processes_that_run_get_what_the_operator_serves():
 
 @pytest.fixture
 def connected(prefect_server, monkeypatch):
-    """Prefect's client, on the session's server."""
+    """Yield Prefect's client of the session's server."""
     from prefect import get_client
     from prefect.settings import temporary_settings
 
@@ -160,7 +160,7 @@ def connected(prefect_server, monkeypatch):
 
 @pytest.fixture
 def waited(monkeypatch):
-    """The command registers, and returns instead of waiting for runs."""
+    """Make the command return after registration instead of waiting for runs; return the registered deployments."""
     found = []
     monkeypatch.setattr(serve, "_wait", lambda deployments: found.extend(deployments) or 0)
     return found
@@ -182,18 +182,20 @@ def test_what_is_registered(connected, waited, capsys, tmp_path):
     ]
     assert serve.main([*argv, "--tag", "nightly", "--limit", "2"]) == 0
     assert [one.name for one in waited] == ["smoke", "ppo"]
-    found = registered(connected, "smoke")
-    assert found.parameters == {"overrides": []}
-    assert f"+experiment=smoke 'serve.overrides=[rounds,seed]' root={tmp_path}" in found.description
-    assert "A run may set: `rounds`, `seed`" in found.description
-    assert found.tags == ["nightly"]
-    assert found.entrypoint == "flows.scheduling.served_flow.experiment"
-    assert [(one.schedule.cron, one.schedule.timezone) for one in found.schedules] == [("0 3 * * *", "Europe/Berlin")]
-    assert found.global_concurrency_limit.limit == 2
-    form = found.parameter_openapi_schema["properties"]
+    deployment = registered(connected, "smoke")
+    assert deployment.parameters == {"overrides": []}
+    assert f"+experiment=smoke 'serve.overrides=[rounds,seed]' root={tmp_path}" in deployment.description
+    assert "A run may set: `rounds`, `seed`" in deployment.description
+    assert deployment.tags == ["nightly"]
+    assert deployment.entrypoint == "flows.scheduling.served_flow.experiment"
+    assert [(schedule.schedule.cron, schedule.schedule.timezone) for schedule in deployment.schedules] == [
+        ("0 3 * * *", "Europe/Berlin")
+    ]
+    assert deployment.global_concurrency_limit.limit == 2
+    form = deployment.parameter_openapi_schema["properties"]
     assert list(form) == ["overrides"]
     assert (form["overrides"]["type"], form["overrides"]["items"]["pattern"]) == ("array", "^(rounds|seed)=")
-    assert found.enforce_parameter_schema
+    assert deployment.enforce_parameter_schema
     assert "online-rl/smoke  on schedule: 0 3 * * *  http://127.0.0.1" in capsys.readouterr().err
 
 
@@ -201,11 +203,11 @@ def test_the_form_refuses_what_a_run_may_not_set(connected, waited, tmp_path):
     from prefect.exceptions import PrefectHTTPStatusError
 
     serve.main(["+experiment=smoke", "--name", "form", f"root={tmp_path}", "serve.overrides=[rounds]"])
-    found = registered(connected, "form").id
+    deployment = registered(connected, "form").id
     for lines in ("rounds=2", ["seed=1"], ["rounds=2", "+environment=mcp"]):
         with pytest.raises(PrefectHTTPStatusError, match="Validation failed for field"):
-            connected.create_flow_run_from_deployment(found, parameters={"overrides": lines})
-    connected.create_flow_run_from_deployment(found, parameters={"overrides": ["rounds=2"]})
+            connected.create_flow_run_from_deployment(deployment, parameters={"overrides": lines})
+    connected.create_flow_run_from_deployment(deployment, parameters={"overrides": ["rounds=2"]})
 
 
 def test_a_deployment_of_the_same_name_is_not_replaced_unasked(connected, waited, capsys, tmp_path):
@@ -213,9 +215,9 @@ def test_a_deployment_of_the_same_name_is_not_replaced_unasked(connected, waited
     assert serve.main(argv) == 0
     assert serve.main([*argv, "--interval", "6h"]) == 0  # the same, on a schedule now
     assert serve.main([*argv, "rounds=3"]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     command = f"python -m flows.run +experiment=smoke root={tmp_path}"
-    assert f"--name: 'twice' is on the server already, and runs {command}; expected" in said
+    assert f"--name: 'twice' exists on the server and runs {command}; expected" in stderr
     assert serve.main([*argv, "rounds=3", "--replace"]) == 0
     assert "rounds=3" in registered(connected, "twice").description
 
@@ -225,15 +227,14 @@ def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_
 
     argv = ["+experiment=smoke", "--name", "pooled", f"root={tmp_path}", "--pool", "machines"]
     assert serve.main(argv) == 2
-    assert (
-        "no work pool 'machines'; make it: prefect work-pool create machines --type process" in capsys.readouterr().err
-    )
+    stderr = capsys.readouterr().err
+    assert "no work pool 'machines'; create it: prefect work-pool create machines --type process" in stderr
     connected.create_work_pool(WorkPoolCreate(name="machines", type="process"))
     assert serve.main(argv) == 0
     assert registered(connected, "pooled").work_pool_name == "machines"
     assert waited == []
-    said = capsys.readouterr().err
-    (line,) = [line for line in said.splitlines() if "prefect worker start --pool machines" in line]
+    stderr = capsys.readouterr().err
+    (line,) = [line for line in stderr.splitlines() if "prefect worker start --pool machines" in line]
     name, _, value = shlex.split(line)[0].partition("=")
     assert (name, json.loads(value)["pooled"]["overrides"]) == (parameters.VARIABLE, [f"root={tmp_path}"])
 
@@ -243,8 +244,8 @@ def test_a_pool_is_registered_for_and_not_served(connected, waited, capsys, tmp_
 
 @pytest.fixture
 def ran(connected, monkeypatch, waited, tmp_path):
-    """Serves `smoke`, starts a run of it with these overrides and runs it here, with the experiment itself replaced;
-    returns its last state."""
+    """Serve `smoke`, start a run with these overrides, execute it here with a replaced experiment, and return its final
+    state."""
     from prefect.flow_engine import run_flow
 
     from flows.recipes import online_rl
@@ -254,10 +255,10 @@ def ran(connected, monkeypatch, waited, tmp_path):
         monkeypatch.setattr(online_rl, "run", body)
         argv = ["+experiment=smoke", f"root={tmp_path}", "serve.overrides=[rounds]", "--name", "ran", "--replace"]
         assert serve.main(argv) == 0
-        found = registered(connected, "ran")
+        deployment = registered(connected, "ran")
         if not enforce:
-            connected._client.patch(f"/deployments/{found.id}", json={"enforce_parameter_schema": False})
-        flow_run = connected.create_flow_run_from_deployment(found.id, parameters={"overrides": list(overrides)})
+            connected._client.patch(f"/deployments/{deployment.id}", json={"enforce_parameter_schema": False})
+        flow_run = connected.create_flow_run_from_deployment(deployment.id, parameters={"overrides": list(overrides)})
         handlers = {name: logging.getLogger(name).handlers[:] for name in ("prefect", "prefect.flow_runs")}
         try:
             return run_flow(experiment, flow_run=flow_run, return_type="state")
@@ -315,7 +316,7 @@ def test_a_cancelled_run_ends_as_cancelled(ran, connected, tmp_path):
 
     state = ran(run)
     assert state.name == "Cancelled"
-    assert "what was finished is kept" in state.message
+    assert "finished work is saved" in state.message
 
 
 def test_an_interrupted_run_is_no_cancelled_one(ran, tmp_path):

@@ -136,7 +136,7 @@ def test_a_misspelt_key_is_refused_when_it_is_served():
 
 
 def test_too_many_overrides_are_refused_before_they_are_read(served):
-    with pytest.raises(SpecError, match="100000 of them; expected 64 at most"):
+    with pytest.raises(SpecError, match="100000 overrides; expected at most 64"):
         parameters.resolve(served, ["rounds=2"] * 100_000)
 
 

@@ -1,4 +1,4 @@
-"""The Prefect server of a run: it answers, keeps its data below the root, and ends with the run."""
+"""Prefect server of a run: it answers, stores its data below the root, and stops with the run."""
 
 import contextlib
 import fcntl
@@ -50,7 +50,7 @@ def test_a_server_of_the_user_that_does_not_answer_is_named(tmp_path, monkeypatc
 
 
 def test_one_that_still_boots_ends_when_the_run_is_killed(tmp_path):
-    """Here it waits for another one to migrate the database."""
+    """The server waits for another one that migrates the database."""
     folder = server.home(tmp_path)
     folder.mkdir()
     with open(folder / ".lock", "a+") as lock:
@@ -97,7 +97,7 @@ def test_a_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path):
 
 
 def damaged(root, damage):
-    """A root whose database was good once, and then `damage` was done to the file."""
+    """Create a root with a valid database and apply `damage` to the file."""
     folder = server.home(root)
     folder.mkdir(parents=True)
     file = folder / "prefect.db"
@@ -129,7 +129,7 @@ def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
     running.stop()
     assert f"Prefect's database {file} is damaged: " in str(error.value)
     assert "Move it to another folder" in str(error.value)
-    assert "Lost is what Prefect showed" in str(error.value)
+    assert "This loses Prefect's data" in str(error.value)
     assert "Traceback" not in (tmp_path / "logs" / "prefect-server.log").read_text()
     file.rename(tmp_path / "moved")
     assert server_process.damage_of(file) is None

@@ -19,7 +19,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 def request(server, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPResponse:
-    """The answer to a request as sent, whatever its headers say."""
+    """Return the response to a request with arbitrary headers."""
     parts = urlsplit(server.url())
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=600)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -42,7 +42,7 @@ def test_a_local_user_without_the_credential_is_refused(prefect_server, method, 
 
 @pytest.mark.parametrize("name", ["evil.test", "127.0.0.1.evil.test", "localhost:1", "", "127.0.0.1@evil.test"])
 def test_another_host_is_refused(prefect_server, name):
-    """DNS rebinding: the browser is connected to this server, and believes that it is evil.test."""
+    """DNS rebinding: the browser is connected to this server under the name evil.test."""
     assert request(prefect_server, "GET", "/health", Host=name).status in (400, 403, 421)
 
 
@@ -70,7 +70,7 @@ def test_a_websocket_of_another_host_or_origin_is_refused(prefect_server):
 
 
 def test_another_origin_is_not_allowed(prefect_server):
-    """Neither the request nor the question whether it may be sent."""
+    """Neither the request nor its CORS preflight succeeds."""
     asked = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization"}
     for method, more in (("OPTIONS", asked), ("POST", {})):
         response = request(prefect_server, method, "/flows/filter", {}, Origin="http://evil.test", **more)
@@ -127,7 +127,7 @@ class Attacker(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def attacker() -> Iterator[str]:
-    """The address of a web server with an attacking page."""
+    """Yield the URL of a web server with an attacking page."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Attacker) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
@@ -151,7 +151,7 @@ def browser() -> Iterator:
 
 
 def flow_names(server) -> list[str]:
-    """Names of all flows, straight from the database."""
+    """Return the names of all flows from the database."""
     import sqlite3
 
     with sqlite3.connect(server.root / "prefect" / "prefect.db") as database:
@@ -159,7 +159,7 @@ def flow_names(server) -> list[str]:
 
 
 def succeeded(result: dict) -> list[str]:
-    """The attempts of the page that read or wrote something, as far as the page can see."""
+    """Return the page's attempts that read or wrote something, as far as the page can detect."""
     reads = [name for name in ("read", "write", "simple") if result[name].get("status", 500) < 400]
     return reads + (["socket"] if result["socket"] == "open" else [])
 
@@ -176,7 +176,7 @@ def test_a_page_of_another_origin_reads_and_writes_nothing(prefect_server, attac
 
 
 def test_a_page_whose_name_was_rebound_to_this_host_reads_and_writes_nothing(prefect_server, browser):
-    """The page came from evil.test:PORT; now that name is this server's address, and all is of one origin."""
+    """The page came from evil.test:PORT; that name now resolves to this server, so all requests have one origin."""
     port = urlsplit(prefect_server.url()).port
     page = browser.new_page()
     page.route("**/rebound", lambda route: route.fulfill(content_type="text/html", body=ATTACK))

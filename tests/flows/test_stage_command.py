@@ -1,4 +1,4 @@
-"""`python -m flows.stage`: one stage from a serialised request."""
+"""`python -m flows.stage`: a single stage from a serialized request."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def test_it_makes_what_the_flow_would_make(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no json", "is no JSON"),
+        ("no json", "not valid JSON"),
         (json.dumps({"stage": "colect", "spec": {}}), "Did you mean 'collect'?"),
         (json.dumps({"stage": "judge", "spec": {"reward": {"_target_": "os.system"}}}), "of Python's standard library"),
     ],
@@ -57,7 +57,7 @@ def test_a_mistake_is_exit_code_2_and_a_line(tmp_path, text, words):
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A run that has made one stage."""
+    """Create a run with one finished stage."""
     made, _ = run_stage(REQUEST, Context.at(tmp_path))
     arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
     with recording(tmp_path, "abcdef01", name="shown", **arguments) as writer:
@@ -104,7 +104,7 @@ def test_made_again_it_says_where_the_result_is_another(tmp_path, recorded):
     [
         (("--run", "nothing", "--label", "collect[sft]"), "no run 'nothing'"),
         (("--run", "shown", "--label", "train[1]"), "no stage 'train[1]'; it has: collect[sft]"),
-        (("--run", "shown"), "go together"),
+        (("--run", "shown"), "--run and --label require each other"),
         (("--run", "shown", "--request", "x"), "not allowed with"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path,
         ("store=bucket", "store: 'bucket': expected a URI such as s3://BUCKET/PREFIX"),
         (
             "root=s3://bucket",
-            "root: 's3://bucket': expected a local folder; artifacts are shared between",
+            "root: 's3://bucket': expected a local folder; to share artifacts between",
         ),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_comparison_reads_what_only_the_store_has_and_leaves_nothing(shared, a
     broken = Records(root).get(runs[1]).stage("evaluate[2]").key
     aws.client().put_object(Bucket=bucket, Key=f"artifacts/{broken}/summary.json", Body=b"{}")
     (note,) = compare(root, runs).runs[1].notes
-    assert note == "not in the store any more, or damaged, so that curves are incomplete: evaluate[2]"
+    assert note == "no longer in the store, or damaged, so curves are incomplete: evaluate[2]"
 
 
 def test_a_lineage_is_told_from_what_only_the_store_has(shared):
@@ -197,7 +197,7 @@ def test_a_lineage_is_told_from_what_only_the_store_has(shared):
     before = show(lineage, key)
     (root / "artifacts").rename(root / "elsewhere")
     assert show(Lineage(root, through=True), key) == before
-    assert "(gone)" in show(Lineage(root), key)
+    assert "(deleted)" in show(Lineage(root), key)
     assert not (root / "artifacts").exists()
 
 
@@ -210,8 +210,13 @@ def test_what_is_in_the_folder_asks_no_store_and_one_that_cannot_be_read_is_told
     assert compare_main([*runs, f"root={root}"]) == 0
     out = capsys.readouterr().out
     for letter in "AB":
-        assert f"{letter}: its store cannot be read, so what is only there is missing: store: cannot read s3://" in out
+        assert (
+            f"{letter}: its store cannot be read, so artifacts that only it has are missing: store: cannot read s3://"
+            in out
+        )
     assert lineage_main([runs[0], f"root={root}"]) == 0
     shown = capsys.readouterr()
-    assert "(gone)" in shown.out
-    assert shown.err.startswith("what is only in this store counts as gone: store: cannot read s3://")
+    assert "(deleted)" in shown.out
+    assert shown.err.startswith(
+        "cannot read this store; artifacts that only it has count as deleted: store: cannot read s3://"
+    )

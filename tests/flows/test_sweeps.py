@@ -1,4 +1,4 @@
-"""Sweeps: what becomes of their points, how they end, and the search by Optuna. The runs themselves only pretend."""
+"""Sweeps: outcomes of points, summary, and search with Optuna. The runs are simulated."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ OPTUNA = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2"]
 
 
 class Runs:
-    """Stands in the place of `flows.session.run`. By learning rate: what a run does, a number or an
-    exception."""
+    """Replacement for `flows.session.run`. Maps a learning rate to the run's success or exception."""
 
     def __init__(self):
         self.done: list[tuple[float, str]] = []
-        self.told: dict[float, list[str | None]] = {}
+        self.verdicts: dict[float, list[str | None]] = {}
         self.does = lambda rate: 0.5
         self.course = lambda rate: {}
 
@@ -34,7 +33,7 @@ class Runs:
         self.done.append((rate, sweep))
         for step, value in self.course(rate).items():
             verdict = prune(Measured(step, None, type("Evaluation", (), {"metrics": {"success": value}})))
-            self.told.setdefault(rate, []).append(verdict)
+            self.verdicts.setdefault(rate, []).append(verdict)
             if verdict is not None:
                 return {"success": value, "reward": 0.0, "pruned": verdict}
         value = self.does(rate)
@@ -49,14 +48,14 @@ class Runs:
 
 @pytest.fixture
 def runs(monkeypatch):
-    found = Runs()
-    monkeypatch.setattr("flows.session.run", found)
-    return found
+    runs = Runs()
+    monkeypatch.setattr("flows.session.run", runs)
+    return runs
 
 
 @pytest.fixture
 def sweep(tmp_path, capsys):
-    """Runs the command; returns the exit code and what it said."""
+    """Return a function that runs the command and returns the exit code and its standard error."""
 
     def run(*arguments: str) -> tuple[int, str]:
         code = 0
@@ -81,14 +80,14 @@ def test_a_point_that_fails_does_not_end_the_others_and_can_be_run_alone(runs, s
     runs.does = lambda rate: {1e-4: 0.5, 2e-4: EnvironmentFailed("it broke"), 3e-4: RuntimeError("a bug"), 4e-4: 0.7}[
         rate
     ]
-    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4,3e-4,4e-4", "hydra.sweeper.max_batch_size=1")
+    code, output = sweep("-m", "algorithm.learning_rate=1e-4,2e-4,3e-4,4e-4", "hydra.sweeper.max_batch_size=1")
     assert code == 1
     assert runs.rates == [1e-4, 2e-4, 3e-4, 4e-4]
     assert [point.status for point in notes(tmp_path)] == ["finished", "failed", "failed", "finished"]
-    assert "point 1 failed: EnvironmentFailed: it broke" in said
-    assert "Traceback" in said  # of what nobody foresaw
-    assert re.search(r"4 points: 2 finished, 2 failed", said)
-    (again,) = re.findall(r"point 1 failed: .*\n  alone: python -m flows.run (.*)", said)
+    assert "point 1 failed: EnvironmentFailed: it broke" in output
+    assert "Traceback" in output  # of what nobody foresaw
+    assert re.search(r"4 points: 2 finished, 2 failed", output)
+    (again,) = re.findall(r"point 1 failed: .*\n  run it alone: python -m flows.run (.*)", output)
     runs.does = lambda rate: 0.6
     main(shlex.split(again))
     assert runs.done[-1] == (2e-4, None)
@@ -96,13 +95,13 @@ def test_a_point_that_fails_does_not_end_the_others_and_can_be_run_alone(runs, s
 
 def test_what_failed_decides_the_exit_code(runs, sweep):
     runs.does = lambda rate: ResourceError("no weights")
-    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
-    assert (code, said.count("Traceback")) == (2, 0)
+    code, output = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
+    assert (code, output.count("Traceback")) == (2, 0)
     assert len(runs.done) == 2
     runs.does = lambda rate: KeyboardInterrupt()
-    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
+    code, output = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
     assert code == 130
-    assert "the same command goes on from here" in said
+    assert "run the same command again to resume" in output
     assert len(runs.done) == 3
 
 
@@ -120,31 +119,33 @@ def test_a_summary_names_the_best_and_what_differs():
         Point(2, ["seed=2", "rounds=1"], "finished", result={"success": None}),
         Point(3, ["seed=3", "rounds=1"], "running"),
     ]
-    found = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
-    assert found.best is points[0]
-    assert found.varied(points[1]) == "seed=1"
-    assert found.counts() == "4 points: 2 finished, 1 pruned, 1 died"
-    assert [found.alone(point) for point in found.broken] == ["python -m flows.run seed=3 rounds=1"]
-    assert found.code == 1
+    sweep_summary = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
+    assert sweep_summary.best is points[0]
+    assert sweep_summary.distinct_overrides(points[1]) == "seed=1"
+    assert sweep_summary.counts() == "4 points: 2 finished, 1 pruned, 1 died"
+    assert [sweep_summary.rerun_command(point) for point in sweep_summary.unsuccessful] == [
+        "python -m flows.run seed=3 rounds=1"
+    ]
+    assert sweep_summary.code == 1
 
 
 def test_points_that_tie_have_no_best():
     points = [Point(number, [f"seed={number}"], "finished", result={"success": 0.0}) for number in range(3)]
-    found = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
-    assert found.best is None
-    assert found.to_json()["tied"] == [0, 1, 2]
-    assert found.figures()["sweep/best_success"] == 0.0
+    sweep_summary = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
+    assert sweep_summary.best is None
+    assert sweep_summary.to_json()["tied"] == [0, 1, 2]
+    assert sweep_summary.figures()["sweep/best_success"] == 0.0
     points.append(Point(3, ["seed=3"], "finished", result={"success": 0.25}))
-    assert found.best is points[3]
-    assert found.to_json()["tied"] == []
+    assert sweep_summary.best is points[3]
+    assert sweep_summary.to_json()["tied"] == []
     assert Summary(points, "success", "minimize", []).leaders == points[:3]
 
 
 def test_the_end_of_a_sweep_says_that_points_tie(runs, sweep):
-    code, said = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
+    code, output = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
     assert code == 0
-    assert "no best point: points 0, 1 have the same success, 0.500" in said
-    assert "(best)" not in said
+    assert "no single best point: points 0, 1 tie at success = 0.500" in output
+    assert "(best)" not in output
 
 
 # --- Optuna ---------------------------------------------------------------------------------------------------------
@@ -159,8 +160,8 @@ def test_optuna_searches_and_goes_on_where_it_was_interrupted(runs, sweep, tmp_p
     first = list(runs.rates)
     assert len(set(first)) == 3
     runs.does = lambda rate: rate
-    code, said = sweep(*line)
-    assert code == 0, said
+    code, output = sweep(*line)
+    assert code == 0, output
     assert runs.rates[3:5] == first[1:]  # what failed and what was under way, with the same parameters
     assert len(runs.rates) == 6
     assert {sweep for _, sweep in runs.done} == {"smoke"}
@@ -176,12 +177,12 @@ def test_a_trial_is_pruned_by_what_it_reports(runs, sweep, tmp_path):
     runs.course = lambda rate: {0: 0.1, 1: 0.9 if len(runs.done) <= 2 else 0.2, 2: 0.9}
     pruner = "hydra.sweeper.pruner={name: median, startup_trials: 2, warmup_steps: 1}"
     line = ["algorithm.learning_rate=interval(1e-4,1e-3)", "hydra.sweeper.n_trials=4", "evaluate.every=1", pruner]
-    code, said = sweep("-m", *OPTUNA, *line)
-    assert code == 0, said
+    code, output = sweep("-m", *OPTUNA, *line)
+    assert code == 0, output
     assert [point.status for point in notes(tmp_path)] == ["finished", "finished", "pruned", "pruned"]
     behind = "pruned after round 1: held-out success 0.200 is behind the other trials of study smoke"
-    assert [runs.told[rate] for rate in runs.rates] == [[None] * 3] * 2 + [[None, behind]] * 2
-    assert "4 points: 2 finished, 2 pruned" in said
+    assert [runs.verdicts[rate] for rate in runs.rates] == [[None] * 3] * 2 + [[None, behind]] * 2
+    assert "4 points: 2 finished, 2 pruned" in output
 
 
 SLOW = pytest.mark.slow  # they import scipy and torch
@@ -192,14 +193,18 @@ def test_every_sampler_draws_within_the_space(tmp_path, sampler):
     from flows.experiment.sweep_settings import optuna_settings
     from flows.sweeps.study import distribution, load, prepare
 
-    specs, found = looked_at(
+    specs, sweep_config = looked_at(
         ["hydra/sweeper=optuna", f"hydra.sweeper.sampler={sampler}", "hydra.sweeper.startup_trials=1",
          "seed=range(0,9,2)", "algorithm=grpo,dr_grpo", "algorithm.learning_rate=interval(1e-5,1e-3)"],
         multirun=True,
     )  # fmt: skip
-    settings = optuna_settings(found.hydra)
-    prepare(tmp_path / "study", settings, found.overrides, specs[0])
-    space = {one.get_key_element(): distribution(one) for one in found.overrides if one.is_sweep_override()}
+    settings = optuna_settings(sweep_config.hydra)
+    prepare(tmp_path / "study", settings, sweep_config.overrides, specs[0])
+    space = {
+        override.get_key_element(): distribution(override)
+        for override in sweep_config.overrides
+        if override.is_sweep_override()
+    }
     study = load(tmp_path / "study", settings)
     for _ in range(3):
         trial = study.ask(space)
@@ -218,12 +223,12 @@ def test_a_study_is_not_continued_with_another_search(runs, sweep, tmp_path):
         "algorithm.learning_rate=1e-4,2e-4 hydra.sweeper.direction=minimize": "maximize → minimize",
         "seed=1,2": "seed",
     }.items():
-        code, said = sweep(*line, *changed.split())
+        code, output = sweep(*line, *changed.split())
         assert code == 2, changed
-        assert "hydra.sweeper.study: 'smoke' has trials of another search" in said
-        assert words in said
-        assert "hydra.sweeper.study=NAME" in said
-        assert "Traceback" not in said
+        assert "hydra.sweeper.study: 'smoke' has trials of a different search" in output
+        assert words in output
+        assert "hydra.sweeper.study=NAME" in output
+        assert "Traceback" not in output
     assert sweep(*line, "algorithm.learning_rate=1e-4,2e-4", "compute=process")[0] == 0
     assert len(runs.done) == 1
     assert sweep(*line, "seed=1,2", "hydra.sweeper.study=other")[0] == 0
@@ -236,9 +241,9 @@ def test_two_processes_do_not_search_in_one_study(runs, sweep, tmp_path):
     (tmp_path / "sweeps" / "smoke").mkdir(parents=True)
     with open(tmp_path / "sweeps" / "smoke" / ".study.lock", "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        code, said = sweep("-m", *OPTUNA, "seed=1,2")
+        code, output = sweep("-m", *OPTUNA, "seed=1,2")
     assert (code, runs.done) == (2, [])
-    assert "hydra.sweeper.study=NAME" in said
+    assert "hydra.sweeper.study=NAME" in output
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Points that machines of SkyPilot play: SkyPilot and the runs only pretend; task, log, driver, store and what comes
-back are real. On a Slurm cluster: tests/slurm."""
+"""Points on SkyPilot machines: SkyPilot and the runs are simulated; task, log, driver, store and results are real.
+tests/slurm runs them on a Slurm cluster."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ from flows.sweeps.points import read
 
 
 class Sky:
-    """SkyPilot, for one machine: plays the job's request while its log is read."""
+    """Simulated SkyPilot of one machine, which runs the job's request while its log is read."""
 
     Task = SimpleNamespace(from_yaml_config=lambda config, secrets_overrides: config)
     calls: list = []
@@ -66,7 +66,7 @@ class Sky:
 
 
 class Machine:
-    """In the place of `SkyRunner`: its driver works in this process."""
+    """Replacement for `SkyRunner` whose driver runs in this process."""
 
     node: Path
 
@@ -87,7 +87,7 @@ class Machine:
 
 
 class Runs:
-    """In the place of `flows.session.run`: leaves a record, a report and a result."""
+    """Replacement for `flows.session.run` that writes a record, a report and a result."""
 
     def __init__(self):
         self.does = lambda rate: rate
@@ -121,12 +121,12 @@ class Runs:
 
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
-    found = Runs()
-    monkeypatch.setattr("flows.session.run", found)
+    runs = Runs()
+    monkeypatch.setattr("flows.session.run", runs)
     monkeypatch.setattr("flows.sweeps.launcher.SkyRunner", Machine)
     monkeypatch.setattr(Machine, "node", tmp_path / "node", raising=False)
     monkeypatch.setattr(Sky, "calls", [])
-    return found
+    return runs
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def sweep(tmp_path, capsys):
 
 def test_points_come_back_as_if_they_had_run_here(runs, sweep, tmp_path):
     runs.does = lambda rate: {1e-4: 0.5, 2e-4: EnvironmentFailed("it broke"), 3e-4: KeyError("a bug"), 4e-4: 0.7}[rate]
-    code, said = sweep("algorithm.learning_rate=1e-4,2e-4,3e-4,4e-4")
-    assert code == 1, said
+    code, output = sweep("algorithm.learning_rate=1e-4,2e-4,3e-4,4e-4")
+    assert code == 1, output
     here = tmp_path / "here"
     (folder,) = (here / "sweeps").iterdir()
     points = read(folder)
@@ -161,9 +161,9 @@ def test_points_come_back_as_if_they_had_run_here(runs, sweep, tmp_path):
     assert records["00000400"].sweep == folder.name
     assert records["00000400"].result["report"] == points[3].result["report"]
     assert json.loads((folder / "summary.json").read_text())["best"] == 3
-    assert "compared: " in said  # by the records
-    assert "alone: python -m flows.run +experiment=smoke" in said
-    assert "MLflow's runs and its model registry stay on the machines" in said
+    assert "comparison: " in output  # by the records
+    assert "run it alone: python -m flows.run +experiment=smoke" in output
+    assert "MLflow's runs and model registry stay on the machines" in output
     hows, names = zip(*Sky.calls, strict=True)
     assert hows == ("launch", "exec", "exec", "exec", "down")  # a point that fails leaves the machine up
     assert len(set(names)) == 1
@@ -171,26 +171,26 @@ def test_points_come_back_as_if_they_had_run_here(runs, sweep, tmp_path):
 
 def test_points_at_a_time_have_machines_of_their_own(runs, sweep):
     runs.at_once(2)
-    code, said = sweep("algorithm.learning_rate=1e-4,2e-4", "hydra.launcher.n_jobs=2")
-    assert code == 0, said
+    code, output = sweep("algorithm.learning_rate=1e-4,2e-4", "hydra.launcher.n_jobs=2")
+    assert code == 0, output
     assert sorted(how for how, _ in Sky.calls) == ["down", "down", "launch", "launch"]
     assert len({name for _, name in Sky.calls}) == 2
 
 
 def test_a_job_that_says_nothing_is_a_failed_point_and_the_next_gets_another_machine(runs, sweep, tmp_path):
     runs.does = lambda rate: SystemExit(1) if rate == 1e-4 else 0.5
-    code, said = sweep("algorithm.learning_rate=1e-4,2e-4")
+    code, output = sweep("algorithm.learning_rate=1e-4,2e-4")
     assert code == 1
-    assert "ended on espalier-" in said
-    assert "as FAILED_SETUP without a result" in said
+    assert "ended on espalier-" in output
+    assert "as FAILED_SETUP without a result" in output
     assert [how for how, _ in Sky.calls] == ["launch", "down", "launch", "down"]
     assert len({name for _, name in Sky.calls}) == 2
 
 
 def test_optuna_searches_with_them(runs, sweep, tmp_path):
     line = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "algorithm.learning_rate=interval(1e-4,1e-3)"]
-    code, said = sweep(*line)
-    assert code == 0, said
+    code, output = sweep(*line)
+    assert code == 0, output
     points = read(tmp_path / "here" / "sweeps" / "smoke")
     assert [point.status for point in points] == ["finished"] * 3
     assert len({point.value("success") for point in points}) == 3

@@ -1,4 +1,4 @@
-"""Stages as Prefect tasks: names, states, references; what Prefect is told is what happened."""
+"""Stages as Prefect tasks: names, states and references in Prefect match the run."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ def execution(tmp_path, screen):
 
 
 class Found:
-    """What a body returns: results."""
+    """Results that a body returns."""
 
     pruned = None
 
@@ -52,7 +52,7 @@ def run(execution, body, prefect_server, *dead):
 
 
 def runs(prefect_server):
-    """The latest flow run, and its task runs by name."""
+    """Return the latest flow run and its task runs by name."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
@@ -165,7 +165,7 @@ def nothing(call, beside):
 
 @pytest.fixture
 def connected(prefect_server):
-    """Inside of it, Prefect's client speaks to the server of the tests."""
+    """Use the tests' server for Prefect's client inside the block."""
     from prefect.settings import temporary_settings
 
     with temporary_settings(prefect_server.settings()):
@@ -174,7 +174,7 @@ def connected(prefect_server):
 
 @pytest.fixture
 def killed(tmp_path, connected):
-    """Two runs that were killed in the middle of a task, as their records and Prefect have them."""
+    """Create two runs that were killed during a task, in the records and in Prefect."""
     from prefect import flow, task
     from prefect.client.orchestration import get_client
     from prefect.states import Running
@@ -191,7 +191,7 @@ def killed(tmp_path, connected):
 
 
 def states(records):
-    """Of the flow runs of all records, the latest first; the task of each has the same."""
+    """Return the states of all records' flow runs, latest first; each task has the same state."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
 
@@ -208,7 +208,7 @@ def states(records):
 def test_runs_that_were_killed_crash_in_prefect_and_their_records_are_closed(execution, prefect_server, killed):
     run(execution, nothing, prefect_server, killed.dead(), killed.close)
     assert states(killed) == ["Crashed", "Crashed"]
-    assert [one.status for one in killed.all()] == ["KILLED", "KILLED"]
+    assert [run.status for run in killed.all()] == ["KILLED", "KILLED"]
 
 
 def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told_by_the_next_run(
@@ -229,11 +229,15 @@ def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told
         patch.setattr("prefect.get_client", fails_at_the_second)
         done = run(execution, nothing, prefect_server, [first, second], killed.close)
     assert done.markdown() == "# Results"
-    (warning,) = [one.getMessage() for one in caplog.records if "could not be told" in one.getMessage()]
+    (warning,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "cannot set these killed flow runs to Crashed" in record.getMessage()
+    ]
     assert f"{second.prefect_flow_run} (run {second.short}). ConnectionResetError: gone in the night" in warning
     assert first.prefect_flow_run not in warning
     assert states(killed) == ["Crashed", "Running"]
-    assert [one.id for one in killed.dead()] == [second.id]
+    assert [run.id for run in killed.dead()] == [second.id]
     run(execution, nothing, prefect_server, killed.dead(), killed.close)
     assert states(killed) == ["Crashed", "Crashed"]
     assert killed.dead() == []
@@ -248,8 +252,8 @@ def test_a_server_that_does_not_answer_leaves_the_records_open(killed, caplog):
         _close(killed.dead(), killed.close)
     assert len(killed.dead()) == 2
     (warning,) = caplog.messages
-    for one in killed.dead():
-        assert f"{one.prefect_flow_run} (run {one.short})" in warning
+    for run in killed.dead():
+        assert f"{run.prefect_flow_run} (run {run.short})" in warning
     assert "ConnectError" in warning
 
 
@@ -277,7 +281,7 @@ def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(ex
 @pytest.mark.slow
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_a_server_that_is_killed_delays_the_end_of_a_run_by_seconds(execution, prefect_root, monkeypatch, ends_well):
-    """Each request to a server that is gone was tried again for 14 s."""
+    """Without the check, each request to a stopped server would be retried for 14 s."""
     import anyio
     from prefect.client import base
 
@@ -314,5 +318,5 @@ def test_a_server_that_is_killed_delays_the_end_of_a_run_by_seconds(execution, p
             run(execution, body, doomed)
     assert sum(pauses) < 10  # seconds; 28 where each request is tried again
     doomed.stop()
-    ended = "the run is done, but the Prefect server was not told all of it: the Prefect server has ended"
+    ended = "the run is finished, but the Prefect server did not get all of its states: the Prefect server has stopped"
     assert warnings == ([ended] if ends_well else [])

@@ -1,4 +1,4 @@
-"""`python -m flows.stage collect --watch`: an episode as it is played, here and in another process."""
+"""`python -m flows.stage collect --watch`: live view of an episode, in this and in another process."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("collect",), "collect goes with --watch"),
+        (("collect",), "collect requires --watch"),
         ((), "expected one of --request FILE"),
         (("collect", "--watch", "--run", "latest", "--label", "collect[1]"), "expected one of"),
         (("train", "--watch"), "invalid choice: 'train'"),
-        (("collect", "--watch", "--wait", "0"), "no stage collect has played episodes below"),
-        (("collect", "--watch", "--wait", "0"), "looking for a stage collect at work below"),
+        (("collect", "--watch", "--wait", "0"), "no collect stage played episodes below"),
+        (("collect", "--watch", "--wait", "0"), "for a running collect stage below"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(tmp_path, arguments, words):
@@ -141,7 +141,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path, arguments, words):
 def test_a_folder_that_is_not_there_is_said_at_once(tmp_path):
     done = stage("collect", "--watch", f"root={tmp_path / 'nothing'}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "nothing: there is no such folder" in done.stderr
+    assert "nothing: the folder does not exist" in done.stderr
 
 
 def _until(condition):

@@ -206,7 +206,7 @@ def test_points_of_a_sweep_are_jobs_there_and_one_of_them_fails(shared, tmp_path
     assert (first["status"], second["status"]) == ("finished", "failed"), done.stderr
     assert done.returncode == 2, done.stderr  # what failed, only the user can help
     assert "tiny" in second["error"]
-    assert "  alone: " in done.stderr
+    assert "  run it alone: " in done.stderr
     assert Path(first["result"]["report"]).is_file()
     assert {one.stem for one in (tmp_path / "records").glob("*.json")} >= {first["result"]["run_id"]}
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 120)
@@ -225,6 +225,6 @@ def test_the_machines_of_a_sweep_go_down_when_it_is_interrupted(shared, tmp_path
     child.send_signal(signal.SIGINT)
     said = child.communicate(timeout=600)[1]
     assert child.returncode == 130, said
-    assert "the same command goes on from here" in said
+    assert "run the same command again to resume" in said
     assert "Traceback" not in said
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 180)

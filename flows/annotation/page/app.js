@@ -1,45 +1,45 @@
-// The annotation page. What episodes say is only ever set as text (textContent), never as markup.
+// Annotation page. Content of episodes is only ever set as text (textContent), never as markup.
 "use strict";
 
 const FILTERS = { all: "All", open: "Open", success: "Solved", unsolved: "Not solved", failed: "Failed" };
 const STATUS = { success: "solved", unsolved: "not solved", failed: "failed" };
 const byId = (id) => document.getElementById(id);
 
-let state = null; // what there is to do
+let state = null; // episodes, pairs and answers, from /api/state
 let mode = "episodes"; // or pairs
 let filter = "all";
-let current = null; // key of what is shown
+let current = null; // key of the shown episode or pair
 let shown = []; // its episodes: one, or the two sides
-let chosen = null; // {history, message} of the assistant's message that c corrects
+let chosen = null; // {history, message} of the assistant's message that key c corrects
 let editing = false;
-let notes = {}; // notes that are not kept yet, by key
-let drafts = {}; // corrections that are not kept yet
-let turn = 0; // of the latest request to show something
-let asked = 0; // and of that for what there is to do
+let notes = {}; // unsaved notes, by key
+let drafts = {}; // unsaved corrections
+let turn = 0; // number of the latest request for episodes
+let asked = 0; // number of the latest request for the state
 
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
 }
 
 async function ask(path, data) {
   const options = data === undefined ? {} : {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(data),
   };
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, { credentials: "same-origin", ...options });
+    response = await fetch(path, { credentials: "same-origin", ...options });
   } catch {
-    throw new Error("the server does not answer: was the command ended?");
+    throw new Error("the server does not answer; is the command still running?");
   }
-  const found = await answer.json().catch(() => ({ error: `HTTP ${answer.status}` }));
-  if (!answer.ok) throw new Error(found.error);
-  return found;
+  const result = await response.json().catch(() => ({ error: `HTTP ${response.status}` }));
+  if (!response.ok) throw new Error(result.error);
+  return result;
 }
 
 let fading;
@@ -51,32 +51,32 @@ function say(text, error = false) {
   fading = setTimeout(() => { toast.className = ""; }, error ? 6000 : 1800);
 }
 
-const guarded = (work) => (...given) => work(...given).catch((error) => say(error.message, true));
+const guarded = (work) => (...values) => work(...values).catch((error) => say(error.message, true));
 
-// --- what there is -------------------------------------------------------------------------------------------------
+// --- state and lists -------------------------------------------------------------------------------------------------
 
 const keyOf = (item) => (item.id !== undefined ? item.id : JSON.stringify([item.a, item.b]));
 const isOpen = (item) => (item.id !== undefined ? item.score === null : item.better === null);
-const statusOf = (id) => state.episodes.find((one) => one.id === id);
+const statusOf = (id) => state.episodes.find((episode) => episode.id === id);
 
 function items(all = false) {
-  const found = mode === "episodes" ? state.episodes : state.pairs;
-  if (all || filter === "all") return found;
-  if (filter === "open") return found.filter((item) => isOpen(item) || keyOf(item) === current);
-  return found.filter((item) => (item.id !== undefined
+  const list = mode === "episodes" ? state.episodes : state.pairs;
+  if (all || filter === "all") return list;
+  if (filter === "open") return list.filter((item) => isOpen(item) || keyOf(item) === current);
+  return list.filter((item) => (item.id !== undefined
     ? item.status === filter
     : [item.a, item.b].some((id) => statusOf(id)?.status === filter)));
 }
 
-const item = () => items(true).find((one) => keyOf(one) === current);
+const item = () => items(true).find((entry) => keyOf(entry) === current);
 
 async function refresh() {
   const own = ++asked;
-  const answer = await ask("/api/state");
-  if (own === asked) state = answer; // a later answer knows more
-  const found = items();
-  if (!found.some((one) => keyOf(one) === current)) {
-    const next = found.find(isOpen) ?? found[0];
+  const response = await ask("/api/state");
+  if (own === asked) state = response; // ignore responses that arrive out of order
+  const list = items();
+  if (!list.some((entry) => keyOf(entry) === current)) {
+    const next = list.find(isOpen) ?? list[0];
     current = next ? keyOf(next) : null;
   }
 }
@@ -96,17 +96,17 @@ function drawFrame() {
   byId("items").replaceChildren(...items().map((one) => {
     const pair = one.id === undefined;
     const label = pair ? `${statusOf(one.a).scenario} · ${statusOf(one.a).sample} | ${statusOf(one.b).sample}` : one.id;
-    const said = pair ? { a: "A", b: "B", tie: "=" }[one.better] ?? "" : `${one.corrections ? "✎ " : ""}${one.score ?? ""}`;
+    const mark = pair ? { a: "A", b: "B", tie: "=" }[one.better] ?? "" : `${one.corrections ? "✎ " : ""}${one.score ?? ""}`;
     return element("li", {}, element("button",
       { "aria-current": String(keyOf(one) === current), title: label, onclick: () => go(keyOf(one)) },
       element("span", { class: `dot ${pair ? "pair" : one.status}` }),
       element("span", { class: "label" }, label),
-      element("span", { class: "said" }, said)));
+      element("span", { class: "said" }, mark)));
   }));
   byId("items").querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
 }
 
-// --- what is shown -------------------------------------------------------------------------------------------------
+// --- main view -------------------------------------------------------------------------------------------------
 
 const go = guarded(async (key) => {
   current = key;
@@ -118,11 +118,11 @@ const go = guarded(async (key) => {
 
 async function show(reveal = false) {
   const own = ++turn;
-  const one = item();
-  const ids = !one ? [] : one.id !== undefined ? [one.id] : [one.a, one.b];
-  const found = await Promise.all(ids.map((id) => ask(`/api/episode?id=${encodeURIComponent(id)}&reveal=${reveal}`)));
-  if (own !== turn) return; // something else was asked for meanwhile
-  shown = found;
+  const entry = item();
+  const ids = !entry ? [] : entry.id !== undefined ? [entry.id] : [entry.a, entry.b];
+  const episodes = await Promise.all(ids.map((id) => ask(`/api/episode?id=${encodeURIComponent(id)}&reveal=${reveal}`)));
+  if (own !== turn) return; // a later request replaced this one
+  shown = episodes;
   if (mode === "episodes" && shown.length && chosen === null) chosen = spoken().at(-1) ?? null;
   history.replaceState(null, "", current === null ? "/" : `/#${mode}=${encodeURIComponent(current)}`);
   draw();
@@ -132,7 +132,7 @@ function draw() {
   drawFrame();
   const main = byId("main");
   if (!shown.length) {
-    const text = mode === "pairs" && !state.pairs.length ? "No scenario has two finished episodes to compare." : "Nothing here with this filter.";
+    const text = mode === "pairs" && !state.pairs.length ? "No scenario has two finished episodes to compare." : "No entry matches this filter.";
     main.replaceChildren(element("div", { class: "empty" }, element("h1", {}, "Nothing to read"), text));
     byId("panel").replaceChildren(keys());
     return;
@@ -177,14 +177,14 @@ function fold(title, texts, open = false) {
 
 function talk(one, alone) {
   const parts = [];
-  one.histories.forEach((found, history) => {
-    if (one.histories.length > 1) parts.push(element("div", { class: "agent" }, `Agent: ${found.agent}`));
-    found.messages.forEach((said, message) => parts.push(messageOf(one, said, { history, message }, alone)));
+  one.histories.forEach((conversation, history) => {
+    if (one.histories.length > 1) parts.push(element("div", { class: "agent" }, `Agent: ${conversation.agent}`));
+    conversation.messages.forEach((content, message) => parts.push(messageOf(one, content, { history, message }, alone)));
   });
   return element("div", { class: "card talk" }, ...parts);
 }
 
-function said(text, calls) {
+function contentOf(text, calls) {
   return [
     text ? element("div", { class: "text", dir: "auto" }, text) : null,
     ...calls.map((call) => element("span", { class: "call" }, element("b", {}, call.name), `(${call.arguments})`)),
@@ -195,37 +195,37 @@ function said(text, calls) {
 const same = (one, other) => one && other && one.history === other.history && one.message === other.message;
 
 function messageOf(one, message, place, alone) {
-  const correction = one.corrections.find((found) => same(found, place));
-  const mine = alone && message.role === "assistant";
-  const here = mine && same(chosen, place);
-  const classes = ["message", message.role, here ? "chosen" : "", correction && alone ? "corrected" : ""].join(" ");
+  const correction = one.corrections.find((entry) => same(entry, place));
+  const editable = alone && message.role === "assistant";
+  const selected = editable && same(chosen, place);
+  const classes = ["message", message.role, selected ? "chosen" : "", correction && alone ? "corrected" : ""].join(" ");
   const who = element("div", { class: "who" }, message.role === "tool" ? "tool result" : message.role,
     message.cut ? element("span", { class: "faint" }, "cut off") : null,
-    mine ? element("button", { class: "correct", onclick: () => { chosen = place; edit(); } }, correction ? "change" : "correct") : null);
-  const made = element("div", { class: classes }, who, ...said(message.content, message.calls));
-  if (mine) made.addEventListener("click", () => { if (!same(chosen, place) && !editing) { chosen = place; draw(); } });
-  if (correction && alone && !(here && editing)) {
-    made.append(element("div", { class: "correction" }, element("div", { class: "who" }, "your correction"), ...said(correction.text, correction.calls)));
+    editable ? element("button", { class: "correct", onclick: () => { chosen = place; edit(); } }, correction ? "change" : "correct") : null);
+  const node = element("div", { class: classes }, who, ...contentOf(message.content, message.calls));
+  if (editable) node.addEventListener("click", () => { if (!same(chosen, place) && !editing) { chosen = place; draw(); } });
+  if (correction && alone && !(selected && editing)) {
+    node.append(element("div", { class: "correction" }, element("div", { class: "who" }, "your correction"), ...contentOf(correction.text, correction.calls)));
   }
-  if (here && editing) made.append(editor(message, correction, place));
-  return made;
+  if (selected && editing) node.append(editor(message, correction, place));
+  return node;
 }
 
 // --- corrections ---------------------------------------------------------------------------------------------------
 
 function spoken() {
-  const found = [];
-  shown[0]?.histories.forEach((one, history) => one.messages.forEach((message, index) => {
-    if (message.role === "assistant") found.push({ history, message: index });
+  const places = [];
+  shown[0]?.histories.forEach((conversation, history) => conversation.messages.forEach((message, index) => {
+    if (message.role === "assistant") places.push({ history, message: index });
   }));
-  return found;
+  return places;
 }
 
 function step(by) {
   const places = spoken();
   if (mode !== "episodes" || !places.length) return;
-  const now = places.findIndex((place) => same(place, chosen));
-  chosen = places[Math.min(Math.max(now + by, 0), places.length - 1)];
+  const index = places.findIndex((place) => same(place, chosen));
+  chosen = places[Math.min(Math.max(index + by, 0), places.length - 1)];
   draw();
   document.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
 }
@@ -255,22 +255,22 @@ function editor(message, correction, place) {
   calls.addEventListener("input", keep);
   return element("div", { class: "editor" },
     element("label", {}, "What should the assistant have said?", text),
-    shown[0].tools.length || before.calls.length ? element("label", {}, "Calls of tools, as JSON", calls) : null,
+    shown[0].tools.length || before.calls.length ? element("label", {}, "Tool calls, as JSON", calls) : null,
     element("div", { class: "row" },
-      element("button", { class: "primary", onclick: () => saveCorrection(place, text.value, calls.value) }, "Keep"),
+      element("button", { class: "primary", onclick: () => saveCorrection(place, text.value, calls.value) }, "Save"),
       element("button", { onclick: () => dropCorrection(place) }, "Cancel"),
-      element("span", { class: "faint small" }, "Ctrl+Enter keeps, Esc cancels")));
+      element("span", { class: "faint small" }, "Ctrl+Enter saves, Esc cancels")));
 }
 
 function readCalls(text) {
   if (!text.trim()) return [];
-  let found;
-  try { found = JSON.parse(text); } catch (error) { throw new Error(`calls: no JSON: ${error.message}`); }
-  if (!Array.isArray(found)) throw new Error("calls: expected a list");
-  return found.map((call) => {
-    if (typeof call?.name !== "string") throw new Error('calls: each needs a "name"');
-    const given = call.arguments ?? {};
-    return { name: call.name, arguments: typeof given === "string" ? given : JSON.stringify(given) };
+  let list;
+  try { list = JSON.parse(text); } catch (error) { throw new Error(`calls: not valid JSON: ${error.message}`); }
+  if (!Array.isArray(list)) throw new Error("calls: expected a list");
+  return list.map((call) => {
+    if (typeof call?.name !== "string") throw new Error('calls: each call needs a "name"');
+    const values = call.arguments ?? {};
+    return { name: call.name, arguments: typeof values === "string" ? values : JSON.stringify(values) };
   });
 }
 
@@ -280,7 +280,7 @@ const saveCorrection = guarded(async (place, text, calls) => {
   editing = false;
   await refresh();
   await show();
-  say("correction kept");
+  say("correction saved");
 });
 
 function dropCorrection(place) {
@@ -329,7 +329,7 @@ function judgeCard() {
   if (!one.has_judge) return null;
   if (!one.judge) {
     return element("section", { class: "card judge" }, element("h2", {}, "The judge"),
-      element("p", { class: "soft" }, "Hidden until you have scored, so that it does not lead you."),
+      element("p", { class: "soft" }, "Hidden until you have scored, so that it does not bias you."),
       element("button", { class: "quiet", id: "reveal", onclick: () => reveal() }, "Show it now (r)"));
   }
   const parts = Object.entries(one.judge.components).flatMap(([name, value]) => [element("span", {}, name), element("span", {}, value)]);
@@ -342,17 +342,17 @@ const score = guarded(async (value) => {
   const key = current;
   if (mode !== "episodes" || !key) return;
   await ask("/api/answer", { kind: "score", trajectory: key, score: value, note: notes[key] ?? shown[0].note ?? "" });
-  await kept(key, `scored ${value}`);
+  await afterSave(key, `scored ${value}`);
 });
 
 const choose = guarded(async (better) => {
   const key = current, one = item();
   if (mode !== "pairs" || !one) return;
   await ask("/api/answer", { kind: "choice", trajectory: one.a, other: one.b, better, note: notes[key] ?? "" });
-  await kept(key, better === "tie" ? "a tie" : `${better.toUpperCase()} is better`);
+  await afterSave(key, better === "tie" ? "a tie" : `${better.toUpperCase()} is better`);
 });
 
-async function kept(key, text) {
+async function afterSave(key, text) {
   delete notes[key];
   await refresh();
   await show();
@@ -363,30 +363,30 @@ const undo = guarded(async () => {
   const { undone } = await ask("/api/undo", {});
   await refresh();
   await show();
-  say(undone ? `taken back: ${undone.kind} of ${undone.trajectory}` : "there is nothing to take back");
+  say(undone ? `undone: ${undone.kind} of ${undone.trajectory}` : "there is nothing to undo");
 });
 
 const reveal = guarded(() => show(true));
 
-// --- ways to go ----------------------------------------------------------------------------------------------------
+// --- navigation ----------------------------------------------------------------------------------------------------
 
 function move(by) {
-  const found = items();
-  const now = found.findIndex((one) => keyOf(one) === current);
-  const next = found[Math.min(Math.max(now + by, 0), found.length - 1)];
+  const list = items();
+  const index = list.findIndex((entry) => keyOf(entry) === current);
+  const next = list[Math.min(Math.max(index + by, 0), list.length - 1)];
   if (next && keyOf(next) !== current) go(keyOf(next));
 }
 
 function nextOpen() {
-  const found = items();
-  const now = found.findIndex((one) => keyOf(one) === current);
-  const next = [...found.slice(now + 1), ...found.slice(0, now + 1)].find(isOpen);
+  const list = items();
+  const index = list.findIndex((entry) => keyOf(entry) === current);
+  const next = [...list.slice(index + 1), ...list.slice(0, index + 1)].find(isOpen);
   if (next) go(keyOf(next));
-  else say("all of these have your answer");
+  else say("you have answered all of these");
 }
 
 const setMode = guarded(async (name) => {
-  ++turn; // what is on its way was asked for in the other mode
+  ++turn; // discard pending responses of the other mode
   mode = name;
   current = null;
   chosen = null;
@@ -428,7 +428,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (event.ctrlKey || event.metaKey || event.altKey || !state) return;
-  if (event.key === "Enter" && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // it presses that
+  if (event.key === "Enter" && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // let it activate the focused element
   const work = KEYS[event.key];
   if (work) {
     event.preventDefault();
@@ -440,7 +440,7 @@ function keepNote() {
   byId("note").blur();
   if (mode === "episodes" && shown[0]?.score) score(shown[0].score);
   else if (mode === "pairs" && item()?.better) choose(item().better);
-  else say("the note is kept with your answer");
+  else say("the note is saved with your answer");
 }
 
 byId("mode-episodes").addEventListener("click", () => setMode("episodes"));
@@ -453,7 +453,7 @@ guarded(async () => {
     mode = name;
     current = decodeURIComponent(key);
   }
-  history.replaceState(null, "", `/${location.hash}`); // the token is in a cookie from now on
+  history.replaceState(null, "", `/${location.hash}`); // the session is in the cookie now, so drop the token from the URL
   await refresh();
   await show();
 })();
