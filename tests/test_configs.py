@@ -497,7 +497,7 @@ REWARDS = {
     ),
     ("reward=columns", "reward.function=tests.rewards.functions.nothing", "allow=[tests]"): (
         "reward.function",
-        "'nothing' is not there",
+        "'nothing' does not exist",
     ),
     ("reward=columns", "reward.function=tests.rewards.functions.scaled"): ("reward.function", "allow=[tests]"),
     ("reward=pattern", "reward.pattern='('"): ("reward.pattern", "is no regular expression"),

@@ -166,7 +166,7 @@ def test_a_manifest_names_only_files_below_its_folder(store, name):
     artifact = make(store)
     files = {name: {"sha256": "0" * 64, "bytes": 1}}
     rewrite(artifact, files=files, digest=content_digest(files, []))
-    with pytest.raises(ArtifactDamaged, match="is no file below the artifact's folder"):
+    with pytest.raises(ArtifactDamaged, match="is not a file below the artifact's folder"):
         read_artifact(artifact.path)
 
 

@@ -121,9 +121,9 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     [
         ({"secrets": ["TOKEN=abc"]}, "secrets: holds a secret (a value of TOKEN)"),
         ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is set by"),
-        ({"managed": True, "cluster": "ours"}, "do not go together"),
-        ({"infra": "slurm/here"}, "Slurm has none; expected null"),
-        ({"envs": {"A": "1"}, "secrets": ["A"]}, "in envs and in secrets"),
+        ({"managed": True, "cluster": "ours"}, "mutually exclusive"),
+        ({"infra": "slurm/here"}, "not supported on Slurm; expected null"),
+        ({"envs": {"A": "1"}, "secrets": ["A"]}, "set in both envs and secrets"),
         ({"nodes": 0}, "nodes"),
         ({"cluster": "My_Cluster"}, "cluster"),
         ({"accelerator": "H100"}, "accelerators"),
