@@ -263,7 +263,9 @@ def test_who_lives_keeps_its_lock_whatever_the_clock_of_who_waits_says(machine, 
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 86400)
         with (
-            pytest.raises(WaitTimeout, match=rf"after \d s waiting for artifact aaaaaaaaaaaa, locked by process {os.getpid()} on"),
+            pytest.raises(
+                WaitTimeout, match=rf"after \d s waiting for artifact aaaaaaaaaaaa, locked by process {os.getpid()} on"
+            ),
             machine("b").lock(KEY, 6, said.append),
         ):
             pass

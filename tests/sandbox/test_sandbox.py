@@ -444,7 +444,7 @@ def test_files_stay_below_the_home(name):
 
 
 def test_limits_are_checked():
-    with pytest.raises(ValueError, match="memory_mb is 1; a program needs 32 or more"):
+    with pytest.raises(ValueError, match="memory_mb = 1: expected at least 32"):
         Limits(memory_mb=1)
     with pytest.raises(ValueError, match="seconds"):
         Limits(seconds=float("nan"))
