@@ -29,7 +29,7 @@ def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
 @pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
 def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wrong):
     given = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
-    with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS names 2 nodes.*expected as many nodes as named"):
+    with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
         meeting(given, 29500)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -70,5 +70,5 @@ def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
     )
     assert done.returncode == 1
     said = json.loads(done.stdout)["error"]["message"]
-    assert said.startswith("process 1 of those that train together ended by SIGKILL")
-    assert said.endswith("its last words are in the log")
+    assert said.startswith("training process 1 ended by SIGKILL")
+    assert said.endswith("its last output is in the log")

@@ -79,7 +79,7 @@ def test_a_process_that_dies_is_an_error_that_names_its_log(tmp_path):
 
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path):
-    with pytest.raises(WaitTimeout, match="train was ended after 1 s"):
+    with pytest.raises(WaitTimeout, match="train timed out after 1 s"):
         runner(tmp_path, "time.sleep(60)", limit=1.0).run({"stage": "train"}, print)
 
 

@@ -60,5 +60,5 @@ def test_a_users_package_travels_too(code, tmp_path, monkeypatch):
 def test_data_in_the_code_is_refused(code, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "LIMIT", 100)
     (code / "data.bin").write_bytes(b"x" * 200)
-    with pytest.raises(ResourceError, match=r"largest file is data\.bin: let \.gitignore name"):
+    with pytest.raises(ResourceError, match=r"largest file is data\.bin: list files that are not code in \.gitignore"):
         snapshot.take(code, [], tmp_path / "out")

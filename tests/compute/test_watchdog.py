@@ -36,7 +36,7 @@ def hang_in_a_loop() -> None:
 def test_it_strikes_wherever_the_main_thread_waits(hang):
     told: list[str] = []
     with (
-        pytest.raises(WaitTimeout, match=r"collect\[1\]: nothing has moved for 0.5 s \(in .*compute.stall_timeout"),
+        pytest.raises(WaitTimeout, match=r"collect\[1\]: no progress for 0.5 s \(in .*compute.stall_timeout"),
         watch("collect[1]", 0.5, told.append),
     ):
         hang()

@@ -90,7 +90,7 @@ def test_a_changed_chat_template_is_caught(base_dir, adapter_dir, tmp_path, answ
 
 def test_what_the_server_says_reaches_the_user(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "out", "")
-    with pytest.raises(EngineError, match=r"refused a held-out prompt.*max_length is 32"):
+    with pytest.raises(EngineError, match=r"rejected a held-out prompt.*max_length is 32"):
         check_serving(tmp_path / "out", requests, answers, serve=partial(SERVE, max_length=32))
 
 

@@ -109,5 +109,5 @@ def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
 
 def test_vllm_that_is_not_there_is_said_before_the_run(tmp_path):
     target = LocalTarget(engine="vllm", python=str(tmp_path / "nowhere")).build()
-    with pytest.raises(ResourceError, match=r"deploy.target.python: there is no .*nowhere.*make vllm"):
+    with pytest.raises(ResourceError, match=r"deploy.target.python: .*nowhere.* does not exist.*make vllm"):
         target.check("shop")

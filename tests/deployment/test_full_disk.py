@@ -58,7 +58,7 @@ def test_nothing_half_written_stays(base_dir, adapter_dir, tmp_path, form, limit
         "adapter": lambda: export_adapter(base_dir, adapter_dir, out, "x" * 2**18, base="tiny", revision=None),
     }
     with limit(disk):
-        with pytest.raises(ResourceError, match=r"does not fit on the disk .*nothing of it was kept\. Make room"):
+        with pytest.raises(ResourceError, match=r"does not fit on the disk .*was removed\. Free space"):
             work[form]()
         assert not out.exists()
         assert not disk.exists() or list(disk.iterdir()) == []

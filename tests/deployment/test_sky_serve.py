@@ -47,7 +47,7 @@ def test_mistakes(capsys, arguments, message):
 def test_skypilot_reads_it(capsys):
     assert sky_serve.main(SHOP) == 0
     assert sky_serve.main([*SHOP[:-1], "L4:many"]) == 2
-    assert "SkyPilot refuses the service" in capsys.readouterr().err
+    assert "SkyPilot rejects the service" in capsys.readouterr().err
 
 
 @pytest.mark.security

@@ -158,7 +158,7 @@ def test_the_canary_compares_with_what_the_policy_said(host, release, tmp_path):
         (
             "never",
             WaitTimeout,
-            r"waited 0.2 s \(deploy.target.ready_timeout\) for the endpoint endpoint-1; it is START",
+            r"after 0.2 s \(deploy.target.ready_timeout\) waiting for the endpoint endpoint-1; its state is START",
         ),
     ],
 )
