@@ -56,8 +56,8 @@ def test_in_order_and_once(server, box, caplog):
         "MLflow at http",
         "MLflow at http",
     ]
-    assert "is away" in caplog.text
-    assert "is back" in caplog.text
+    assert "is unreachable" in caplog.text
+    assert "is reachable again" in caplog.text
 
 
 def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatch):
