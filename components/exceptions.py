@@ -11,7 +11,7 @@ from typing import Any
 
 PASSING = (429, 502, 503, 504)
 """HTTP statuses of transient errors: too many requests, bad gateway, unavailable, gateway timeout."""
-BROKEN = ("ConnectError", "ConnectTimeout", "ReadError", "WriteError", "CloseError", "RemoteProtocolError")
+CONNECTION_ERRORS = ("ConnectError", "ConnectTimeout", "ReadError", "WriteError", "CloseError", "RemoteProtocolError")
 """Names of connection errors in httpx and httpcore; Python's own derive from ConnectionError."""
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|File too large|database or disk is full")
@@ -27,7 +27,7 @@ def passes(error: BaseException | None) -> bool:
 def _broke(error: Exception) -> bool:
     kind = type(error)
     httpx = kind.__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2")
-    return isinstance(error, ConnectionError) or (httpx and kind.__name__ in BROKEN)
+    return isinstance(error, ConnectionError) or (httpx and kind.__name__ in CONNECTION_ERRORS)
 
 
 def causes(error: BaseException | None) -> list[Exception]:

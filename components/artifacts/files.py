@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.artifacts.folders import NotPlain
+from components.artifacts.folders import UnsafePath
 from components.artifacts.shared_folder import SharedFolder
 from components.errors import ResourceError
 from components.redaction import mask_text
@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """Package that fsspec needs for a protocol."""
-PART = 8 * 2**20
+PART_BYTES = 8 * 2**20
 """Bytes per part of a multipart upload: small enough for a slow connection to send within the timeout."""
-READ = 64 * 2**20
+READ_LIMIT = 64 * 2**20
 """Maximum bytes of an object that is read into memory: a manifest, a lock."""
-PARTS = 10_000
+MAX_PARTS = 10_000
 """Maximum number of parts of an upload to S3."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "max_concurrency": 4,
     },
 }
-HERE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+LOCAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of the local disk."""
 
 
@@ -71,7 +71,7 @@ class RemoteFiles:
         self._protocol, _, _ = uri.partition("://")
         self._opened: Any = None
 
-    def impatient(self) -> RemoteFiles:
+    def without_retry(self) -> RemoteFiles:
         """Return the same files without retries."""
         other = RemoteFiles(self.uri, 0)
         other._opened = self._fs
@@ -81,10 +81,10 @@ class RemoteFiles:
         """Return the content of an object; None if it does not exist. Raise ResourceError for more than `READ` bytes,
         which might not fit in memory."""
         try:
-            if (size := self.size(name)) > READ:
+            if (size := self.size(name)) > READ_LIMIT:
                 raise ResourceError(
-                    f"store: {self.uri}/{name} has {size} bytes, expected at most {READ}. Another program must have "
-                    "written it: find out which, and delete the object"
+                    f"store: {self.uri}/{name} has {size} bytes, expected at most {READ_LIMIT}. Another program must "
+                    "have written it: find out which, and delete the object"
                 )
             return self._try("read", name, lambda path: self._fs.cat_file(path))
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class RemoteFiles:
 
     def upload(self, name: str, source: Path) -> None:
         """Copy a local file to an object."""
-        part = max(PART, -(-source.stat().st_size // PARTS))
+        part = max(PART_BYTES, -(-source.stat().st_size // MAX_PARTS))
         options = {"chunksize": part} if self._protocol == "s3" else {}
         self._put("write", name, lambda path: self._fs.put_file(str(source), path, **options))
 
@@ -227,14 +227,14 @@ def _refused(error: OSError) -> bool:
 def _permanent(error: Exception) -> bool:
     """Return True if a retry would fail in the same way."""
     credentials = "Credentials" in type(error).__name__  # by name, because botocore may not be installed
-    local = isinstance(error, OSError) and error.errno in HERE
-    return local or credentials or isinstance(error, NotPlain | PermissionError | ValueError | NotImplementedError)
+    local = isinstance(error, OSError) and error.errno in LOCAL_ERRNOS
+    return local or credentials or isinstance(error, UnsafePath | PermissionError | ValueError | NotImplementedError)
 
 
 def _advice(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in HERE:
+    if isinstance(error, OSError) and error.errno in LOCAL_ERRNOS:
         return f"{_words(error)}. Free space on this machine's disk, or choose another folder: root=DIR"
-    if isinstance(error, NotPlain):
+    if isinstance(error, UnsafePath):
         return (
             f"{_words(error)}. Links in a shared folder are not followed, since other users may have made them: find "
             "out who did, and delete the link"

@@ -22,14 +22,14 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # does not block on a pipe
 
 
-class NotPlain(OSError):
+class UnsafePath(OSError):
     """Symbolic link, pipe or device in place of a regular file or folder."""
 
 
 class Folder:
     """Open folder. Names are relative paths of plain segments (`components.artifacts.names`).
 
-    Raises FileNotFoundError if it does not exist, NotPlain if its last segment is a link. follow: follow that link.
+    Raises FileNotFoundError if it does not exist, UnsafePath if its last segment is a link. follow: follow that link.
     """
 
     def __init__(self, path: Path, *, follow: bool = False):
@@ -48,13 +48,13 @@ class Folder:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
-        """Open a regular file for reading. Raise FileNotFoundError if it does not exist, NotPlain if not regular."""
+        """Open a regular file for reading. Raise FileNotFoundError if it does not exist, UnsafePath if not regular."""
         with self._parent(name) as (parent, last):
             with _named(self.path / name):
                 descriptor = os.open(last, os.O_RDONLY | _FILE, dir_fd=parent)
             with os.fdopen(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise NotPlain(errno.EINVAL, "is not a regular file", str(self.path / name))
+                    raise UnsafePath(errno.EINVAL, "is not a regular file", str(self.path / name))
                 yield file
 
     def write(self, name: str, content: BinaryIO | bytes, *, exclusive: bool = False) -> bool:
@@ -105,7 +105,7 @@ class Folder:
         """Yield the descriptor of the folder that contains a name, and the name's last segment."""
         *segments, last = name.split("/")
         if not last or any(segment in ("", ".", "..") or "\0" in segment for segment in (*segments, last)):
-            raise NotPlain(errno.EINVAL, "is not a relative path of plain segments", name)
+            raise UnsafePath(errno.EINVAL, "is not a relative path of plain segments", name)
         descriptor = os.dup(self._descriptor)
         try:
             for segment in segments:
@@ -127,12 +127,12 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the full path to errors of system calls, and raise NotPlain for links and pipes."""
+    """Add the full path to errors of system calls, and raise UnsafePath for links and pipes."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise NotPlain(error.errno, "is a symbolic link, or is below a link or a file", str(path)) from None
+            raise UnsafePath(error.errno, "is a symbolic link, or is below a link or a file", str(path)) from None
         if error.errno == errno.ENXIO:
-            raise NotPlain(error.errno, "is not a regular file", str(path)) from None
+            raise UnsafePath(error.errno, "is not a regular file", str(path)) from None
         raise OSError(error.errno, error.strerror, str(path)) from None

@@ -62,7 +62,7 @@ def lease(
 class _Lease:
     def __init__(self, files: RemoteFiles, name: str, owner: str):
         self._files = files
-        self._files_without_retry = files.impatient()
+        self._files_without_retry = files.without_retry()
         self._name = name
         self._owner = owner
         self._token = uuid.uuid4().hex

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
 
-from components.artifacts.files import READ
-from components.artifacts.folders import Folder, NotPlain
+from components.artifacts.files import READ_LIMIT
+from components.artifacts.folders import Folder, UnsafePath
 from components.artifacts.keys import json_digest
 from components.artifacts.names import check_names, is_key
 from components.errors import ArtifactDamaged, ArtifactError
@@ -103,7 +103,7 @@ def read_artifact(path: Path, *, verify: bool = True) -> Artifact:
         with Folder(path) as folder:
             try:
                 with folder.open(MANIFEST) as file:
-                    text = file.read(READ + 1)
+                    text = file.read(READ_LIMIT + 1)
             except FileNotFoundError:
                 raise ArtifactDamaged(f"{path / MANIFEST} is missing") from None
             artifact, files = parse_manifest(text, path, str(path))
@@ -111,7 +111,7 @@ def read_artifact(path: Path, *, verify: bool = True) -> Artifact:
                 _verify(folder, files)
     except FileNotFoundError:
         raise ArtifactDamaged(f"{path / MANIFEST} is missing") from None
-    except NotPlain as error:
+    except UnsafePath as error:
         raise ArtifactDamaged(f"{error.filename} {error.strerror}") from None
     return artifact
 
@@ -136,8 +136,8 @@ def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files
     `read_artifact` does.
     """
     where = f"{where}/{MANIFEST}"
-    if len(text) > READ:
-        raise ArtifactDamaged(f"{where} has more than {READ} bytes")
+    if len(text) > READ_LIMIT:
+        raise ArtifactDamaged(f"{where} has more than {READ_LIMIT} bytes")
     try:
         data = parse_json(text)
         version = data.get("manifest_version") if isinstance(data, dict) else None
@@ -176,7 +176,7 @@ def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files
 
 
 def matches(folder: Folder, name: str, entry: Mapping[str, Any]) -> bool:
-    """Return True if a file has the size and sha256 of its manifest entry. Raise FileNotFoundError and NotPlain as
+    """Return True if a file has the size and sha256 of its manifest entry. Raise FileNotFoundError and UnsafePath as
     `Folder.open` does."""
     with folder.open(name) as file:
         same_size = os.fstat(file.fileno()).st_size == entry["bytes"]
@@ -193,7 +193,7 @@ def describe(path: Path) -> dict[str, dict[str, Any]]:
                 with folder.open(name) as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                     files[name] = {"sha256": digest, "bytes": os.fstat(file.fileno()).st_size}
-            except NotPlain:
+            except UnsafePath:
                 raise ValueError(f"{name!a} is a symbolic link or pipe; expected a regular file") from None
     check_names(files, MANIFEST)
     return files

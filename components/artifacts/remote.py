@@ -49,7 +49,7 @@ class Remote:
 
     def check(self) -> None:
         """Write, read and delete a small object. Raise ResourceError, which says what to do, if that fails."""
-        files = self._files.impatient()
+        files = self._files.without_retry()
         name = f".checks/{uuid.uuid4().hex}"
         files.read(name)
         files.create(name, b"first")

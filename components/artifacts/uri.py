@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-SAME = {"s3a": "s3", "gcs": "gs", "local": "file"}
+PROTOCOL_ALIASES = {"s3a": "s3", "gcs": "gs", "local": "file"}
 """Protocol aliases and their canonical names."""
 
 
@@ -20,7 +20,7 @@ def store_uri(text: str) -> str:
     if match is None:
         raise ValueError("a URI such as s3://BUCKET/PREFIX, without a query")
     protocol, place, path = match.groups()
-    protocol = SAME.get(protocol, protocol)
+    protocol = PROTOCOL_ALIASES.get(protocol, protocol)
     if "@" in place:
         raise ValueError("a URI without user and password: credentials come from the environment")
     if protocol not in fsspec.available_protocols():

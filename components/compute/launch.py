@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of the module")
     options = parser.parse_args(arguments)
     try:
-        rendezvous = meeting(os.environ, options.port)
+        rendezvous = rendezvous_options(os.environ, options.port)
     except ResourceError as error:
         _say(error)
         return 2
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def meeting(environment: Mapping[str, str], port: int) -> list[str]:
+def rendezvous_options(environment: Mapping[str, str], port: int) -> list[str]:
     """Return the options of torchrun for the rendezvous: this machine, or the first of the nodes in SkyPilot's list.
     Raise ResourceError for an invalid list."""
     nodes = environment.get("SKYPILOT_NODE_IPS", "").split()

@@ -59,7 +59,7 @@ class Watchdog:
             if self._resting or time.monotonic() - self._touched < self.limit:
                 continue
             try:
-                self._report(doing())
+                self._report(stack_dump())
             finally:  # also if the report fails
                 with self._striking:
                     if not self._over.is_set():
@@ -125,7 +125,7 @@ def _interrupt() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
 
-def doing() -> str:
+def stack_dump() -> str:
     """Return the stacks of every thread and of every unfinished asyncio task, as text."""
     out = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DATASETS = {"trajectories": "train", "evaluation": "evaluation"}
 """Kinds of artifacts that MLflow lists as datasets, and their context."""
-RACES = 10
+INSERT_ATTEMPTS = 10
 """Number of retries after a concurrent insert of the same dataset, or of one at the same moment."""
 _MAX_DIGEST = 36
 """Maximum length of a dataset's digest in MLflow."""
@@ -73,7 +73,7 @@ def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: st
         profile=json.dumps(artifact.metrics),
     )
     context = InputTag(key="mlflow.data.context", value=DATASETS[artifact.kind])
-    for retries_left in reversed(range(RACES)):
+    for retries_left in reversed(range(INSERT_ATTEMPTS)):
         try:
             return client.log_inputs(run_id, datasets=[DatasetInput(dataset, [context])])
         except MlflowException as error:

@@ -75,7 +75,7 @@ def test_what_one_machine_made_another_finds(machine, aws, uri):
 
 
 def test_a_file_of_many_parts_arrives_whole(machine, monkeypatch):
-    monkeypatch.setattr(files, "PART", 5 * 2**20)  # the smallest that S3 takes
+    monkeypatch.setattr(files, "PART_BYTES", 5 * 2**20)  # the smallest that S3 takes
     make(machine("a"), files={"weights": "0123456789abcdef" * 2**20})
     assert (machine("b").find(KEY).path / "weights").read_text() == "0123456789abcdef" * 2**20
 

@@ -175,9 +175,9 @@ def test_lineage_goes_both_ways(store):
     scores = make(store, "2" * 64, inputs={"trajectories": played})
     kept = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
     make(store, "4" * 64)
-    assert {one.key for one in store.made_from(played)} == {scores.key, kept.key}
-    assert store.made_from(scores) == [kept]
-    assert store.made_from(kept) == []
+    assert {one.key for one in store.consumers(played)} == {scores.key, kept.key}
+    assert store.consumers(scores) == [kept]
+    assert store.consumers(kept) == []
     assert {name: store.find(key) for name, key in kept.inputs.items()} == {"trajectories": played, "scores": scores}
     assert len(list(store.manifests())) == 4
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.compute import torchrun
-from components.compute.launch import main, meeting
+from components.compute.launch import main, rendezvous_options
 from components.compute.spec import AcceleratePlace, ComputeSpec
 from components.errors import ResourceError, SpecError
 from components.specs import validate
@@ -20,17 +20,22 @@ NODES = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_NODES": "2",
 
 
 def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
-    assert meeting({}, 29500) == ["--standalone"]
+    assert rendezvous_options({}, 29500) == ["--standalone"]
     one = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
-    assert meeting(one, 29500) == ["--standalone"]
-    assert meeting(NODES, 4000) == ["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=4000"]
+    assert rendezvous_options(one, 29500) == ["--standalone"]
+    assert rendezvous_options(NODES, 4000) == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=10.0.0.1",
+        "--master-port=4000",
+    ]
 
 
 @pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
 def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wrong):
     given = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
     with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
-        meeting(given, 29500)
+        rendezvous_options(given, 29500)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert main(["--processes", "2", "--", "flows.stage"]) == 2

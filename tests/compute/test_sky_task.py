@@ -120,7 +120,7 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     ("wrong", "words"),
     [
         ({"secrets": ["TOKEN=abc"]}, "secrets: holds a secret (a value of TOKEN)"),
-        ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is set by"),
+        ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is reserved for"),
         ({"managed": True, "cluster": "ours"}, "mutually exclusive"),
         ({"infra": "slurm/here"}, "not supported on Slurm; expected null"),
         ({"envs": {"A": "1"}, "secrets": ["A"]}, "set in both envs and secrets"),

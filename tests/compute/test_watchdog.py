@@ -1,4 +1,4 @@
-"""A watchdog ends a wait in which nothing moves, and says what everything was doing."""
+"""The watchdog ends a wait without progress and reports the stacks of all threads and tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from components.compute.watchdog import SIGNAL, doing, watch
+from components.compute.watchdog import SIGNAL, stack_dump, watch
 from components.errors import WaitTimeout
 
 
@@ -95,5 +95,5 @@ def test_an_object_that_lies_about_its_class_is_not_asked():
             raise RuntimeError("there is nothing behind this proxy")
 
     proxy = Proxy()
-    assert "thread MainThread" in doing()
+    assert "thread MainThread" in stack_dump()
     del proxy

@@ -74,7 +74,9 @@ def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatc
 def test_at_the_end_it_waits_and_then_says_what_to_do(server, box):
     server.up = False
     box.put(server.hear("a"))
-    with pytest.raises(ResourceError, match=r"waited 0 s .* http://mlflow \(connection refused\).*same command"):
+    with pytest.raises(
+        ResourceError, match=r"timed out after 0 s .* http://mlflow \(connection refused\).*same command"
+    ):
         box.drain(0.1)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_from_json, error_to_json
-from components.compute.sky.failures import KEPT, LOST, SERVER, explain, full_disk, wanted
+from components.compute.sky.failures import LOST, RESUME_HINT, SERVER, explain, full_disk, wanted
 from components.compute.sky.report import Lines, event
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import STAGE, render
@@ -37,7 +37,7 @@ from components.errors import EspalierError, ResourceError, WaitTimeout
 logger = logging.getLogger(__name__)
 
 Say = Callable[[Mapping[str, Any]], None]
-PATIENCE = 300.0
+OUTAGE_LIMIT = 300.0
 """Seconds for which a cluster that runs a stage may be unreachable."""
 NODE_GRACE = 30.0
 """Seconds that a preempted node may take to disappear."""
@@ -64,7 +64,7 @@ class Driver:
         workdir: Path,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        patience: float = PATIENCE,
+        patience: float = OUTAGE_LIMIT,
         module: str = STAGE,
     ):
         self._sdk = sdk
@@ -93,7 +93,9 @@ class Driver:
             except Lost as lost:
                 self._up = False
                 if last:
-                    raise ResourceError(f"{self._name} lost its machines {LAUNCHES} times: {lost}; {KEPT}") from None
+                    raise ResourceError(
+                        f"{self._name} lost its machines {LAUNCHES} times: {lost}; {RESUME_HINT}"
+                    ) from None
                 say({"waiting": f"{stage}: {self._name} lost its machines ({lost}); continuing on another machine"})
             except EspalierError:
                 raise
@@ -163,7 +165,7 @@ class Driver:
             if expired.is_set():
                 raise WaitTimeout(
                     f"{wanted(self._place)} was not available within {self._place.launch_timeout:g} s "
-                    f"(compute.places.*.launch_timeout); {KEPT}"
+                    f"(compute.places.*.launch_timeout); {RESUME_HINT}"
                 ) from None
             raise
         finally:
@@ -202,7 +204,7 @@ class Driver:
                 deadline = deadline or time.monotonic() + self._patience
             if deadline is not None and time.monotonic() > deadline:
                 raise ResourceError(
-                    f"{self._name} was unreachable for {self._patience:g} s while {stage} ran there; {KEPT}"
+                    f"{self._name} was unreachable for {self._patience:g} s while {stage} ran there; {RESUME_HINT}"
                 )
             time.sleep(min(5.0, self._patience / 10))
 
@@ -270,7 +272,8 @@ class Driver:
         if (full := full_disk(last, self._place, self._name)) is not None:
             return full
         return EspalierError(
-            f"{stage} ended on {self._name} as {self._status()} without a result; {KEPT}. Its last output:\n{last}"
+            f"{stage} ended on {self._name} as {self._status()} without a result; {RESUME_HINT}. "
+            f"Its last output:\n{last}"
         )
 
     def _try(self, call: Callable[[], Any]) -> None:

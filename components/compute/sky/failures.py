@@ -23,7 +23,7 @@ SERVER = (
     "ChunkedEncodingError",
 )
 """Error types that mean that SkyPilot's API server did not answer; may be transient."""
-KEPT = "finished work is in the store, and the same command resumes from it"
+RESUME_HINT = "finished work is in the store, and the same command resumes from it"
 
 
 def wanted(place: SkyPlace) -> str:
@@ -50,7 +50,9 @@ def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierErro
         advice = "choose another infra, accelerators or cpus for this place, or wait"
         if QUOTA.search(text + reason):
             advice = "the quota is exceeded: ask the provider for more, or choose another infra or accelerators"
-        return ResourceError(f"{wanted(place)} is not available: {reason}. {advice[0].upper()}{advice[1:]}; {KEPT}")
+        return ResourceError(
+            f"{wanted(place)} is not available: {reason}. {advice[0].upper()}{advice[1:]}; {RESUME_HINT}"
+        )
     if kind == "ResourcesMismatchError":
         return ResourceError(
             f"the cluster {cluster} is up with other resources than {wanted(place)}: give this place another "
@@ -59,10 +61,10 @@ def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierErro
     if kind in SERVER:
         return ResourceError(
             f"SkyPilot's API server cannot be reached: {_first(text)}. Start it (`sky api start`), or correct "
-            f"SKYPILOT_API_SERVER_ENDPOINT; {KEPT}"
+            f"SKYPILOT_API_SERVER_ENDPOINT; {RESUME_HINT}"
         )
     if kind in LOST:
-        return ResourceError(f"the cluster {cluster} no longer exists: {_first(text)}; {KEPT}")
+        return ResourceError(f"the cluster {cluster} no longer exists: {_first(text)}; {RESUME_HINT}")
     if kind == "NotSupportedError":
         return ResourceError(f"{wanted(place)} does not support this request: {text}")
     return EspalierError(f"SkyPilot, {cluster}: {kind}: {text}")
@@ -74,7 +76,7 @@ def full_disk(text: str, place: SkyPlace, cluster: str) -> ResourceError | None:
         return None
     return ResourceError(
         f"the disk of a node of {cluster} is full: raise `disk` of this place (GB; now "
-        f"{place.disk or 'the choice of SkyPilot'}), or free space below {place.root}; {KEPT}"
+        f"{place.disk or 'the choice of SkyPilot'}), or free space below {place.root}; {RESUME_HINT}"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.compute.runners import Event, KeptProcessRunner, Result
-from components.compute.sky.snapshot import Snapshot, take
+from components.compute.sky.snapshot import Snapshot, take_snapshot
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import STAGE
 
@@ -52,7 +52,7 @@ class SkyRunner(KeptProcessRunner):
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         """Run one stage, as KeptProcessRunner does. Raise ResourceError if no machine is available."""
         if self.snapshot is None:
-            self.snapshot = take(self._code, self._packages, self._root / "snapshots")
+            self.snapshot = take_snapshot(self._code, self._packages, self._root / "snapshots")
             job = {
                 "place": self.place.model_dump(mode="json"),
                 "name": self.name,

@@ -38,7 +38,7 @@ class Snapshot:
     """Files that differ from the commit, or are not in it."""
 
 
-def take(code: Path, packages: Sequence[str], folder: Path) -> Snapshot:
+def take_snapshot(code: Path, packages: Sequence[str], folder: Path) -> Snapshot:
     """Return a snapshot of the repository at `code` and of the user's packages, stored below `folder`.
 
     Raises ResourceError for a package that is compiled or too large.
