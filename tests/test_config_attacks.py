@@ -15,7 +15,7 @@ pytestmark = pytest.mark.security
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def package(tmp_path, monkeypatch):
     """A package of the user's that imports dangerous modules, as most do."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -51,13 +51,13 @@ def mine(tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("allow", [[], ["mine"], ["mine", "subprocess", "os", "builtins"]])
-def test_a_target_reaches_nothing_outside_of_the_allowed_packages(mine, path, allow):
+def test_a_target_reaches_nothing_outside_of_the_allowed_packages(package, path, allow):
     with pytest.raises(SpecError):
         validate(Target, {"_target_": path}, allow=allow)
 
 
-def test_what_the_package_defines_is_reached(mine):
-    assert validate(Target, {"_target_": "mine.f"}, allow=[mine]).build()("episode") == 1.0
+def test_what_the_package_defines_is_reached(package):
+    assert validate(Target, {"_target_": "mine.f"}, allow=[package]).build()("episode") == 1.0
 
 
 @pytest.mark.parametrize("package", ["subprocess", "os", "builtins", "importlib", "os.path", "runpy", "pickle", "sys"])

@@ -136,10 +136,12 @@ def overrides(file: Path) -> list[str]:
 
 
 def test_all_files_are_found():
-    found = {group: sum(file.parts[0] == group for file in OPTIONS) for group in {file.parts[0] for file in OPTIONS}}
-    assert found == GROUPS
-    rest = [str(file) for file in FILES if file not in OPTIONS]
-    assert rest == [
+    file_counts = {
+        group: sum(file.parts[0] == group for file in OPTIONS) for group in {file.parts[0] for file in OPTIONS}
+    }
+    assert file_counts == GROUPS
+    others = [str(file) for file in FILES if file not in OPTIONS]
+    assert others == [
         "config",
         "hydra/hydra_logging/quiet",
         "hydra/job_logging/quiet",
@@ -275,8 +277,10 @@ def test_early_stopping_is_asked_for_in_one_line():
 
 
 def test_several_reasons_are_given_together():
-    found = mistakes("collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.temperature=0")
-    assert set(found) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.temperature"}
+    problems = mistakes(
+        "collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.temperature=0"
+    )
+    assert set(problems) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.temperature"}
 
 
 def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
@@ -374,7 +378,7 @@ async def asks(scenario, client, nope): return 1.0
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def compose_own(tmp_path, monkeypatch):
     """A user's module and a config folder of their own."""
     (tmp_path / "my_world.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -382,32 +386,34 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "conf" / "environment" / "world.yaml").write_text("_target_: my_world.World\n")
 
     def run(name: str, *lines: str) -> ExperimentSpec | dict[str, str]:
-        given = ["environment=world", f"environment._target_=my_world.{name}", "allow=[my_world]", *lines]
+        overrides = ["environment=world", f"environment._target_=my_world.{name}", "allow=[my_world]", *lines]
         try:
-            return compose([*given, "collect.scenarios=2"], config_dir=tmp_path / "conf")
+            return compose([*overrides, "collect.scenarios=2"], config_dir=tmp_path / "conf")
         except SpecError as error:
             return {problem.path: problem.message for problem in error.problems}
 
     return run
 
 
-def test_environments_of_a_user_are_held_to_the_protocol(mine):
-    assert isinstance(mine("World", "warmup=none"), ExperimentSpec)
-    assert isinstance(mine("Slow", "warmup=none"), ExperimentSpec)
-    assert "warmup=none" in mine("World")["warmup"]
-    assert "'b'" in mine("Leaky", "warmup=none")["environment"]
-    assert "same id" in mine("Twice", "warmup=none")["environment"]
-    assert "the scenario id 'b~second'; expected one without '~'" in mine("Marked", "warmup=none")["environment"]
-    assert "KeyError: 'no data'" in mine("Broken", "warmup=none")["environment"]
-    assert "{'id': 'a'} (dict) for a scenario; expected" in mine("Rows", "warmup=none")["environment"]
-    assert "scenarios, tools, step, close" in mine("Half", "warmup=none")["environment._target_"]
+def test_environments_of_a_user_are_held_to_the_protocol(compose_own):
+    assert isinstance(compose_own("World", "warmup=none"), ExperimentSpec)
+    assert isinstance(compose_own("Slow", "warmup=none"), ExperimentSpec)
+    assert "warmup=none" in compose_own("World")["warmup"]
+    assert "'b'" in compose_own("Leaky", "warmup=none")["environment"]
+    assert "same id" in compose_own("Twice", "warmup=none")["environment"]
+    assert "the scenario id 'b~second'; expected one without '~'" in compose_own("Marked", "warmup=none")["environment"]
+    assert "KeyError: 'no data'" in compose_own("Broken", "warmup=none")["environment"]
+    assert "{'id': 'a'} (dict) for a scenario; expected" in compose_own("Rows", "warmup=none")["environment"]
+    assert "scenarios, tools, step, close" in compose_own("Half", "warmup=none")["environment._target_"]
 
 
-def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(mine):
-    found = mine("World", "warmup=none", "agent.function=my_world.asks")
-    assert set(found) == {"agent.function"}
-    assert "my_world.asks asks for nope; expected some of scenario, client" in found["agent.function"]
-    assert isinstance(mine("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec)
+def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(compose_own):
+    problems = compose_own("World", "warmup=none", "agent.function=my_world.asks")
+    assert set(problems) == {"agent.function"}
+    assert "my_world.asks asks for nope; expected some of scenario, client" in problems["agent.function"]
+    assert isinstance(
+        compose_own("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec
+    )
 
 
 def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wrapped(tmp_path):
@@ -415,14 +421,16 @@ def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wra
         "environment.scenarios": "needs a value: environment.scenarios=VALUE"
     }
     (tmp_path / "tasks.json").write_text("[{}]")
-    found = mistakes("environment=mcp", "environment.command=[server]", f"environment.scenarios={tmp_path}/tasks.json")
-    assert all(path.startswith("environment") for path in found)
-    assert not any("problem in the configuration" in message for message in found.values())
+    problems = mistakes(
+        "environment=mcp", "environment.command=[server]", f"environment.scenarios={tmp_path}/tasks.json"
+    )
+    assert all(path.startswith("environment") for path in problems)
+    assert not any("problem in the configuration" in message for message in problems.values())
 
 
 def test_a_class_in_place_of_an_option_is_told_where_it_goes():
-    found = mistakes("environment={_target_: my_world.World}")["environment"]
-    assert "write DIR/environment/NAME.yaml and add --config-dir DIR environment=NAME" in found
+    message = mistakes("environment={_target_: my_world.World}")["environment"]
+    assert "write DIR/environment/NAME.yaml and add --config-dir DIR environment=NAME" in message
     assert "NAME.yaml" not in mistakes("environment=shopp")["environment"]
 
 
@@ -431,7 +439,7 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
     (tmp_path / "experiment" / "mine.yaml").write_text("rounds: 1\n")
     with pytest.raises(SpecError) as caught:
         compose(["+experiment=mine"], config_dir=tmp_path)
-    assert {one.path: one.message for one in caught.value.problems} == {
+    assert {problem.path: problem.message for problem in caught.value.problems} == {
         "+experiment": f"{tmp_path}/experiment/mine.yaml has to begin with the line '# @package _global_'"
     }
     (tmp_path / "experiment" / "mine.yaml").write_text("defaults:\n  - override /model: tiny\n")
@@ -440,13 +448,13 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
 
 
 @pytest.mark.parametrize("experiment", ["smoke", "reward_model"])
-def test_the_small_experiments_take_any_environment_and_any_reward(mine, tmp_path, experiment):
+def test_the_small_experiments_take_any_environment_and_any_reward(compose_own, tmp_path, experiment):
     """They set no key of their own in either."""
     (tmp_path / "conf" / "reward").mkdir()
     (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
     own = ["warmup=none", "reward=kind", f"+experiment={experiment}", "evaluate.scenarios=1"]
     own += ["reward_model.scenarios=1"] if experiment == "reward_model" else []
-    assert isinstance(mine("World", *own), ExperimentSpec)
+    assert isinstance(compose_own("World", *own), ExperimentSpec)
 
 
 def test_rewards_are_put_together_from_options():
@@ -510,10 +518,10 @@ REWARDS = {
 
 @pytest.mark.parametrize("overrides", REWARDS)
 def test_mistakes_in_rewards_are_found_before_the_run(overrides):
-    path, said = REWARDS[overrides]
-    found = mistakes(*([] if overrides[0].startswith("reward=") else ["reward=combined"]), *overrides)
-    assert list(found) == [path]
-    assert said in found[path]
+    path, expected = REWARDS[overrides]
+    problems = mistakes(*([] if overrides[0].startswith("reward=") else ["reward=combined"]), *overrides)
+    assert list(problems) == [path]
+    assert expected in problems[path]
 
 
 ANSWER = (
@@ -534,10 +542,10 @@ UNREAD = {
 
 @pytest.mark.parametrize("lines", UNREAD, ids=" ".join)
 def test_a_reward_without_anything_to_compare_with_is_refused_before_the_run(lines):
-    path, said = UNREAD[lines]
-    found = mistakes(*lines)
-    assert list(found) == [path]
-    assert said in found[path]
+    path, expected = UNREAD[lines]
+    problems = mistakes(*lines)
+    assert list(problems) == [path]
+    assert expected in problems[path]
 
 
 def test_mathematics_without_answers_is_refused_before_the_run():
@@ -551,16 +559,16 @@ def test_what_an_outcome_holds_is_not_known_before_an_episode():
     assert compose(["reward=exact", "reward.expected=order"])
 
 
-def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):
+def test_a_reward_of_a_user_may_be_a_function(compose_own, tmp_path):
     (tmp_path / "conf" / "reward").mkdir()
     (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
-    spec = mine("World", "warmup=none", "reward=kind")
+    spec = compose_own("World", "warmup=none", "reward=kind")
     assert spec.reward.build()("episode") == 2.0
     (tmp_path / "conf" / "reward" / "wrong.yaml").write_text("_target_: my_world.World\n")
-    assert "score_group" in mine("World", "warmup=none", "reward=wrong")["reward._target_"]
+    assert "score_group" in compose_own("World", "warmup=none", "reward=wrong")["reward._target_"]
     (tmp_path / "conf" / "filter").mkdir()
     (tmp_path / "conf" / "filter" / "wrong.yaml").write_text("_target_: my_world.World\n")
-    assert "select" in mine("World", "warmup=none", "filter=wrong")["filter._target_"]
+    assert "select" in compose_own("World", "warmup=none", "filter=wrong")["filter._target_"]
 
 
 ENVIRONMENTS = [file.name for file in OPTIONS if file.parts[0] == "environment"]
@@ -581,6 +589,6 @@ def test_a_number_of_scenarios_has_bounds(name, value):
 
 
 def test_the_letters_of_a_word_are_no_packages():
-    found = mistakes("reward._target_=hilo.reward", "allow=hilo")
-    assert found["allow"] == "'hilo': expected a list: allow=[hilo]"
-    assert "(components)" in found["reward._target_"]
+    problems = mistakes("reward._target_=hilo.reward", "allow=hilo")
+    assert problems["allow"] == "'hilo': expected a list: allow=[hilo]"
+    assert "(components)" in problems["reward._target_"]

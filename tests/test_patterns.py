@@ -78,27 +78,31 @@ class Use:
 
 @functools.cache
 def _modules() -> list[tuple[str, ast.Module]]:
-    found = []
+    parsed = []
     for package in ("components", "flows", "hydra_plugins"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            found.append((name, ast.parse(path.read_text("utf-8"))))
-    return found
+            parsed.append((name, ast.parse(path.read_text("utf-8"))))
+    return parsed
 
 
 @functools.cache
 def _calls(tree: ast.Module) -> list[tuple[str, ast.Call, str]]:
     """The package, the call, and the name to which its result is assigned."""
-    found = []
-    assigned = {id(one.value): one.targets[0] for one in ast.walk(tree) if isinstance(one, ast.Assign)}
+    calls = []
+    assigned = {
+        id(assignment.value): assignment.targets[0]
+        for assignment in ast.walk(tree)
+        if isinstance(assignment, ast.Assign)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
             known = isinstance(owner, ast.Name) and owner.id in ("re", "regex")
             if known and node.func.attr in (*METHODS, "compile"):
                 target = assigned.get(id(node))
-                found.append((owner.id, node, "" if target is None else ast.unparse(target)))
-    return found
+                calls.append((owner.id, node, "" if target is None else ast.unparse(target)))
+    return calls
 
 
 def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
@@ -112,14 +116,14 @@ def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
         methods: tuple[str, ...] = (method,)
         if method == "compile":
             applied = {
-                one.attr
-                for one in ast.walk(tree)
-                if isinstance(one, ast.Attribute) and one.attr in METHODS and ast.unparse(one.value) == name
+                inner.attr
+                for inner in ast.walk(tree)
+                if isinstance(inner, ast.Attribute) and inner.attr in METHODS and ast.unparse(inner.value) == name
             }
             methods = tuple(sorted(applied)) or ("search", "fullmatch", "finditer")  # used elsewhere
         names = vars(importlib.import_module(module))
         flags = 0
-        for argument in [*node.args[1:], *(one.value for one in node.keywords if one.arg == "flags")]:
+        for argument in [*node.args[1:], *(inner.value for inner in node.keywords if inner.arg == "flags")]:
             if re.match(r"re\.[A-Z]", ast.unparse(argument)):
                 flags = int(eval(ast.unparse(argument), names))
         samples = SAMPLES.get(key) or SAMPLES.get((module, name.rpartition("_")[2])) or [{}]
@@ -142,17 +146,17 @@ def uses():
 
 def test_patterns_are_found(uses):
     assert len(uses) > 100
-    assert {one.place.split(":")[0] for one in uses} >= {
+    assert {use.place.split(":")[0] for use in uses} >= {
         "components.rewards.llm.answers", "components.rollout.formats", "components.trajectories.tool_calls",
         "components.environments.worlds.shop", "flows.serve",
     }  # fmt: skip
 
 
 def test_nothing_is_exempt_that_is_not_there():
-    found = {(module, ast.unparse(node.args[0])) for module, tree in _modules() for _, node, _ in _calls(tree)}
+    sources = {(module, ast.unparse(node.args[0])) for module, tree in _modules() for _, node, _ in _calls(tree)}
     named = {(module, name.rpartition("_")[2]) for module, tree in _modules() for _, _, name in _calls(tree) if name}
-    assert TIMED.keys() <= found
-    assert SAMPLES.keys() <= found | named
+    assert TIMED.keys() <= sources
+    assert SAMPLES.keys() <= sources | named
 
 
 def test_patterns_of_specs_are_matched_by_an_engine_without_backtracking():

@@ -45,12 +45,12 @@ class Home:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    kept = {
+    variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "PYTHONPATH"))
     }
-    return kept | {
+    return variables | {
         "HOME": str(folder),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",  # `. .venv/bin/activate`
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}",  # `. .venv/bin/activate`
     }
 
 
@@ -94,10 +94,16 @@ def test_the_users_environment_reward_and_experiment_train(home):
 def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
     from components.artifacts import MANIFEST, read_artifact
 
-    found = [read_artifact(path.parent) for path in (home.folder / "runs" / "artifacts").glob(f"*/{MANIFEST}")]
-    shown = next(one for one in found if one.kind == "trajectories" and one.metrics["turns"] == 2)
+    artifacts = [read_artifact(path.parent) for path in (home.folder / "runs" / "artifacts").glob(f"*/{MANIFEST}")]
+    shown = next(
+        artifact for artifact in artifacts if artifact.kind == "trajectories" and artifact.metrics["turns"] == 2
+    )
     assert shown.metrics["success"] == 1
-    scores = next(one for one in found if one.kind == "scores" and one.inputs == {"trajectories": shown.key})
+    scores = next(
+        artifact
+        for artifact in artifacts
+        if artifact.kind == "scores" and artifact.inputs == {"trajectories": shown.key}
+    )
     assert scores.metrics["reward"] == pytest.approx(1 - 0.02)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DATASETS = {"trajectories": "train", "evaluation": "evaluation"}
 """Kinds of artifacts that MLflow lists as datasets, and their context."""
 INSERT_ATTEMPTS = 10
-"""Number of retries after a concurrent insert of the same dataset, or of one at the same moment."""
+"""Attempts to insert a dataset, which fail if another process inserts one at the same moment."""
 _MAX_DIGEST = 36
 """Maximum length of a dataset's digest in MLflow."""
 _SIZE_LIMIT = 1 << 20
@@ -88,10 +88,10 @@ def log_checkpoint(
     artifact: Artifact,
     label: str,
     step: int,
-    made: Mapping[str, str] | None = None,
+    origin: Mapping[str, str] | None = None,
 ) -> str:
-    """Log a checkpoint as an output model of this run at `step`; return the model's id. The items of `made` describe
-    its origin and become tags of the model."""
+    """Log a checkpoint as an output model of this run at `step`; return the model's id. The items of `origin` describe
+    its source and become tags of the model."""
     from mlflow.entities import LoggedModelOutput
 
     model = client.create_logged_model(
@@ -103,7 +103,7 @@ def log_checkpoint(
             "stage_key": artifact.key,
             "digest": artifact.digest,
             **{f"input.{name}": key for name, key in artifact.inputs.items()},
-            **{clean_name(name): mask_text(value) for name, value in (made or {}).items()},
+            **{clean_name(name): mask_text(value) for name, value in (origin or {}).items()},
         },
         params={name: f"{value:.6g}" for name, value in artifact.metrics.items()},
         model_type="checkpoint",

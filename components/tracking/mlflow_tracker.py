@@ -167,14 +167,14 @@ class Tracker:
         status: str,
         seconds: float,
         step: int = 0,
-        made: Mapping[str, str] | None = None,
+        origin: Mapping[str, str] | None = None,
         group: str = "",
     ) -> None:
         """Log the results of a stage: its small files and a reference to all of them under `stages/<label>/`, its
         metrics under the stage's name (`train/kl`) and its time (`time/train`) at `step`.
 
         `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is its time in
-        this run. `made` describes the origin of a checkpoint, as tags of its logged model. `group`, such as
+        this run. `origin` describes the source of a checkpoint, as tags of its logged model. `group`, such as
         `refill_1/`, is a prefix of the metric names.
         """
         prefix = _PREFIX.get(artifact.stage, artifact.stage)
@@ -193,7 +193,7 @@ class Tracker:
         if artifact.kind in lineage.DATASETS:
             lineage.log_dataset(self.client, self.run_id, artifact, label)
         elif artifact.kind == "checkpoint":
-            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, made)
+            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, origin)
             self.set_tags({f"checkpoint.{label}": artifact.digest})
 
     def log_trajectories(

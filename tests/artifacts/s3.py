@@ -139,11 +139,11 @@ def serve():
     from werkzeug.serving import make_server
 
     application = DomainDispatcherApplication(create_backend_app)
-    one = threading.Lock()
+    lock = threading.Lock()
 
     def one_at_a_time(environ: Any, start_response: Any) -> Any:
         """S3 decides about a conditional write in one step; moto looks first, and then writes."""
-        with one:
+        with lock:
             return application(environ, start_response)
 
     server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True, request_handler=MotoRequestHandler)

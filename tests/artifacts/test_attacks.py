@@ -53,15 +53,15 @@ def manifest(names, key=KEY, content=b"planted", **changes):
 
 def tree(folder):
     """Everything below a folder: kind, target or content, by relative path."""
-    found = {}
+    entries = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
-            found[name] = ("link", os.readlink(path))
+            entries[name] = ("link", os.readlink(path))
         else:
-            found[name] = ("file", path.read_bytes()) if stat.S_ISREG(mode) else (stat.S_IFMT(mode), None)
-    return found
+            entries[name] = ("file", path.read_bytes()) if stat.S_ISREG(mode) else (stat.S_IFMT(mode), None)
+    return entries
 
 
 @contextmanager
@@ -122,13 +122,13 @@ def test_no_name_in_a_remote_manifest_leads_outside(names):
         (folder / MANIFEST).write_bytes(manifest(names))
         before = tree(base / "victim")
         store = Store(base / "root" / "artifacts", f"file://{base}/shared", TIMES)
-        found = store.find(KEY)
+        artifact = store.find(KEY)
         assert tree(base / "victim") == before
         assert {path.name for path in base.iterdir()} == {"shared", "root", "victim"}
         assert {path.name for path in (base / "root").iterdir()} == {"artifacts"}
         inside = {name for name, (kind, _) in tree(store.root).items() if kind == "file"}
         inside = {name for name in inside if not name.startswith((".locks/", ".remote/"))}
-        if found is None:
+        if artifact is None:
             assert inside == set()
         else:
             assert inside == {f"{KEY}/{name}" for name in [*names, MANIFEST]}
@@ -343,11 +343,11 @@ def test_a_pipe_in_a_shared_folder_is_not_waited_for(shared):
 def test_a_shared_folder_still_works_and_may_be_reached_by_a_link(shared, tmp_path):
     """The operator's own link to the store is followed; those below it are not."""
     (tmp_path / "link").symlink_to(shared)
-    made = make(machine(tmp_path / "link"), files={"data.txt": "hello", "sub/more.txt": "more"})
-    found = machine(shared, "b").find(KEY)
-    assert found.digest == made.digest
-    assert (found.path / "sub/more.txt").read_text() == "more"
-    assert file_digest(shared / KEY / "data.txt") == file_digest(made.path / "data.txt")
+    artifact = make(machine(tmp_path / "link"), files={"data.txt": "hello", "sub/more.txt": "more"})
+    fetched = machine(shared, "b").find(KEY)
+    assert fetched.digest == artifact.digest
+    assert (fetched.path / "sub/more.txt").read_text() == "more"
+    assert file_digest(shared / KEY / "data.txt") == file_digest(artifact.path / "data.txt")
 
 
 # Locks that somebody has written something else into
@@ -394,10 +394,10 @@ def test_a_local_lock_that_holds_something_else(tmp_path, body):
 def test_nothing_is_writable_for_everybody_though_the_umask_allows_it(tmp_path, shared):
     before = os.umask(0)
     try:
-        made = make(machine(shared), files={"data.txt": "hello", "sub/more.txt": "more"})
+        artifact = make(machine(shared), files={"data.txt": "hello", "sub/more.txt": "more"})
         fetched = machine(shared, "b").find(KEY)
     finally:
         os.umask(before)
-    for folder in (made.path, fetched.path):
+    for folder in (artifact.path, fetched.path):
         for path in [folder, *folder.rglob("*")]:
             assert not path.stat().st_mode & 0o022, path

@@ -29,8 +29,8 @@ def objects(s3, uri):
     """Content of every object below the URI but its id, by name."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     client = s3.client()
-    found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in found]
+    entries = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
+    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in entries]
     return {
         name: client.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read() for name in names if name != ID
     }
@@ -62,14 +62,14 @@ FILES = {"data.txt": "hello", "sub/more.txt": "grüße", "empty": "", "log": "x"
 
 
 def test_what_one_machine_made_another_finds(machine, aws, uri):
-    made = make(machine("a"), files=FILES, volatile=["log"])
+    artifact = make(machine("a"), files=FILES, volatile=["log"])
     assert set(objects(aws, uri)) == {f"{KEY}/{name}" for name in [*FILES, MANIFEST]}  # no lock, no draft is left
     elsewhere = machine("b")
-    found = elsewhere.find(KEY)
-    assert found.path == elsewhere.path(KEY) != made.path
-    assert {name: (found.path / name).read_text() for name in FILES} == FILES
-    assert (found.path / MANIFEST).read_bytes() == (made.path / MANIFEST).read_bytes()
-    assert (found.digest, found.metrics, found.size) == (made.digest, made.metrics, made.size)
+    fetched = elsewhere.find(KEY)
+    assert fetched.path == elsewhere.path(KEY) != artifact.path
+    assert {name: (fetched.path / name).read_text() for name in FILES} == FILES
+    assert (fetched.path / MANIFEST).read_bytes() == (artifact.path / MANIFEST).read_bytes()
+    assert (fetched.digest, fetched.metrics, fetched.size) == (artifact.digest, artifact.metrics, artifact.size)
     assert list((elsewhere.root / ".downloads").iterdir()) == []
     assert machine("c").find("b" * 64) is None
 
@@ -96,11 +96,11 @@ def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
 
 
 def test_a_store_that_was_emptied_is_filled_again(machine, aws, uri):
-    made = make(machine("a"))
+    artifact = make(machine("a"))
     for name in [*objects(aws, uri), ID]:
         remove(aws, uri, name)
-    assert machine("a").find(KEY) == made
-    assert machine("b").find(KEY).digest == made.digest
+    assert machine("a").find(KEY) == artifact
+    assert machine("b").find(KEY).digest == artifact.digest
 
 
 def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machine, wire, aws, uri, monkeypatch):
@@ -258,7 +258,7 @@ def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
 
 
 def test_who_lives_keeps_its_lock_whatever_the_clock_of_who_waits_says(machine, monkeypatch):
-    said = []
+    messages = []
     with machine("a").lock(KEY, 5):
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 86400)
@@ -266,12 +266,12 @@ def test_who_lives_keeps_its_lock_whatever_the_clock_of_who_waits_says(machine, 
             pytest.raises(
                 WaitTimeout, match=rf"after \d s waiting for artifact aaaaaaaaaaaa, locked by process {os.getpid()} on"
             ),
-            machine("b").lock(KEY, 6, said.append),
+            machine("b").lock(KEY, 6, messages.append),
         ):
             pass
-    assert len(said) == 1
+    assert len(messages) == 1
     who = rf"process {os.getpid()} on {socket.gethostname()} \(since \d s\)"
-    assert re.fullmatch(f"waiting for artifact aaaaaaaaaaaa, locked by {who}", said[0])
+    assert re.fullmatch(f"waiting for artifact aaaaaaaaaaaa, locked by {who}", messages[0])
     with machine("b").lock(KEY, 5):
         pass
 
@@ -317,10 +317,10 @@ def test_who_slept_too_long_loses_its_lock_and_says_so(machine, uri, aws, caplog
 
 def test_a_lock_that_nobody_can_read_goes_stale_like_any_other(machine, uri, aws):
     put(aws, uri, f".locks/{KEY}", b"\xff no json")
-    said = []
-    with machine("a").lock(KEY, 30, said.append):
+    messages = []
+    with machine("a").lock(KEY, 30, messages.append):
         pass
-    assert said == ["waiting for artifact aaaaaaaaaaaa, locked by another machine"]
+    assert messages == ["waiting for artifact aaaaaaaaaaaa, locked by another machine"]
 
 
 # A store that cannot be used
@@ -351,12 +351,12 @@ def test_a_server_that_stays_away_fails_the_stage_and_the_next_run_uploads(machi
 
 def test_a_line_that_breaks_while_fetching_is_no_damage(machine, wire, caplog):
     make(machine("a"), files={"data.txt": "x" * 2**22})
-    seen = [0]
+    byte_count = [0]
 
     def cut(data):
-        seen[0] += len(data)
-        if seen[0] > 2**21:
-            seen[0] = -(2**40)
+        byte_count[0] += len(data)
+        if byte_count[0] > 2**21:
+            byte_count[0] = -(2**40)
             wire.down()
             threading.Timer(1, wire.up).start()
         return data
@@ -487,32 +487,32 @@ def place(request, tmp_path):
 
 
 def test_objects_are_written_whole_and_only_where_they_may(place):
-    there = files.RemoteFiles(place, 0)
-    assert there.read("a/b") is None
-    assert there.state("a/b") is None
-    assert there.create("a/b", b"one")
-    assert not there.create("a/b", b"two")
-    assert there.read("a/b") == b"one"
-    seen = there.state("a/b")
-    assert there.replace("a/b", b"three", seen)
+    remote_files = files.RemoteFiles(place, 0)
+    assert remote_files.read("a/b") is None
+    assert remote_files.state("a/b") is None
+    assert remote_files.create("a/b", b"one")
+    assert not remote_files.create("a/b", b"two")
+    assert remote_files.read("a/b") == b"one"
+    state = remote_files.state("a/b")
+    assert remote_files.replace("a/b", b"three", state)
     time.sleep(0.01)
-    assert not there.replace("a/b", b"four", seen)
-    assert there.read("a/b") == b"three"
-    there.write("a/b", b"")
-    assert there.read("a/b") == b""
-    there.delete("a/b")
-    there.delete("a/b")
-    assert there.read("a/b") is None
-    assert not there.replace("a/b", b"five", seen)
+    assert not remote_files.replace("a/b", b"four", state)
+    assert remote_files.read("a/b") == b"three"
+    remote_files.write("a/b", b"")
+    assert remote_files.read("a/b") == b""
+    remote_files.delete("a/b")
+    remote_files.delete("a/b")
+    assert remote_files.read("a/b") is None
+    assert not remote_files.replace("a/b", b"five", state)
 
 
 def test_every_filesystem_shares_artifacts(place, tmp_path):
-    one, other = (Store(tmp_path / name, place, QUICK) for name in "ab")
-    one.check()
-    made = make(one, files=FILES)
-    found = other.find(KEY)
-    assert {name: (found.path / name).read_text() for name in FILES} == FILES
-    assert found.digest == made.digest
+    first, second = (Store(tmp_path / name, place, QUICK) for name in "ab")
+    first.check()
+    artifact = make(first, files=FILES)
+    fetched = second.find(KEY)
+    assert {name: (fetched.path / name).read_text() for name in FILES} == FILES
+    assert fetched.digest == artifact.digest
 
 
 def test_a_folder_that_cannot_be_written_is_refused(machine, tmp_path):

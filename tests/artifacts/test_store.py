@@ -113,21 +113,21 @@ def test_a_second_commit_keeps_the_first(store):
 
 
 def test_a_lock_says_whom_it_waits_for(store):
-    said = []
+    messages = []
     with store.lock(KEY, 1):
 
         def wait():
             with (
                 pytest.raises(WaitTimeout, match=f"process {os.getpid()}"),
-                Store(store.root).lock(KEY, 0.1, said.append),
+                Store(store.root).lock(KEY, 0.1, messages.append),
             ):
                 pass
 
         thread = threading.Thread(target=wait)
         thread.start()
         thread.join(600)
-    assert len(said) == 1
-    assert f"process {os.getpid()}" in said[0]
+    assert len(messages) == 1
+    assert f"process {os.getpid()}" in messages[0]
     with store.lock(KEY, 0):
         pass
 
@@ -173,12 +173,15 @@ def test_a_manifest_names_only_files_below_its_folder(store, name):
 def test_lineage_goes_both_ways(store):
     played = make(store, "1" * 64)
     scores = make(store, "2" * 64, inputs={"trajectories": played})
-    kept = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
+    selection = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
     make(store, "4" * 64)
-    assert {one.key for one in store.consumers(played)} == {scores.key, kept.key}
-    assert store.consumers(scores) == [kept]
-    assert store.consumers(kept) == []
-    assert {name: store.find(key) for name, key in kept.inputs.items()} == {"trajectories": played, "scores": scores}
+    assert {consumer.key for consumer in store.consumers(played)} == {scores.key, selection.key}
+    assert store.consumers(scores) == [selection]
+    assert store.consumers(selection) == []
+    assert {name: store.find(key) for name, key in selection.inputs.items()} == {
+        "trajectories": played,
+        "scores": scores,
+    }
     assert len(list(store.manifests())) == 4
 
 
@@ -262,9 +265,9 @@ def test_key_order_does_not_matter_and_json_round_trips(spec, inputs):
 
 
 @given(st.dictionaries(st.text(), json_values), json_values, json_values)
-def test_another_value_gives_another_key(spec, one, other):
-    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    keys = {stage_key("s", 1, {**spec, "x": value}, {}, 0) for value in (one, other)}
+def test_another_value_gives_another_key(spec, first, second):
+    same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+    keys = {stage_key("s", 1, {**spec, "x": value}, {}, 0) for value in (first, second)}
     assert len(keys) == (1 if same else 2)
 
 

@@ -21,8 +21,8 @@ NODES = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_NODES": "2",
 
 def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
     assert rendezvous_options({}, 29500) == ["--standalone"]
-    one = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
-    assert rendezvous_options(one, 29500) == ["--standalone"]
+    single_node = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
+    assert rendezvous_options(single_node, 29500) == ["--standalone"]
     assert rendezvous_options(NODES, 4000) == [
         "--nnodes=2",
         "--node-rank=1",
@@ -33,10 +33,10 @@ def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
 
 @pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
 def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wrong):
-    given = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
+    environment = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
     with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
-        rendezvous_options(given, 29500)
-    for name, value in given.items():
+        rendezvous_options(environment, 29500)
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert main(["--processes", "2", "--", "flows.stage"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "ResourceError"
@@ -74,6 +74,6 @@ def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 1
-    said = json.loads(done.stdout)["error"]["message"]
-    assert said.startswith("training process 1 ended by SIGKILL")
-    assert said.endswith("its last output is in the log")
+    message = json.loads(done.stdout)["error"]["message"]
+    assert message.startswith("training process 1 ended by SIGKILL")
+    assert message.endswith("its last output is in the log")

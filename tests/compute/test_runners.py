@@ -137,21 +137,21 @@ def test_a_kept_process_takes_one_request_after_the_other(tmp_path):
             """
         )
     )
-    kept = KeptProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt")
-    first, second = (kept.run({"stage": stage}, print) for stage in ("one", "two"))
+    runner = KeptProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt")
+    first, second = (runner.run({"stage": stage}, print) for stage in ("one", "two"))
     assert [first.key, second.key] == ["one", "two"]
     assert first.digest == second.digest != str(os.getpid())
     with pytest.raises(WaitTimeout, match="late"):
-        kept.run({"stage": "fails"}, print)
-    third = kept.run({"stage": "three"}, print)
+        runner.run({"stage": "fails"}, print)
+    third = runner.run({"stage": "three"}, print)
     assert third.digest != second.digest
     assert not psutil.pid_exists(int(second.digest))
     with pytest.raises(EspalierError, match=r"the process of dies ended with exit code 3"):
-        kept.run({"stage": "dies"}, print)
-    last = kept.run({"stage": "four"}, print)
-    kept.close()
+        runner.run({"stage": "dies"}, print)
+    last = runner.run({"stage": "four"}, print)
+    runner.close()
     assert not psutil.pid_exists(int(last.digest))
-    kept.close()
+    runner.close()
 
 
 def test_a_child_ends_with_its_parent(tmp_path):

@@ -99,10 +99,10 @@ class Sky:
             output_stream.write(f"\x1b[36m(train, pid=1)\x1b[0m {line}\n")
         return 0
 
-    def get(self, found):
-        if isinstance(found, Exception):
-            raise found
-        return found
+    def get(self, result):
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def job_status(self, name, job_ids):
         if isinstance(self.state, Exception):
@@ -133,10 +133,10 @@ def drive(sdk, tmp_path, place=None, patience=0.2):
 
 def test_progress_waiting_and_result_come_back(tmp_path):
     sdk = Sky(([progress(1), "a note", '{"waiting": "for it"}', progress(2), json.dumps(DONE)], "SUCCEEDED"))
-    heard = []
-    assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
-    assert heard[1:] == [{"progress": [1, 3, {}]}, {"waiting": "for it"}, {"progress": [2, 3, {}]}]
-    assert "waits for a machine on any cloud" in heard[0]["waiting"]
+    events = []
+    assert drive(sdk, tmp_path).run(ASKED, events.append) == DONE
+    assert events[1:] == [{"progress": [1, 3, {}]}, {"waiting": "for it"}, {"progress": [2, 3, {}]}]
+    assert "waits for a machine on any cloud" in events[0]["waiting"]
 
 
 def test_the_cluster_is_launched_once_and_taken_down_once(tmp_path):
@@ -184,10 +184,10 @@ def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
     """The log breaks off; the job is FAILED, or nobody knows it any more, and the cluster is gone."""
     sdk = Sky(([progress(1)], "FAILED"), ([ClusterDoesNotExist("gone")], None), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
-    heard = []
-    assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
+    events = []
+    assert drive(sdk, tmp_path).run(ASKED, events.append) == DONE
     assert [call[0] for call in sdk.calls] == ["launch"] * 3  # the log breaks off without a word, or with an error
-    assert sum("lost its machines" in event.get("waiting", "") for event in heard) == 2
+    assert sum("lost its machines" in event.get("waiting", "") for event in events) == 2
 
 
 def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
@@ -209,9 +209,9 @@ def test_it_is_not_launched_for_ever(tmp_path):
 def test_a_log_that_breaks_off_is_taken_up_again_and_nothing_is_said_twice(tmp_path):
     broken = ApiServerConnectionError("refused")
     sdk = Sky(([progress(1), broken], "RUNNING"), ([progress(1), progress(2), json.dumps(DONE)], "SUCCEEDED"))
-    heard = []
-    drive(sdk, tmp_path, patience=5).run(ASKED, heard.append)
-    assert [event["progress"][0] for event in heard if "progress" in event] == [1, 2]
+    events = []
+    drive(sdk, tmp_path, patience=5).run(ASKED, events.append)
+    assert [event["progress"][0] for event in events if "progress" in event] == [1, 2]
 
 
 def test_a_cluster_out_of_reach_ends_the_wait(tmp_path):
@@ -273,8 +273,8 @@ def test_an_interruption_in_a_launch_cancels_it(tmp_path):
 
 def test_a_managed_job(tmp_path):
     sdk = Sky(([progress(1)], "RECOVERING"), ([progress(1), json.dumps(DONE)], "SUCCEEDED"))
-    heard = []
-    assert drive(sdk, tmp_path, {"managed": True}).run(ASKED, heard.append) == DONE
+    events = []
+    assert drive(sdk, tmp_path, {"managed": True}).run(ASKED, events.append) == DONE
     assert sdk.calls == [("jobs.launch", "ours-train")]
     sdk = Sky((['{"waiting": "x"}'], "FAILED_NO_RESOURCE"))
     with pytest.raises(EspalierError, match="FAILED_NO_RESOURCE"):
@@ -313,7 +313,7 @@ def test_a_runner_that_is_stopped_lets_its_driver_take_the_machines_down(tmp_pat
     monkeypatch.setattr(
         "components.compute.sky.runner.DRIVER", (sys.executable, "-c", SLOW_TO_LEAVE, tmp_path / "down")
     )
-    monkeypatch.setattr("components.compute.sky.runner.take", lambda *_: SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr("components.compute.sky.runner.take_snapshot", lambda *_: SimpleNamespace(path=tmp_path))
     runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], [], tmp_path, tmp_path / "log")
     with pytest.raises(Stopped):
         runner.run(ASKED, lambda event: runner.stop())

@@ -53,12 +53,12 @@ def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    found = {name: Offer(**one) for name, one in json.loads(done.stdout).items()}
-    assert found["one"] == Offer("gpu_1x_h100 on lambda/us-south-1", 2.29)
-    assert found["three"] == Offer("3 × gpu_1x_h100 on lambda/us-south-1", pytest.approx(6.87))
-    assert found["cpu"] == Offer("cpu_4x on lambda/us-west-1", 0.11)
-    assert found["none"].price is None
-    assert "H100:8 on any cloud that is enabled is not available" in found["none"].problem
+    offer_by_name = {name: Offer(**offer) for name, offer in json.loads(done.stdout).items()}
+    assert offer_by_name["one"] == Offer("gpu_1x_h100 on lambda/us-south-1", 2.29)
+    assert offer_by_name["three"] == Offer("3 × gpu_1x_h100 on lambda/us-south-1", pytest.approx(6.87))
+    assert offer_by_name["cpu"] == Offer("cpu_4x on lambda/us-west-1", 0.11)
+    assert offer_by_name["none"].price is None
+    assert "H100:8 on any cloud that is enabled is not available" in offer_by_name["none"].problem
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_a_users_package_travels_too(code, tmp_path, monkeypatch):
     (tmp_path / "mine" / "my_worlds" / "__init__.py").write_text("C = 3\n")
     (tmp_path / "mine" / "my_module.py").write_text("D = 4\n")
     monkeypatch.syspath_prepend(str(tmp_path / "mine"))
-    taken = snapshot.take_snapshot(code, ["my_worlds.inner", "my_module", "json"], tmp_path / "out")
-    assert (taken.path / "my_worlds" / "__init__.py").read_text() == "C = 3\n"
-    assert (taken.path / "my_module.py").is_file()
+    uploaded = snapshot.take_snapshot(code, ["my_worlds.inner", "my_module", "json"], tmp_path / "out")
+    assert (uploaded.path / "my_worlds" / "__init__.py").read_text() == "C = 3\n"
+    assert (uploaded.path / "my_module.py").is_file()
 
 
 def test_data_in_the_code_is_refused(code, tmp_path, monkeypatch):

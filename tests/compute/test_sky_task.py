@@ -110,9 +110,9 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     (tmp_path / "show").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.args"; cat "$4" > "$0.request"\n')
     (tmp_path / "show").chmod(0o755)
     subprocess.run(["bash", "-c", task["run"]], env={**os.environ, **task["envs"]}, check=True, timeout=600)
-    given = (tmp_path / "show.args").read_text().splitlines()
-    assert given[:3] == ["-m", "flows.stage", "--request"]
-    assert given[4:] == [f"root={tmp_path / 'a b'}", *OPTIONS]
+    arguments = (tmp_path / "show.args").read_text().splitlines()
+    assert arguments[:3] == ["-m", "flows.stage", "--request"]
+    assert arguments[4:] == [f"root={tmp_path / 'a b'}", *OPTIONS]
     assert json.loads((tmp_path / "show.request").read_text()) == asked == json.loads(task["envs"][REQUEST])
 
 

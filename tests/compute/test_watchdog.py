@@ -34,26 +34,26 @@ def hang_in_a_loop() -> None:
 
 @pytest.mark.parametrize("hang", [hang_in_a_sleep, hang_in_a_lock, hang_in_a_loop])
 def test_it_strikes_wherever_the_main_thread_waits(hang):
-    told: list[str] = []
+    reports: list[str] = []
     with (
         pytest.raises(WaitTimeout, match=r"collect\[1\]: no progress for 0.5 s \(in .*compute.stall_timeout"),
-        watch("collect[1]", 0.5, told.append),
+        watch("collect[1]", 0.5, reports.append),
     ):
         hang()
-    assert f"in {hang.__name__}" in told[0]
-    assert ("task episode shop-A1/0" in told[0]) == (hang is hang_in_a_loop)
+    assert f"in {hang.__name__}" in reports[0]
+    assert ("task episode shop-A1/0" in reports[0]) == (hang is hang_in_a_loop)
 
 
 def test_what_moves_is_left_alone():
-    with watch("train", 0.6, pytest.fail) as dog:
+    with watch("train", 0.6, pytest.fail) as watchdog:
         for _ in range(6):
             time.sleep(0.2)
-            dog.touch()
+            watchdog.touch()
 
 
 def test_what_waits_with_a_limit_of_its_own_is_left_alone():
-    with watch("train", 0.3, pytest.fail) as dog:
-        dog.rest()
+    with watch("train", 0.3, pytest.fail) as watchdog:
+        watchdog.rest()
         time.sleep(0.8)
 
 

@@ -27,7 +27,7 @@ def adapter_dir(base_dir, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def held_out() -> list[Trajectory]:
     """Two episodes of each of four scenarios."""
-    found = []
+    trajectories = []
     for index in range(8):
         scenario = Scenario(f"order-{index // 2}", {}, "heldout")
         messages = [
@@ -36,5 +36,5 @@ def held_out() -> list[Trajectory]:
             Message("assistant", "On its way."),
             Message("user", "Thanks."),
         ]
-        found.append(Trajectory(f"{scenario.id}/{index % 2}", scenario, index % 2, [History(messages)], [TOOL]))
-    return found
+        trajectories.append(Trajectory(f"{scenario.id}/{index % 2}", scenario, index % 2, [History(messages)], [TOOL]))
+    return trajectories

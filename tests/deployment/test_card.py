@@ -35,15 +35,15 @@ def episodes(held_out: list[Trajectory], successes: int) -> list[Trajectory]:
     first = {trajectory.group: trajectory for trajectory in held_out}
     return [
         Trajectory(
-            found.id,
-            found.scenario,
+            trajectory.id,
+            trajectory.scenario,
             0,
-            found.histories,
-            outcome={"success": place < successes},
+            trajectory.histories,
+            outcome={"success": index < successes},
             metrics={"turns": 2.0},
-            reward=float(place < successes),
+            reward=float(index < successes),
         )
-        for place, found in enumerate(first.values())
+        for index, trajectory in enumerate(first.values())
     ]
 
 
@@ -80,7 +80,7 @@ def test_the_front_matter_is_what_the_hub_reads(arguments):
     data = ModelCard(model_card(**arguments)).data
     assert data.base_model == "smollm2-135m-instruct"
     assert data.library_name == "transformers"
-    assert [(found.metric_type, found.metric_value) for found in data.eval_results] == [
+    assert [(result.metric_type, result.metric_value) for result in data.eval_results] == [
         ("success", 0.75),
         ("reward", 0.75),
     ]

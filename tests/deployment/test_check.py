@@ -54,10 +54,10 @@ def test_requests_are_the_openings_of_different_scenarios(requests, held_out):
 
 def test_an_export_answers_as_the_policy_does(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "shop-agent", "")
-    found = check_serving(tmp_path / "shop-agent", requests, answers, serve=SERVE)
-    assert found["prompts"] == 3
-    assert 3 <= found["tokens"] <= 36
-    assert found["max_logprob_difference"] < 1e-5
+    report = check_serving(tmp_path / "shop-agent", requests, answers, serve=SERVE)
+    assert report["prompts"] == 3
+    assert 3 <= report["tokens"] <= 36
+    assert report["max_logprob_difference"] < 1e-5
 
 
 def test_the_adapter_matters_here(policy, requests, adapter_dir):

@@ -22,17 +22,17 @@ from tests.inference.fake import environment
 def command(tmp_path, capsys):
     def ask(*arguments: str) -> tuple[int, str, str]:
         code = main([f"root={tmp_path}", *arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return ask
 
 
 def put(root: Path, name: str, folder: Path, **target) -> InUse:
     release = Release(name, "3", "ab" * 32, folder, 512)
-    found = InUse(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
-    Ledger(root, name).write(found, "deployed", "")
-    return found
+    in_use = InUse(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
+    Ledger(root, name).write(in_use, "deployed", "")
+    return in_use
 
 
 def answers(url: str) -> bool:
@@ -45,14 +45,14 @@ def answers(url: str) -> bool:
 
 @pytest.mark.timeout(1800)
 def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, command):
-    found = put(tmp_path, "shop", base_dir)
+    in_use = put(tmp_path, "shop", base_dir)
     try:
-        url = found.deployment.url
+        url = in_use.deployment.url
         code, text, _ = command()
         assert code == 0
         assert url in text.replace("\n", "")
-        [one] = json.loads(command("--json")[1])
-        assert one == {"name": "shop", "version": "3", "target": "local", "url": url, "model": "shop", "state": "up"}
+        [entry] = json.loads(command("--json")[1])
+        assert entry == {"name": "shop", "version": "3", "target": "local", "url": url, "model": "shop", "state": "up"}
         assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
         assert command("--stop", "shop")[1] == "shop version 3 was stopped; --start shop starts it again\n"
         assert not answers(url)
@@ -61,7 +61,7 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
         assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
         assert answers(url)
         history = json.loads(Ledger(tmp_path, "shop").path.read_text())["history"]
-        assert [one["state"] for one in history] == ["deployed", "stopped", "started"]
+        assert [entry["state"] for entry in history] == ["deployed", "stopped", "started"]
     finally:
         command("--stop", "shop")
 
@@ -91,18 +91,18 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
 def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
     """A stand-in for vLLM in an environment of its own."""
     python = environment(tmp_path / "vllm")
-    found = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
+    in_use = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
     try:
-        pid = int(found.deployment.details["pid"])
-        said = psutil.Process(pid).cmdline()
+        pid = int(in_use.deployment.details["pid"])
+        cmdline = psutil.Process(pid).cmdline()
         for option, value in {"model": str(base_dir), "dtype": "float32", "tool-call-parser": "pythonic"}.items():
-            assert said[said.index(f"--{option}") + 1] == value
-        assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(said)
+            assert cmdline[cmdline.index(f"--{option}") + 1] == value
+        assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(cmdline)
         assert command("--stop", "shop")[0] == 0
         assert command("--start", "shop")[0] == 0
         again = Ledger(tmp_path, "shop").present().deployment
-        assert psutil.Process(int(again.details["pid"])).cmdline() == said
-        assert again.url == found.deployment.url
+        assert psutil.Process(int(again.details["pid"])).cmdline() == cmdline
+        assert again.url == in_use.deployment.url
     finally:
         command("--stop", "shop")
 

@@ -79,10 +79,10 @@ def test_the_chat_template_shows_tools_as_training_did(base_dir, adapter_dir, tm
     export_adapter(base_dir, adapter_dir, tmp_path / "adapter", "", base="tiny", revision=None)
     tool = {"type": "function", "function": {"name": "look_up", "description": "Finds.", "parameters": {}}}
     talk = [{"role": "user", "content": "Where is it?"}]
-    wanted = ChatFormat(load_tokenizer(base_dir)).prompt_ids(talk, [tool])
+    expected = ChatFormat(load_tokenizer(base_dir)).prompt_ids(talk, [tool])
     for format in ("merged", "adapter"):
         tokenizer = load_tokenizer(tmp_path / format)
-        found = tokenizer.apply_chat_template(talk, tools=[tool], add_generation_prompt=True, return_dict=False)
-        assert found == wanted
-        assert ChatFormat(tokenizer).prompt_ids(talk, [tool]) == wanted
+        prompt_ids = tokenizer.apply_chat_template(talk, tools=[tool], add_generation_prompt=True, return_dict=False)
+        assert prompt_ids == expected
+        assert ChatFormat(tokenizer).prompt_ids(talk, [tool]) == expected
     assert (base_dir / "chat_template.jinja").read_bytes() == before

@@ -51,9 +51,9 @@ def merged(llama, adapter, tmp_path_factory):
 
 
 def test_the_merged_model_answers_like_the_policy(merged, asked):
-    found = check_answers("merged", load_model(merged), load_tokenizer(merged), *asked, TOLERANCE["float32"])
-    assert found["prompts"] == 3
-    assert found["max_logprob_difference"] < 1e-4
+    report = check_answers("merged", load_model(merged), load_tokenizer(merged), *asked, TOLERANCE["float32"])
+    assert report["prompts"] == 3
+    assert report["max_logprob_difference"] < 1e-4
 
 
 def test_the_adapter_answers_like_the_policy_under_peft(llama, adapter, asked, tmp_path):
@@ -75,8 +75,8 @@ def test_a_gguf_answers_like_the_policy(merged, asked, tmp_path, precision, coar
     size = export_gguf(merged, tmp_path / "gguf", "card", name="shop", precision=precision)
     assert size > (tmp_path / "gguf" / f"shop-{precision}.gguf").stat().st_size
     model, tokenizer = load_gguf(tmp_path / "gguf", dtype="float32", device="cpu")
-    found = check_answers("gguf", model, tokenizer, *asked, TOLERANCE[coarsest])
-    assert found["prompts"] == 3
+    report = check_answers("gguf", model, tokenizer, *asked, TOLERANCE[coarsest])
+    assert report["prompts"] == 3
 
 
 def test_a_tokenizer_that_takes_digits_alone_is_named_and_read_so(tmp_path):
@@ -99,11 +99,11 @@ def test_a_gguf_of_f32_holds_the_very_weights(merged, tmp_path):
 def test_what_llama_cpp_reads_of_the_tokenizer(merged, tmp_path):
     write_gguf(merged, tmp_path / "x.gguf", name="shop", precision="f16")
     fields = GGUFReader(tmp_path / "x.gguf").fields
-    said = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("pre", "tokens", "token_type", "merges")}
-    assert said["pre"] == "gpt-2"
-    assert said["tokens"][:3] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    assert said["token_type"][:4] == [3, 3, 3, 1]  # control, control, control, normal
-    assert len(said["tokens"]) == 400
+    metadata = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("pre", "tokens", "token_type", "merges")}
+    assert metadata["pre"] == "gpt-2"
+    assert metadata["tokens"][:3] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert metadata["token_type"][:4] == [3, 3, 3, 1]  # control, control, control, normal
+    assert len(metadata["tokens"]) == 400
     assert fields["tokenizer.ggml.eos_token_id"].contents() == 2
     assert fields["tokenizer.ggml.add_bos_token"].contents() is False
     assert "<|im_start|>" in fields["tokenizer.chat_template"].contents()

@@ -63,7 +63,7 @@ def test_replicas_need_a_key_that_is_written_nowhere(engine, tmp_path):
         python.parent.mkdir(parents=True)
         python.write_text("#!/bin/sh\necho key $VLLM_API_KEY\n")
         python.chmod(0o755)
-        for key, said in (("", ""), ("k3y", "key k3y\n")):
+        for key, output in (("", ""), ("k3y", "key k3y\n")):
             environment = {"HOME": str(tmp_path), "ESPALIER_SERVER_KEY": key}
             ended = subprocess.run(["bash", "-c", task["run"]], env=environment, capture_output=True, text=True)
-            assert (ended.stdout, ended.returncode == 0) == (said, bool(key))
+            assert (ended.stdout, ended.returncode == 0) == (output, bool(key))

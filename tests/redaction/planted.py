@@ -27,7 +27,7 @@ class World(Shop):
         super().__init__(seed, train, heldout)
         self.settings = settings
         self.note = Path(settings["note"]) if isinstance(settings, dict) and "note" in settings else None
-        self.refuses = {one.id for one in self.scenarios("heldout")[:1]}
+        self.refuses = {scenario.id for scenario in self.scenarios("heldout")[:1]}
 
     def reset(self, scenario: Scenario) -> Messages:
         if self.note is not None:

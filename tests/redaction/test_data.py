@@ -80,9 +80,9 @@ def test_ordinary_data_is_let_through_and_stays_as_it_is(data):
     ],
 )
 def test_places_that_hide_a_secret(data):
-    found = secrets_in(data)
-    assert found
-    shown = repr((found, mask(data)))
+    secrets = secrets_in(data)
+    assert secrets
+    shown = repr((secrets, mask(data)))
     assert not any(value in shown for value in ("zq81kd02mfp", "27182818", "ghp_"))
 
 

@@ -334,12 +334,12 @@ def outcome(uid: int) -> Outcome:
             "CLONE": seccomp.CLONE[column],
             "SOCKET": seccomp.RULES["socket"].numbers[column],
         }
-        given = json.dumps({"names": names, "attempts": ATTEMPTS}).replace(SECRET, SECRET[:9] + "@" + SECRET[9:])
+        request = json.dumps({"names": names, "attempts": ATTEMPTS}).replace(SECRET, SECRET[:9] + "@" + SECRET[9:])
         driver = DRIVER.replace("json.load(sys.stdin)", "json.loads(sys.stdin.read().replace('@', ''))")
         os.environ["ESPALIER_SECRET"] = SECRET
         stack.callback(os.environ.pop, "ESPALIER_SECRET")
         limits = Limits(seconds=120, cpu_seconds=60, output_bytes=1_000_000)
-        result = run_forked(lambda: Sandbox(limits).python(driver, stdin=given), uid)
+        result = run_forked(lambda: Sandbox(limits).python(driver, stdin=request), uid)
         assert result.ok, result
         reached = 0
         for listener in streams:
@@ -374,19 +374,19 @@ def test_an_attempt_gets_nothing(name: str, uid: int):
 
 @uids
 def test_nothing_outside_has_changed(uid: int):
-    seen = outcome(uid)
-    assert (seen.connections, seen.datagrams, seen.marks) == (0, 0, [])
-    assert (seen.victim_alive, seen.victim_nice) == (True, psutil.Process().nice())
-    assert SECRET not in seen.stdout
+    observed = outcome(uid)
+    assert (observed.connections, observed.datagrams, observed.marks) == (0, 0, [])
+    assert (observed.victim_alive, observed.victim_nice) == (True, psutil.Process().nice())
+    assert SECRET not in observed.stdout
 
 
 def running(mark: str) -> list[int]:
     """Return the host's processes with these words in their command line."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 slow_uids = pytest.mark.parametrize(

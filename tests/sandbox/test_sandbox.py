@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-def said(code: str, limits: Limits = WIDE, **more):
+def json_output(code: str, limits: Limits = WIDE, **more):
     """What code prints as JSON in the sandbox, which must end well."""
     result = Sandbox(limits).python(f"import os, json, socket, subprocess, sys, time\n{code}", **more)
     assert result.ok, result
@@ -44,16 +44,16 @@ def refused(*actions: str) -> None:
     lines = ["done = []"]
     for action in actions:
         lines += ["try:", f"    {action}", f"    done.append({action!r})", "except OSError: pass"]
-    assert said("\n".join([*lines, "print(json.dumps(done))"])) == []
+    assert json_output("\n".join([*lines, "print(json.dumps(done))"])) == []
 
 
 def running(mark: str) -> list[int]:
     """The host's processes with these words in their command line, other than this one."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def test_a_program_runs():
@@ -67,7 +67,7 @@ def test_a_program_runs():
 
 def test_each_run_starts_afresh():
     code = f"print(json.dumps([os.getcwd(), sorted(os.listdir('.'))])); open('left', 'w'); open('{HOME}/tmp/left', 'w')"
-    assert said(code) == said(code) == [HOME, [".main.py", "tmp"]]
+    assert json_output(code) == json_output(code) == [HOME, [".main.py", "tmp"]]
 
 
 def test_the_hosts_files_are_not_there(tmp_path):
@@ -85,8 +85,8 @@ for path in {hidden!r}:
         found.append(len(os.listdir(path)) if os.path.isdir(path) else open(path).read(10))
     except OSError: pass
 print(json.dumps([found, os.listdir("/"), os.listdir("/etc"), os.listdir("/home"), os.listdir("/dev")]))"""
-    found, top, etc, home, dev = said(code)
-    assert found == []
+    leaks, top, etc, home, dev = json_output(code)
+    assert leaks == []
     assert set(top) <= {"bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp", "usr"}
     assert set(etc) <= {"alternatives", "ld.so.cache"}
     assert home == ["agent"]
@@ -124,7 +124,7 @@ def test_nothing_is_written_outside_its_home(tmp_path):
 os.makedirs({str(tmp_path / mark)!r})
 open("/tmp/{mark}", "w").write("mine")
 print(json.dumps(open("/dev/shm/{mark}").read()))"""
-    assert said(code) == "mine"  # all three are folders in its home
+    assert json_output(code) == "mine"  # all three are folders in its home
     assert not [
         folder
         for folder in ("/usr", "/etc", "/dev", "/home", "/", "/tmp", "/dev/shm")
@@ -153,7 +153,9 @@ def test_there_is_no_network():
         )
         with pytest.raises(TimeoutError):
             server.accept()
-    assert said("print(json.dumps([line.split(':')[0].strip() for line in open('/proc/net/dev')][2:]))") == ["lo"]
+    assert json_output("print(json.dumps([line.split(':')[0].strip() for line in open('/proc/net/dev')][2:]))") == [
+        "lo"
+    ]
 
 
 def test_our_environment_variables_are_not_there(monkeypatch):
@@ -165,9 +167,9 @@ for name in os.listdir("/proc"):
         try: seen += open(f"/proc/{name}/{kind}").read()
         except OSError: pass
 print(json.dumps([seen, sorted(os.environ)]))"""
-    seen, names = said(code)
-    assert "do-not-tell" not in seen
-    assert "ESPALIER" not in seen
+    text, names = json_output(code)
+    assert "do-not-tell" not in text
+    assert "ESPALIER" not in text
     assert set(names) <= {*bubblewrap.ENVIRONMENT, "PWD", "LC_CTYPE"}
 
 
@@ -180,7 +182,7 @@ def test_open_files_of_ours_are_not_there(tmp_path):
         code = """
 held = [f"/proc/self/fd/{n}" for n in range(3, 256)]
 print(json.dumps([os.readlink(name) for name in held if os.path.lexists(name)]))"""
-        assert said(code, files={"a": "b"}, stdin="c") == []
+        assert json_output(code, files={"a": "b"}, stdin="c") == []
         code = """
 held = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -188,11 +190,11 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         try: held.append(os.readlink(f"/proc/{pid}/fd/{name}"))
         except OSError: pass
 print(json.dumps(held))"""
-        assert str(tmp_path) not in str(said(code))
+        assert str(tmp_path) not in str(json_output(code))
 
 
 def test_standard_input_cannot_be_written():
-    assert said(
+    assert json_output(
         """
 try: open("/proc/self/fd/0", "r+b", buffering=0).write(b"x" * 1000); done = True
 except OSError: done = False
@@ -211,7 +213,7 @@ for pid in ({os.getpid()}, {os.getppid()}):
 try: os.kill(-1, 0)
 except OSError: pass
 print(json.dumps([len(me), gone, os.getpid() < 20]))"""
-    count, gone, own = said(code)
+    count, gone, own = json_output(code)
     assert count < 8
     assert gone == [os.getpid(), os.getppid()]
     assert own
@@ -226,9 +228,9 @@ unshare = subprocess.run(["unshare", "--user", "--map-root-user", "true"], captu
 mount = subprocess.run(["mount", "-t", "tmpfs", "none", "/home/agent/tmp"], capture_output=True).returncode
 print(json.dumps([[status[name].strip() for name in ("CapEff", "CapPrm", "CapAmb", "NoNewPrivs", "Seccomp")],
     unshare != 0, mount != 0, os.getuid(), os.getgid(), os.getsid(0) != 0]))"""
-    status, *rest = said(code)
+    status, *flags = json_output(code)
     assert status == ["0" * 16, "0" * 16, "0" * 16, "1", "2"]
-    assert rest == [True, True, 1000, 1000, True]
+    assert flags == [True, True, 1000, 1000, True]
     refused("os.setuid(0)", "os.chroot('/usr')", "os.setgroups([0])", "os.nice(-5)")
     if os.geteuid() == 0:  # on the host, too, it is nobody
         limits = Limits(seconds=60)
@@ -249,8 +251,8 @@ def call(*arguments):
     return [value, ctypes.get_errno()]
 new = [call({seccomp.CLONE[column]}, flag, 0, 0, 0, 0) for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000 | 17)]
 print(json.dumps([{{name: call(number, 0, 0, 0, 0) for name, number in {numbers!r}.items()}}, new, call(435, 0, 0)]))"""
-    found, new, clone3 = said(code)
-    assert found == {name: [-1, 1] for name in numbers}
+    results, new, clone3 = json_output(code)
+    assert results == {name: [-1, 1] for name in numbers}
     assert new == [[-1, 1]] * 4
     assert clone3 == [-1, 38]
     libc = ctypes.CDLL(None, use_errno=True)  # and here they would not: the call is there, its arguments are bad
@@ -315,7 +317,7 @@ try:
         begun.append(1)
 except RuntimeError: pass
 print(json.dumps(len(begun)))"""
-    assert said(code, Limits(seconds=60, processes=16)) <= 16
+    assert json_output(code, Limits(seconds=60, processes=16)) <= 16
 
 
 def test_a_memory_bomb_is_ended():
@@ -343,7 +345,7 @@ def test_where_memory_is_counted_a_program_has_one_processor_and_no_huge_pages(m
     code = """
 lines = [line.split(":")[1].strip() for line in open("/proc/self/status") if line.startswith("THP_enabled")]
 print(json.dumps([len(os.sched_getaffinity(0)), lines]))"""
-    assert said(code) == [1, ["0"]]
+    assert json_output(code) == [1, ["0"]]
 
 
 def test_the_disk_cannot_be_filled():
@@ -357,7 +359,7 @@ except OSError: pass
 try: open("sparse", "wb").truncate(10**12); sparse = True
 except OSError: sparse = False
 print(json.dumps([written, sparse]))"""
-    written, sparse = said(code, limits)
+    written, sparse = json_output(code, limits)
     assert 6_000_000 < written <= 8 * 2**20
     assert sparse is False
     many = "import os, time\nfor n in range(10**7): os.mkdir(f'd{n}')\n"
@@ -423,7 +425,7 @@ def test_many_run_at_once_and_a_cancelled_one_is_killed():
         long.cancel()
         with pytest.raises(asyncio.CancelledError):
             await long
-        return [one.stdout for one in results]
+        return [result.stdout for result in results]
 
     assert asyncio.run(go()) == [f"{n}\n" for n in range(4)]
     assert running(f"sleep {mark}") == []

@@ -103,35 +103,35 @@ def test_a_full_disk_is_waited_for_too(server, box):
 
 
 def test_two_threads_say_each_thing_once_and_in_order(box):
-    said, begun, go = [], threading.Event(), threading.Event()
+    sent, begun, go = [], threading.Event(), threading.Event()
 
     def slow():
         begun.set()
         go.wait(600)
-        said.append(0)
+        sent.append(0)
 
     worker = threading.Thread(target=lambda: box.put(slow))
     worker.start()
     begun.wait(600)
-    ending = threading.Thread(target=lambda: (box.put(lambda: said.append(1)), box.drain(10)))
+    ending = threading.Thread(target=lambda: (box.put(lambda: sent.append(1)), box.drain(10)))
     ending.start()
     time.sleep(0.05)
     go.set()
     worker.join(600)
     ending.join(600)
-    assert said == [0, 1]
+    assert sent == [0, 1]
     assert not box
 
 
 def test_what_was_interrupted_is_said_at_the_end(box):
-    said = []
+    attempts = []
 
     def interrupted():
-        said.append("try")
-        if len(said) == 1:
+        attempts.append("try")
+        if len(attempts) == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         box.put(interrupted)
     box.drain(10)
-    assert said == ["try", "try"]
+    assert attempts == ["try", "try"]
