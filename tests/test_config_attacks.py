@@ -1,4 +1,4 @@
-"""Configurations that try to name code outside of the packages that may be named."""
+"""Configurations that try to name code outside the allowed packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.security
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of the user's that imports dangerous modules, as most do."""
+    """Create a user's package that imports dangerous modules."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
     source = """

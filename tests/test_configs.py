@@ -1,4 +1,4 @@
-"""Every file under conf/ is composed and validated, and holds all that its spec knows."""
+"""Composition and validation of every file under conf/, with every key of its spec."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GROUPS = {
     "tracking": 1,
     "warmup": 4,
 }
-"""How many files each group has: a folder that is forgotten here, or a file that no test found, fails."""
+"""Number of files of each group: fails for a forgotten folder, or a file that no test covers."""
 
 
 TASKS = Path(__file__).parent / "environments" / "tasks.json"
@@ -95,14 +95,14 @@ NEEDED = {
     "textarena": ["warmup=none"],
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
 }
-"""What an option cannot know."""
+"""Values that an option needs from the user."""
 JUDGES = {
     "served": SERVED,
     "litellm": ["reward.model.model=provider/name"],
     "embedded": ["reward.model.model.name=organisation/name"],
     "policy": [],
 }
-"""What a judge needs."""
+"""Values that a judge needs from the user."""
 
 
 PACKAGES = {
@@ -117,7 +117,7 @@ PACKAGES = {
     "textworld": "textworld",
     "verifiers": "verifiers",
 }
-"""What an option's environment needs, and an installation may lack."""
+"""Requirements of an option's environment that an installation may lack."""
 
 
 def overrides(file: Path) -> list[str]:
@@ -159,7 +159,7 @@ def test_it_composes_into_a_valid_experiment(file):
 
 @pytest.mark.parametrize("file", OPTIONS, ids=str)
 def test_every_key_is_written_out(file):
-    """So that `--cfg job` shows all there is, and a key can be overridden without a +."""
+    """`--cfg job` must show every key, and a key must be overridable without a +."""
     data, problems = Composer().point(Composer().parse(overrides(file))[0])
     assert not problems
     assert data is not None
@@ -304,7 +304,7 @@ def test_a_coefficient_of_zero_cannot_be_steered():
 
 @pytest.mark.parametrize("name", [file.name for file in OPTIONS if file.parts[0] == "algorithm"])
 def test_an_algorithm_is_the_same_in_its_file_and_in_its_class(name):
-    """But for the settings of the optimizer, which are a matter of the experiment."""
+    """Settings of the optimizer are excluded, because they belong to an experiment."""
     spec = compose([f"algorithm={name}", *NEEDED.get(name, [])]).algorithm
     assert spec.name == name
     own = set(type(spec).model_fields) - set(OptimizerSpec.model_fields)
@@ -321,7 +321,7 @@ WEIGHTS = {
     ("model.quantization=nf4", *REMOTE): ("model.quantization", "inference=embedded"),
     ("model.quantization=int8",): ("model.quantization", "nf4"),
 }
-"""What full fine-tuning and a rounded base do not go with."""
+"""Options that are incompatible with full fine-tuning and a quantized base."""
 
 
 @pytest.mark.parametrize("lines", WEIGHTS, ids=" ".join)
@@ -379,7 +379,7 @@ async def asks(scenario, client, nope): return 1.0
 
 @pytest.fixture
 def compose_own(tmp_path, monkeypatch):
-    """A user's module and a config folder of their own."""
+    """Create a user's module and config folder, and return a function that composes with them."""
     (tmp_path / "my_world.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "conf" / "environment").mkdir(parents=True)
@@ -449,7 +449,7 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
 
 @pytest.mark.parametrize("experiment", ["smoke", "reward_model"])
 def test_the_small_experiments_take_any_environment_and_any_reward(compose_own, tmp_path, experiment):
-    """They set no key of their own in either."""
+    """They define no key of their own in either."""
     (tmp_path / "conf" / "reward").mkdir()
     (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
     own = ["warmup=none", "reward=kind", f"+experiment={experiment}", "evaluate.scenarios=1"]
@@ -513,7 +513,7 @@ REWARDS = {
     ("reward=json_schema", "reward.schema={type: integr}"): ("reward.schema", "is no JSON schema"),
     ("reward=language", "reward.scripts=[English]"): ("reward.scripts", "is no script of Unicode"),
 }
-"""What is wrong with a reward, and is said before anything runs."""
+"""Errors of rewards that are reported before anything runs."""
 
 
 @pytest.mark.parametrize("overrides", REWARDS)
@@ -537,7 +537,7 @@ UNREAD = {
     ("reward=combined", "+reward@reward.parts.right.reward=exact"): ("reward.parts.right.reward.expected", ANSWER),
     ("+reward@evaluate.reward=exact",): ("evaluate.reward.expected", ANSWER),
 }
-"""Rewards that read a field which no scenario of the shop has."""
+"""Rewards that read a field that no scenario of the shop has."""
 
 
 @pytest.mark.parametrize("lines", UNREAD, ids=" ".join)
@@ -577,7 +577,7 @@ ENVIRONMENTS = [file.name for file in OPTIONS if file.parts[0] == "environment"]
 @pytest.mark.parametrize("value", [-5, 10**20])
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_number_of_scenarios_has_bounds(name, value):
-    """Before the environment is built: one with so many scenarios would take all memory."""
+    """Rejected before the environment is built: so many scenarios would take all memory."""
     lines = overrides(Path("environment") / name)
     for key in ("train", "heldout"):
         composer = Composer()

@@ -1,4 +1,4 @@
-"""What a fresh checkout promises: a lock that installs anywhere, targets that exist, imports that go one way."""
+"""Fresh checkout: a lock that installs anywhere, existing make targets, one-way imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locked() -> dict[str, str]:
 
 
 def test_the_lock_is_names_and_public_versions_and_nothing_else():
-    """No hosts, paths, options, markers or comments; no local label such as +cpu, which one registry alone has."""
+    """Reject hosts, paths, options, markers, comments, and local labels such as +cpu, which only one registry has."""
     for line in LOCK:
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*==[0-9][0-9A-Za-z.!]*", line), line
 
@@ -83,7 +83,7 @@ def test_help_lists_every_target():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A fresh checkout, as far as `make setup` looks at one."""
+    """Create the part of a fresh checkout that `make setup` reads."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     return tmp_path
@@ -135,7 +135,7 @@ def test_setup_does_nothing_while_the_lock_is_unchanged(checkout):
     ],
 )
 def test_uv_looks_where_pip_was_told_to(tmp_path, environment, expected):
-    """A stand-in for python shows what uv would have been started with."""
+    """A fake python records the command that would start uv."""
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\n"

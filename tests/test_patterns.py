@@ -1,4 +1,4 @@
-"""Every regular expression of the project, on adversarial text: none takes longer than linear time.
+"""Every regular expression of the project on adversarial text: none takes longer than linear time.
 
 Patterns are found in the syntax trees of all modules, so a new one is tested without being listed. One that is put
 together from local names needs an entry in SAMPLES.
@@ -42,7 +42,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rollout.formats", "begun"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
 }
-"""By module and pattern, as the source has it or by the name that it is given: values of its local names."""
+"""Values of local names, by module and pattern (its source, or the name to which it is assigned)."""
 TIMED = {
     ("components.rewards.rules.patterns", "pattern"): "the operator's, matched with a limit of time",
     ("components.specs.schemas", "expression"): "an environment server's, matched with a limit of time",
@@ -53,12 +53,12 @@ TIMED = {
     ): "compiled only, to see whether the script is known",
     ("components.rewards.rules.language", "'[\\\\p{L}--\\\\p{Script=Common}--\\\\p{Script=Inherited}]'"): "one class",
 }
-"""Patterns of the package `regex`, and why they are bounded."""
+"""Patterns of the package `regex`, and the reason why they are bounded."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A regular expression, and the methods by which it is applied."""
+    """Regular expression, and the methods by which it is applied."""
 
     place: str
     pattern: str
@@ -88,7 +88,7 @@ def _modules() -> list[tuple[str, ast.Module]]:
 
 @functools.cache
 def _calls(tree: ast.Module) -> list[tuple[str, ast.Call, str]]:
-    """The package, the call, and the name to which its result is assigned."""
+    """Return the package, the call, and the name to which its result is assigned."""
     calls = []
     assigned = {
         id(assignment.value): assignment.targets[0]
@@ -160,14 +160,14 @@ def test_nothing_is_exempt_that_is_not_there():
 
 
 def test_patterns_of_specs_are_matched_by_an_engine_without_backtracking():
-    """`Field(pattern=...)` is matched by pydantic's Rust engine, in linear time, unless it is told otherwise."""
+    """`Field(pattern=...)` is matched by pydantic's Rust engine, in linear time, unless configured otherwise."""
     for module, tree in _modules():
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.keyword) and node.arg == "regex_engine"), module
 
 
 def _seconds(call: Callable[[str], Any], text: str, runs: int = 1) -> float:
-    """CPU time of this thread: other processes do not count."""
+    """Return the CPU time of this thread: other processes do not count."""
     best = float("inf")
     for _ in range(runs):
         began = time.thread_time()
@@ -177,7 +177,7 @@ def _seconds(call: Callable[[str], Any], text: str, runs: int = 1) -> float:
 
 
 def superlinear(use: Use, size: int) -> str:
-    """How a pattern takes more than linear time on texts of so many characters; empty where none was found."""
+    """Return how a pattern takes superlinear time on texts of this length; empty if none was found."""
     for method, call in use.calls():
         for small in (22, 1000):
             for text in texts(use.pattern, small, use.flags):

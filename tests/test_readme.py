@@ -1,4 +1,4 @@
-"""The blocks of README and docs, run exactly as they stand there.
+"""Code blocks of README and docs, run exactly as written.
 
 The files of the README are written into a home folder of their own, its command is run by a shell, and everything else
 (the server and its client, a stage alone, reading trajectories) works on what that run left.
@@ -28,16 +28,16 @@ SCRIPTS = {
     page.stem: [block for block in blocks(page, "python") if not block.file and "127.0.0.1" not in block.text]
     for page in PAGES
 }
-"""By page: blocks to run in a folder that holds `runs/`, one after another."""
+"""Blocks to run in a folder that contains `runs/`, in order, by page."""
 
 
 @dataclass
 class Home:
-    """Where the README is followed."""
+    """Environment in which the README is followed."""
 
     folder: Path
     result: dict
-    """The last line that the run printed on stdout."""
+    """Last line that the run printed on stdout."""
     errors: str
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +55,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a line in the checkout, the virtual environment activated."""
+    """Run a line in the checkout, with the virtual environment activated."""
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=1500
     )
@@ -108,7 +108,7 @@ def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
 
 
 def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(home):
-    """A run of its own, without the warmup and with another reward than those that the experiment writes out."""
+    """Start a run without the warmup and with another reward than those of the documented experiments."""
     (command,) = [line for line in commands(README) if "--config-dir ~/mine/conf" in line]
     root = home.folder / "chosen"
     line = f"{command} root={root} reward=returned warmup=none rounds=1 deploy=none"
@@ -130,7 +130,7 @@ def test_the_blocks_of_the_page_run(home, monkeypatch, request, page):
 
 
 def test_a_stage_runs_alone(home, monkeypatch):
-    """The request that docs/architecture.md writes, by the command that stands below it."""
+    """Run the request of docs/architecture.md with the command given below it."""
     monkeypatch.chdir(home.folder)
     execute(SCRIPTS["architecture"][0])
     (command,) = [line for line in commands(ROOT / "docs" / "architecture.md") if "--request" in line]

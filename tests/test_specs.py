@@ -1,4 +1,4 @@
-"""Specs: what is accepted, and that every mistake is named with its key path and the nearest valid name."""
+"""Specs: accepted values, and errors with key path and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def mistakes(data, **options):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes modules of a user's package `mine` and forgets them afterwards."""
+    """Yield a function that writes modules of a user's package `mine`; they are unloaded afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").touch()

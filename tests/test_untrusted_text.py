@@ -100,7 +100,7 @@ UNITS = {
 
 
 def _hostile(size):
-    """By name, texts of about so many characters."""
+    """Return texts of about this many characters, by name."""
     for name, unit in UNITS.items():
         text = unit * (size // len(unit))
         yield name, text
@@ -154,7 +154,7 @@ def test_a_pattern_of_the_operator_ends_in_time_and_the_event_loop_goes_on():
 
 
 class TestSchemasOfServers:
-    """Tools of an MCP server, whose schema is the server's, with arguments of the policy."""
+    """Tools of an MCP server, with the server's schema and the policy's arguments."""
 
     def _misfit(self, schema, argument):
         return misfit({"name": "f", "parameters": {"properties": {"a": schema}}}, {"a": argument})
@@ -200,7 +200,7 @@ class TestSchemasOfServers:
 
 
 def test_what_is_read_did_not_change():
-    """Texts that the linear readers must read as the ones before them did."""
+    """Texts for which the linear readers must agree with the previous implementations."""
     assert find_json('<think>{"a": 1}</think>```json\n\n{"a": 2}\n```', lambda data: True) == {"a": 2}
     assert find_json('<thinking>never closed {"a": 1}', lambda data: True) == {"a": 1}
     assert find_json('```json\n{"a": 1}', lambda data: True) == {"a": 1}

@@ -1,4 +1,4 @@
-"""A store whose objects or folders somebody has tampered with: nothing is read or written outside of it."""
+"""Tampered stores: nothing is read or written outside their folders."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ NESTED = b"[" * 200_000
 
 
 def manifest(names, key=KEY, content=b"planted", **changes):
-    """A manifest as an attacker writes it: consistent, whatever the names are."""
+    """Return a manifest as an attacker writes it: consistent, with arbitrary names."""
     try:
         digest = content_digest({name: {"sha256": sha256(content).hexdigest()} for name in names}, [])
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -52,7 +52,7 @@ def manifest(names, key=KEY, content=b"planted", **changes):
 
 
 def tree(folder):
-    """Everything below a folder: kind, target or content, by relative path."""
+    """Return everything below a folder: kind, target or content, by relative path."""
     entries = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
@@ -66,7 +66,7 @@ def tree(folder):
 
 @contextmanager
 def places():
-    """A shared folder, a machine's root, and a victim's folder beside them."""
+    """Return a shared folder, a machine's root, and a victim's folder beside them."""
     with tempfile.TemporaryDirectory() as top:
         base = Path(top).resolve()
         for name in ("shared", "root", "victim"):
@@ -76,7 +76,7 @@ def places():
 
 
 def in_reach(name, base):
-    """Whether a name leads, at worst, to somewhere in the test's own folder."""
+    """Return True if a name leads at worst into the test's own folder."""
     try:
         worst = os.path.normpath(os.path.join(base / "root" / "artifacts" / ".downloads" / KEY, name))
     except ValueError:
@@ -230,7 +230,7 @@ def artifact(store):
 
 
 def move_out(path, tmp_path):
-    """Puts what is at a path elsewhere, and a link to it in its place: a check of contents sees no difference."""
+    """Move a path elsewhere and leave a link in its place: a check of contents sees no difference."""
     outside = tmp_path / "outside"
     shutil.move(path, outside)
     path.symlink_to(outside)
@@ -252,7 +252,7 @@ def test_a_link_in_an_artifact_counts_as_damage(store, artifact, tmp_path, name)
 
 @pytest.mark.parametrize("name", ["extra.safetensors", "sub/extra.safetensors", "link", "sub/link", "pipe"])
 def test_what_the_manifest_does_not_list_counts_as_damage(store, artifact, name):
-    """Readers take every *.safetensors of a folder: one more would change the result unseen."""
+    """Readers load every *.safetensors of a folder: an additional file would change the result unnoticed."""
     path = artifact.path / name
     if "link" in name:
         path.symlink_to("/etc")

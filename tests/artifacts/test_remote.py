@@ -1,4 +1,4 @@
-"""A store that machines share, on a real S3 server: what it promises under death, damage, races and a broken line.
+"""Remote artifact store on a real S3 server: killed processes, damage, races and broken connections.
 
 A machine is a store with a folder of its own. Faults are real: processes are killed, bytes are flipped in the bucket,
 connections are cut on the wire.
@@ -26,7 +26,7 @@ from tests.artifacts.conftest import KEY, QUICK, make
 
 
 def objects(s3, uri):
-    """Content of every object below the URI but its id, by name."""
+    """Return the content of every object below the URI except its id, by name."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     client = s3.client()
     entries = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
@@ -47,7 +47,7 @@ def remove(s3, uri, name):
 
 
 def child(code, **values):
-    """A process of another machine, that runs the code with these values."""
+    """Return a process of another machine that runs the code with these values."""
     lines = [f"{name} = {value!r}" for name, value in values.items()]
     program = "\n".join(["from components.artifacts import Store, Times", *lines, textwrap.dedent(code)])
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -396,7 +396,7 @@ def test_no_credentials_are_refused(machine, monkeypatch):
 
 @pytest.fixture
 def permissions(aws):
-    """From here on the server asks who may do what."""
+    """Enable access control on the server."""
     yield lambda: aws.enforce(True)
     aws.enforce(False)
 

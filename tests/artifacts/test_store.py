@@ -1,4 +1,4 @@
-"""The artifact store under what it promises to survive: death while writing, damage, races, and odd key order."""
+"""Artifact store: death while writing, damage, races, and the order of keys."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""How the processes of one training are started, and what is said of one that dies."""
+"""Launch of the processes of one training, and the error if one of them dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_place_that_cannot_be_is_refused(key, value):
 
 
 def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
-    """The other one would wait for it."""
+    """The other process would wait for the killed one."""
     (tmp_path / "dies.py").write_text(
         "import os, sys, time\n"
         "time.sleep(0.2)\n"

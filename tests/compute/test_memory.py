@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the operating system."""
+"""Return of freed memory to the operating system."""
 
 import sys
 

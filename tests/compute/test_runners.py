@@ -1,4 +1,4 @@
-"""Running a stage in a process of its own: results, errors, and nothing left behind."""
+"""Stages in subprocesses: results, errors, and no orphaned processes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from components.errors import EspalierError, Problem, SpecError, TooManyFailures
 
 
 def runner(tmp_path, code, **options):
-    """A runner whose command is a small script instead of `python -m flows.stage`."""
+    """Return a runner whose command is a small script instead of `python -m flows.stage`."""
     script = tmp_path / "stage.py"
     script.write_text("import json, sys, time\ndef say(**line): print(json.dumps(line), flush=True)\n")
     with script.open("a") as file:
@@ -155,7 +155,7 @@ def test_a_kept_process_takes_one_request_after_the_other(tmp_path):
 
 
 def test_a_child_ends_with_its_parent(tmp_path):
-    """The parent is killed without a chance to say goodbye."""
+    """The parent is killed with SIGKILL."""
     child = "from components.compute.lifeline import watch_parent; watch_parent(); import time; time.sleep(60)"
     parent = f"""
         import subprocess, sys, time

@@ -1,4 +1,4 @@
-"""The driver against a stand-in for SkyPilot at its boundary: the module `sky`, its requests, logs and errors.
+"""Driver against a fake of SkyPilot at its boundary: the module `sky`, its requests, logs and errors.
 The same against SkyPilot and a Slurm cluster: tests/slurm."""
 
 import json
@@ -44,7 +44,7 @@ class RequestCancelled(Exception): ...
 
 
 class Sky:
-    """logs: one per job: lines, or an error, which is raised; after them the state of the job."""
+    """Fake of `sky`. logs: one per job: lines, or an error, which is raised; then the state of the job."""
 
     StatusRefreshMode = SimpleNamespace(FORCE="force")
 
@@ -181,7 +181,7 @@ def test_a_full_disk_on_the_node(tmp_path, line):
 
 
 def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
-    """The log breaks off; the job is FAILED, or nobody knows it any more, and the cluster is gone."""
+    """The log breaks off; the job is FAILED or unknown, and the cluster no longer exists."""
     sdk = Sky(([progress(1)], "FAILED"), ([ClusterDoesNotExist("gone")], None), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
     events = []
@@ -191,7 +191,7 @@ def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
 
 
 def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
-    """As Slurm's does: the ssh command into the allocation fails."""
+    """On Slurm the ssh command into the allocation fails."""
     sdk = Sky(([progress(1)], CommandError("Slurm job 5 has expired")), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
     assert drive(sdk, tmp_path).run(ASKED, print) == DONE
@@ -308,7 +308,7 @@ time.sleep(60)
 
 
 def test_a_runner_that_is_stopped_lets_its_driver_take_the_machines_down(tmp_path, monkeypatch):
-    """Other runners kill what has not ended after `GRACE` seconds."""
+    """Other runners kill processes that have not ended after `GRACE` seconds."""
     monkeypatch.setattr("components.compute.runners.GRACE", 0.2)
     monkeypatch.setattr(
         "components.compute.sky.runner.DRIVER", (sys.executable, "-c", SLOW_TO_LEAVE, tmp_path / "down")

@@ -1,4 +1,4 @@
-"""What SkyPilot's optimizer would take for a place, from a catalog of two machines, offline."""
+"""Choice of SkyPilot's optimizer for a place, from a catalog of two machines, offline."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Events among the lines of a log."""
+"""Extraction of events from the lines of a log."""
 
 from components.compute.sky.report import Lines, event
 

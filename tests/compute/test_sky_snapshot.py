@@ -1,4 +1,4 @@
-"""The code as another machine gets it."""
+"""Code snapshot for another machine."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""SkyPilot tasks as they are rendered: golden files, which SkyPilot itself finds valid, offline."""
+"""Rendered SkyPilot tasks: golden files, validated by SkyPilot itself, offline."""
 
 import json
 import os
@@ -44,7 +44,7 @@ FULL = {
 
 
 class Blocks(yaml.SafeDumper):
-    """Writes scripts as they are read."""
+    """Represent multi-line scripts as YAML block literals."""
 
     def represent_str(self, data):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
@@ -62,7 +62,7 @@ CASES = {path.stem: yaml.safe_load(path.read_text()) for path in PLACES} | {"eve
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name):
-    """Written again with UPDATE_GOLDEN=1; the difference is read before it is committed."""
+    """Rewritten with UPDATE_GOLDEN=1; review the difference before a commit."""
     text = yaml.dump(rendered(CASES[name]), Dumper=Blocks, sort_keys=False, width=110)
     file = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -99,7 +99,7 @@ def test_skypilot_finds_the_golden_files_valid_and_is_found_from_the_root(tmp_pa
 
 
 def test_sky_holds_no_python():
-    """A package there would hide SkyPilot from what runs in the root."""
+    """A package there would hide SkyPilot from code that runs in the root."""
     assert RUNS
     assert not list((ROOT / "sky").rglob("*.py"))
 

@@ -1,4 +1,4 @@
-"""A tiny model, an adapter and held-out episodes, shared by the tests of this folder."""
+"""Tiny model, adapter and held-out episodes, shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def adapter_dir(base_dir, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def held_out() -> list[Trajectory]:
-    """Two episodes of each of four scenarios."""
+    """Return two episodes of each of four scenarios."""
     trajectories = []
     for index in range(8):
         scenario = Scenario(f"order-{index // 2}", {}, "heldout")

@@ -1,4 +1,4 @@
-"""The model card: what it says, that it is pure, and that its code runs."""
+"""Model card: its text, its purity, and the code that it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serving check: real engine, real server, real socket."""
+"""Serving check: real engine, real server, real socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVE = partial(serve_model, max_length=TINY.max_length, device="cpu")
 
 @pytest.fixture(scope="module")
 def policy(base_dir, adapter_dir):
-    """The engine with the trained adapter."""
+    """Return the engine with the trained adapter."""
     from components.inference.transformers_engine import TransformersEngine
 
     engine = TransformersEngine(base_dir, max_length=TINY.max_length, device="cpu")

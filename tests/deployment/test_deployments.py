@@ -1,4 +1,4 @@
-"""What is in use below a root is listed, stopped and started again: a real server on a tiny model."""
+"""Listing, stopping and starting of deployments below a root: a real server on a tiny model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
 
 @pytest.mark.timeout(1800)
 def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
-    """A stand-in for vLLM in an environment of its own."""
+    """Runs a fake of vLLM in an environment of its own."""
     python = environment(tmp_path / "vllm")
     in_use = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
     try:

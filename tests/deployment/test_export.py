@@ -1,4 +1,4 @@
-"""What an export holds."""
+"""Contents of an export."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_base_model_without_safetensors_or_tokenizer_is_refused(base_dir, tmp_
 
 
 def test_the_chat_template_shows_tools_as_training_did(base_dir, adapter_dir, tmp_path):
-    """To whoever knows only the template; and the base model's own stays."""
+    """The exported template renders tools like the policy's; the base model's own template is unchanged."""
     from components.models.weights import load_tokenizer
     from components.trajectories.chat import ChatFormat
 

@@ -1,4 +1,4 @@
-"""An export to a disk that is full: said in words, and nothing of it stays."""
+"""Export to a full disk: a clear error, and no partial files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.security
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of 128 kB where one can be mounted; else a limit of the process on its files."""
+    """Mount a file system of 128 kB if possible; otherwise limit the file size of the process."""
     folder.mkdir()
     if (
         subprocess.run(

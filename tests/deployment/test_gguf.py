@@ -1,4 +1,4 @@
-"""GGUF: another program's reader finds the same model in it, and what cannot be written is refused by name."""
+"""GGUF export: another program's reader loads the same model, and an unsupported model is rejected by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def adapter(llama, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def asked(llama, adapter, held_out):
-    """What the policy is asked, and what it says."""
+    """Return the policy's requests and answers."""
     engine = TransformersEngine(llama, max_length=512, device="cpu")
     engine.load_policy("trained", str(adapter))
     requests = opening_requests(held_out, 3, policy="trained", max_tokens=12)

@@ -1,4 +1,4 @@
-"""The Hub's endpoints over a real socket, asked by huggingface_hub itself; and what is seen when they fail."""
+"""Hub target against the Hub's endpoints over a real socket, called by huggingface_hub, and its failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 
 class FakeHub:
-    """Repositories with branches; small files come in the commit, large ones by LFS. failing: what goes wrong."""
+    """Repositories with branches; small files in the commit, large ones by LFS. failing: operations that fail."""
 
     def __init__(self) -> None:
         self.failing: set[str] = set()

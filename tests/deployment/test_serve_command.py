@@ -1,4 +1,4 @@
-"""`python -m components.inference.server` on an export, as a user starts it."""
+"""`python -m components.inference.server` on an export, started as a user starts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service file of SkyServe: read by SkyPilot, and as it is shown in sky/serve.yaml."""
+"""Service file of SkyServe: parsed by SkyPilot, and equal to sky/serve.yaml."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_skypilot_reads_it(capsys):
 @pytest.mark.security
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_replicas_need_a_key_that_is_written_nowhere(engine, tmp_path):
-    """They listen on all addresses. The command of the service ends at once where the key was not passed."""
+    """Replicas listen on all addresses. The command of the service fails at once without the key."""
     task = sky_serve.service("a/b", "shop", engine=engine, accelerators=None, replicas=1, max_length=64)
     assert task["secrets"] == {"ESPALIER_SERVER_KEY": None}
     assert task["service"]["readiness_probe"]["path"] == "/health"

@@ -1,4 +1,4 @@
-"""Together's API as it is documented, spoken by a server over a real socket; and what is seen when it fails."""
+"""Together target against a server that implements the documented API over a real socket, and its failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "secret-of-the-host"
 
 
 class Host:
-    """Answers as the documentation says. failing: what goes wrong, by name."""
+    """Server of the documented API. failing: names of the operations that fail."""
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
@@ -143,7 +143,7 @@ def test_the_canary_compares_with_what_the_policy_said(host, release, tmp_path):
     ask = {"timeout": 2.0}
     assert check_endpoint(deployment, tmp_path, prompts=4, agreement=0.75, **ask) == 0.75
     assert check_endpoint(deployment, tmp_path, prompts=2, agreement=1.0, **ask) == 1.0
-    with pytest.raises(DeployError, match=r"0\.75 of 4 .*agreement is 1; prompt 2: it says .*On its way.*Nowhere"):
+    with pytest.raises(DeployError, match=r"0\.75 of 4 .*agreement is 1; prompt 2: it answers .*On its way.*Nowhere"):
         check_endpoint(deployment, tmp_path, prompts=4, agreement=1.0, **ask)
     host.says = ""
     with pytest.raises(DeployError, match="an empty answer, 3 times in a row"):

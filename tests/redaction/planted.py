@@ -1,4 +1,4 @@
-"""Components that take anything, so that a secret can be planted anywhere below them."""
+"""Components that accept any argument, so that a secret can be planted anywhere below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets in nested data: found wherever they stand, named by their key, and masked."""
+"""Secrets in nested data: found at any position, reported by key, and masked."""
 
 from __future__ import annotations
 

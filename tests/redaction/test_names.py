@@ -1,4 +1,4 @@
-"""Keys that are secret by their name, and keys that only look so."""
+"""Keys that are secret by their name, and similar keys that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells whose code speaks in the driver's place: what they print is only output, and no call is lost."""
+"""Cells whose code impersonates the driver: their prints are only output, and no call is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts of a program to get out of the sandbox, each as root and as an ordinary user.
+"""Sandbox escape attempts of a program, each as root and as an ordinary user.
 
 Each attempt says what it got: what it read, or what it was allowed to do. It must have got nothing. The test looks
 from outside, too: at files that it could have written, sockets that it could have reached, processes that it could
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 MARK = f"espalier-escape-{os.getpid()}"
 SECRET = f"secret-{secrets.token_hex(8)}"
-"""Stands in a file, in the environment and in the command line of a process of the host."""
+"""Secret in a file, in the environment and in the command line of a process of the host."""
 
 pytestmark = [
     pytest.mark.security,
@@ -280,7 +280,7 @@ print(json.dumps(results))
 
 @dataclass
 class Outcome:
-    """What all attempts of one user came to."""
+    """Outcome of all attempts of one user."""
 
     attempts: dict[str, dict[str, Any]]
     connections: int
@@ -293,7 +293,7 @@ class Outcome:
 
 @functools.cache
 def outcome(uid: int) -> Outcome:
-    """Run all attempts in one sandbox, beside listeners, files and a process that they could reach."""
+    """Run all attempts in one sandbox, with listeners, files and a process on the host as targets."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="escape-"))
         stack.callback(shutil.rmtree, folder)
@@ -392,7 +392,7 @@ def running(mark: str) -> list[int]:
 slow_uids = pytest.mark.parametrize(
     "uid", [pytest.param(0, id="root"), pytest.param(USER, id="user", marks=pytest.mark.slow)]
 )
-"""For attempts that need a run each."""
+"""Attempts that need a run each."""
 
 SURVIVORS = {
     "daemon": "if os.fork() == 0:\n os.setsid()\n if os.fork() == 0: sleep()\n os._exit(0)",
@@ -509,7 +509,7 @@ CALLS = {
 @slow_uids
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_of_a_program_are_bounded(name: str, uid: int):
-    """Whoever answers sees at most `calls` lines of at most 100,000 bytes, and the descriptors of ours stay as many."""
+    """The host sees at most `calls` lines of at most 100,000 bytes, and leaks no file descriptors."""
     code = f"import os, time; link = int(os.environ['CALLS'])\n{CALLS[name]}"
 
     def run() -> tuple[Result, list[bytes], int]:
@@ -530,7 +530,7 @@ def test_calls_of_a_program_are_bounded(name: str, uid: int):
 
 @uids
 def test_sources_that_are_installed_system_wide_are_not_there(uid: int, monkeypatch: pytest.MonkeyPatch):
-    """Packages for the sandbox's own Python, and a checkout below a folder of the system that programs can read."""
+    """Packages for the sandbox's own Python, and a checkout in a system folder that programs can read."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to install something system-wide")
     packages = next(Path(at) for at in ("/usr/local/lib", "/usr/lib") if list(Path(at).glob("python3*/*-packages")))

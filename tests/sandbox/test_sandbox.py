@@ -1,4 +1,4 @@
-"""Attacks on the sandbox, in earnest: each test shows that the attack fails and that the host is as it was."""
+"""Attacks on the sandbox: each test verifies that the attack fails and that the host is unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from components.sandbox import HOME, Limits, Sandbox, bubblewrap, cgroups, secco
 
 ROOT = Path(__file__).parents[2]
 WIDE = Limits(seconds=60)
-"""For attacks that must not merely run out of time on a busy machine."""
+"""Limits of attacks that must not fail merely because a busy machine is slow."""
 
 
 pytestmark = [
@@ -33,14 +33,14 @@ pytestmark = [
 
 
 def json_output(code: str, limits: Limits = WIDE, **more):
-    """What code prints as JSON in the sandbox, which must end well."""
+    """Return the JSON printed by code in the sandbox, which must exit successfully."""
     result = Sandbox(limits).python(f"import os, json, socket, subprocess, sys, time\n{code}", **more)
     assert result.ok, result
     return json.loads(result.stdout)
 
 
 def refused(*actions: str) -> None:
-    """Every action raises an OSError in the sandbox."""
+    """Assert that every action raises an OSError in the sandbox."""
     lines = ["done = []"]
     for action in actions:
         lines += ["try:", f"    {action}", f"    done.append({action!r})", "except OSError: pass"]
@@ -48,7 +48,7 @@ def refused(*actions: str) -> None:
 
 
 def running(mark: str) -> list[int]:
-    """The host's processes with these words in their command line, other than this one."""
+    """Return the host's other processes with these words in their command line."""
     pids = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):

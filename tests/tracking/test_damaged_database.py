@@ -1,4 +1,4 @@
-"""MLflow's database after a disk has failed: one sentence that says what to do."""
+"""Damaged MLflow database: one sentence that says what to do."""
 
 from __future__ import annotations
 

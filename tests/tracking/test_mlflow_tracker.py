@@ -1,4 +1,4 @@
-"""The tracker against a real MLflow store: what it writes can be read back through MLflow's own client."""
+"""Tracker against a real MLflow store: its records can be read back through MLflow's own client."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_small_files_are_copied_and_large_ones_are_referred_to(tracker, tmp_path
 
 
 def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker, tmp_path, monkeypatch):
-    """As MLflow 3.17 refuses it; tests/faults has eight runs that meet it for real."""
+    """Reproduces MLflow 3.17's rejection; tests/faults has eight runs that trigger it."""
     from mlflow.exceptions import MlflowException
 
     from components.tracking import lineage

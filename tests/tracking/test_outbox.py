@@ -1,4 +1,4 @@
-"""What cannot be said to MLflow now is said later, in order, once."""
+"""Queue of writes to MLflow: delayed writes are sent later, in order, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from components.tracking.outbox import Outbox
 
 
 class Server:
-    """Takes words while it is up."""
+    """Fake server that records words while it is up."""
 
     def __init__(self):
         self.up = True
