@@ -162,8 +162,8 @@ class Client:
         self._patience = patience
         self._key_hint = key_hint
         self._error = error
-        self._away_since: float | None = None
-        self._told = False
+        self._failing_since: float | None = None
+        self._warned = False
         self._proxy = _proxy(url)
         self._session: aiohttp.ClientSession | None = None
         self._turns = asyncio.Semaphore(at_once) if at_once else None
@@ -228,10 +228,10 @@ class Client:
             return self._try(method, path, content, read, refused, kind)
 
         try:
-            answer = await patiently(once, self._patience, self._is_away)
+            answer = await patiently(once, self._patience, self._on_failure)
         except Failed as error:
             raise self._error(self.printable(error)) from None
-        self._is_back()
+        self._on_success()
         return answer
 
     async def _try(
@@ -244,7 +244,7 @@ class Client:
         kind: str,
     ) -> Answer:
         if self._session is None:
-            self._session = self._connected()
+            self._session = self._open_session()
         async with self._turns or contextlib.nullcontext():
             try:
                 async with (
@@ -266,10 +266,10 @@ class Client:
                 raise Failed(f"the connection broke: {str(error) or type(error).__name__}") from None
         if reply.status != 200:
             text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
-            raise refused(reply, text) or self._refused(reply, text, path)
+            raise refused(reply, text) or self._error_for_status(reply, text, path)
         return read(reply)
 
-    def _connected(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         verified: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
             import httpx
@@ -289,7 +289,7 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT, self._patience.timeout)),
         )
 
-    def _refused(self, reply: Reply, text: str, path: str) -> Exception:
+    def _error_for_status(self, reply: Reply, text: str, path: str) -> Exception:
         """Return the exception for a status other than 200."""
         if reply.status in (401, 403):
             return ResourceError(f"{self.url} refuses the key ({text}); {self._key_hint}")
@@ -299,20 +299,20 @@ class Client:
             return Failed(text, pause=asked_to_wait(reply.headers))
         return self._error(text)
 
-    def _is_away(self, error: Failed) -> None:
-        if self._away_since is None:
-            self._away_since = time.monotonic()
+    def _on_failure(self, error: Failed) -> None:
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
         message = self.printable(error)
-        if self._told or time.monotonic() < self._away_since + QUIET:
+        if self._warned or time.monotonic() < self._failing_since + QUIET:
             logger.info("%s: %s", self.url, message)
             return
-        self._told = True
+        self._warned = True
         logger.warning("%s: %s; retrying for up to %g s", self.url, message, self._patience.retry_for)
 
-    def _is_back(self) -> None:
-        if self._away_since is not None and self._told:
-            logger.warning("%s answers again, after %.1f s", self.url, time.monotonic() - self._away_since)
-        self._away_since, self._told = None, False
+    def _on_success(self) -> None:
+        if self._failing_since is not None and self._warned:
+            logger.warning("%s answers again, after %.1f s", self.url, time.monotonic() - self._failing_since)
+        self._failing_since, self._warned = None, False
 
 
 def packed(body: Any) -> bytes:

@@ -140,7 +140,7 @@ class RemoteFiles:
         try:
             self._fs.pipe_file(path, data, mode="create")
         except OSError as error:
-            if isinstance(error, FileExistsError) or _refused(error):
+            if isinstance(error, FileExistsError) or _precondition_failed(error):
                 return False
             raise
         return True
@@ -154,7 +154,7 @@ class RemoteFiles:
             else:
                 return False
         except OSError as error:
-            if isinstance(error, FileNotFoundError) or _refused(error):
+            if isinstance(error, FileNotFoundError) or _precondition_failed(error):
                 return False
             raise
         return True
@@ -169,7 +169,7 @@ class RemoteFiles:
             return self._try(verb, name, operation)
         except FileNotFoundError as error:
             raise ResourceError(
-                f"store: cannot write to {self.uri}: {_words(error)}. "
+                f"store: cannot write to {self.uri}: {_summary(error)}. "
                 "Create the bucket or folder, or correct the address: store=URI"
             ) from error
 
@@ -191,7 +191,7 @@ class RemoteFiles:
                 if pause < 1:
                     logger.warning(
                         "store: cannot %s %s/%s: %s; retrying for %.0f s",
-                        *(verb, self.uri, name, _words(error), self.patience),
+                        *(verb, self.uri, name, _summary(error), self.patience),
                     )
             time.sleep(pause)
             pause = min(2 * pause, 15.0)
@@ -218,7 +218,7 @@ def _open(protocol: str, uri: str) -> Any:
     return filesystem
 
 
-def _refused(error: OSError) -> bool:
+def _precondition_failed(error: OSError) -> bool:
     """Return True if S3 reports that the precondition of a write does not hold."""
     response = getattr(error.__cause__, "response", None) or {}
     return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
@@ -233,25 +233,25 @@ def _permanent(error: Exception) -> bool:
 
 def _advice(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in LOCAL_ERRNOS:
-        return f"{_words(error)}. Free space on this machine's disk, or choose another folder: root=DIR"
+        return f"{_summary(error)}. Free space on this machine's disk, or choose another folder: root=DIR"
     if isinstance(error, UnsafePath):
         return (
-            f"{_words(error)}. Links in a shared folder are not followed, since other users may have made them: find "
+            f"{_summary(error)}. Links in a shared folder are not followed, since other users may have made them: find "
             "out who did, and delete the link"
         )
     if isinstance(error, PermissionError):
         return (
-            f"{_words(error)}. Grant permission to read, write, list and delete there; the credentials come from the "
+            f"{_summary(error)}. Grant permission to read, write, list and delete there; the credentials come from the "
             "environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE)"
         )
     if "Credentials" in type(error).__name__:
-        return f"{_words(error)}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        return f"{_summary(error)}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     return (
-        f"{_words(error)}. Check the address (for S3 also AWS_ENDPOINT_URL, AWS_DEFAULT_REGION) and the server; "
+        f"{_summary(error)}. Check the address (for S3 also AWS_ENDPOINT_URL, AWS_DEFAULT_REGION) and the server; "
         "store=null stores everything below root"
     )
 
 
-def _words(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     text = " ".join(mask_text(str(error)).split()) or "no reason given"
     return f"{type(error).__name__}: {text}".rstrip(".")

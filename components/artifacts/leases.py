@@ -46,20 +46,22 @@ def lease(
     empty for none. `on_wait` is called once with a message that names the holder; WaitTimeout names it after `timeout`
     seconds. Raises ResourceError if the store cannot be used.
     """
-    acquired = _Lease(files, name, owner)
-    acquired.acquire(Wait(resource, timeout, on_wait), times)
+    lock = _Lease(files, name, owner)
+    lock.acquire(Wait(resource, timeout, on_wait), times)
     done = threading.Event()
-    beats = threading.Thread(target=acquired.keep, args=(done, times.beat), name=f"lease {name}", daemon=True)
-    beats.start()
+    renewals = threading.Thread(target=lock.renew, args=(done, times.beat), name=f"lease {name}", daemon=True)
+    renewals.start()
     try:
         yield
     finally:
         done.set()
-        beats.join(10)
-        acquired.release()
+        renewals.join(10)
+        lock.release()
 
 
 class _Lease:
+    """Lock object in the remote store, with this machine's token."""
+
     def __init__(self, files: RemoteFiles, name: str, owner: str):
         self._files = files
         self._files_without_retry = files.without_retry()
@@ -69,6 +71,7 @@ class _Lease:
         self._start = time.monotonic()
 
     def acquire(self, waiting: Wait, times: Times) -> None:
+        """Wait for the lock and take it. Raise WaitTimeout after the timeout of `waiting`."""
         clock = f"{self._name}.{self._token}"
         clock_written = False
         try:
@@ -94,7 +97,7 @@ class _Lease:
                     self._files_without_retry.delete(clock)
         self._start = time.monotonic()
 
-    def keep(self, done: threading.Event, beat: float) -> None:
+    def renew(self, done: threading.Event, beat: float) -> None:
         """Renew the lock periodically, until `done` is set or another machine holds it."""
         while not done.wait(beat):
             try:

@@ -1,4 +1,4 @@
-"""Starts a module several times, as the processes of one training:
+"""Launcher of a module as the processes of one training:
 
     python -m components.compute.launch --processes N [--port PORT] [--log FILE] -- MODULE [ARGUMENTS]
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rendezvous = rendezvous_options(os.environ, options.port)
     except ResourceError as error:
-        _say(error)
+        _report(error)
         return 2
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.processes)))
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cause = f"by {failure.signal_name()}" if failure.exitcode < 0 else f"with exit code {failure.exitcode}"
         memory = "; the machine may have run out of memory" if failure.signal_name() == "SIGKILL" else ""
         log_hint = f"; its last output is in {options.log}" if options.log else ""
-        _say(EspalierError(f"training process {rank} ended {cause}{memory}{log_hint}"))
+        _report(EspalierError(f"training process {rank} ended {cause}{memory}{log_hint}"))
         return 1
     except SignalException:
         return STOPPED
@@ -78,7 +78,7 @@ def rendezvous_options(environment: Mapping[str, str], port: int) -> list[str]:
     return [f"--nnodes={number}", f"--node-rank={rank}", f"--master-addr={nodes[0]}", f"--master-port={port}"]
 
 
-def _say(error: EspalierError) -> None:
+def _report(error: EspalierError) -> None:
     with contextlib.suppress(BrokenPipeError):  # the reader was killed
         sys.stdout.write(json.dumps({"error": error_to_json(error)}) + "\n")
         sys.stdout.flush()

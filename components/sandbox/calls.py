@@ -28,7 +28,7 @@ class Calls:
     def __init__(self, answer: Answer, limit: int):
         self._answer = answer
         self._remaining = limit
-        self._ours, self.inside = socket.socketpair()
+        self._host_end, self.inside = socket.socketpair()
         """Host's end and program's end."""
         self._waited = 0.0
         self._since: float | None = None
@@ -51,16 +51,16 @@ class Calls:
         """Stop serving after the program has ended. Waits for an answer in progress, so that it is not interrupted."""
         self.inside.close()
         with suppress(OSError):
-            self._ours.shutdown(socket.SHUT_RDWR)
+            self._host_end.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
             self._thread.join()
-        self._ours.close()
+        self._host_end.close()
 
     def environment(self) -> dict[str, str]:
         return {FILE: str(self.inside.fileno())}
 
     def _serve(self) -> None:
-        with suppress(OSError), self._ours.makefile("rb") as lines:  # OSError: the program has ended
+        with suppress(OSError), self._host_end.makefile("rb") as lines:  # OSError: the program has ended
             while line := lines.readline(LONGEST + 1):
                 self._remaining -= 1
                 if self._remaining < 0 or len(line) > LONGEST:
@@ -71,4 +71,4 @@ class Calls:
                     answer = self._answer(line.rstrip(b"\n"))
                 finally:
                     self._waited, self._since = self.waited, None
-                self._ours.sendall(answer + b"\n")
+                self._host_end.sendall(answer + b"\n")

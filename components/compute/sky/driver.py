@@ -160,7 +160,7 @@ class Driver:
             result = self._sdk.stream_and_get(request_id, output_stream=_Log())
         except Exception as error:
             self._launching = None  # not after an interruption, which leaves it to be cancelled
-            if self._up and not self._place.managed and self._gone(error):
+            if self._up and not self._place.managed and self._is_lost(error):
                 raise Lost(_line(error)) from error
             if expired.is_set():
                 raise WaitTimeout(
@@ -184,7 +184,7 @@ class Driver:
                 self._tail(log)
                 deadline = None
             except Exception as error:
-                if not self._away(error):
+                if not self._is_unreachable(error):
                     raise
                 deadline = deadline or time.monotonic() + self._patience
                 logger.warning("%s is unreachable: %s", self._name, _line(error))
@@ -194,12 +194,12 @@ class Driver:
                     raise self._failed(log.last["error"])
                 return log.last
             try:
-                if self._over(stage, log):
+                if self._has_ended(stage, log):
                     raise self._no_result(stage, log)
             except (Lost, EspalierError):
                 raise
             except Exception as error:
-                if not self._away(error):
+                if not self._is_unreachable(error):
                     raise
                 deadline = deadline or time.monotonic() + self._patience
             if deadline is not None and time.monotonic() > deadline:
@@ -208,11 +208,11 @@ class Driver:
                 )
             time.sleep(min(5.0, self._patience / 10))
 
-    def _away(self, error: Exception) -> bool:
+    def _is_unreachable(self, error: Exception) -> bool:
         """Return True if only the server could not be reached. Raise Lost if the cluster is gone."""
         if type(error).__name__ in SERVER:
             return True
-        if not self._place.managed and self._gone(error):
+        if not self._place.managed and self._is_lost(error):
             raise Lost(_line(error)) from error
         return False
 
@@ -223,7 +223,7 @@ class Driver:
             self._sdk.tail_logs(self._name, self._job, follow=True, output_stream=log)
         log.finish()
 
-    def _over(self, stage: str, log: _Report) -> bool:
+    def _has_ended(self, stage: str, log: _Report) -> bool:
         """Return True if the job has ended. Raise Lost if its machines are gone."""
         status = self._status()
         logger.info("%s: job %s of %s is %s", stage, self._job, self._name, status)
@@ -245,7 +245,7 @@ class Driver:
             states = list(result.values())
         return None if not states or states[0] is None else str(getattr(states[0], "value", states[0]))
 
-    def _gone(self, error: Exception) -> bool:
+    def _is_lost(self, error: Exception) -> bool:
         """Return True if an error was caused by the loss of the cluster. Without the node, job requests fail in many
         ways."""
         return type(error).__name__ in LOST or not self._alive()
