@@ -258,16 +258,13 @@ def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: s
                 yield name, field.get_default(call_default_factory=True, validated_data={})
             continue
         try:
-            yield (
-                name,
-                getattr(_single_field_model(cls, name).model_validate({name: data[name]}, context=context), name),
-            )
+            yield name, getattr(_field_model(cls, name).model_validate({name: data[name]}, context=context), name)
         except ValidationError:
             continue
 
 
 @functools.cache
-def _single_field_model(cls: type[Spec], name: str) -> type[BaseModel]:
+def _field_model(cls: type[Spec], name: str) -> type[BaseModel]:
     """Return a model with one field. It uses no docstrings: pydantic would search all modules for them."""
     field = cls.model_fields[name]
     definition: Any = {name: (field.annotation, field)}
