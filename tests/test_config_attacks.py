@@ -56,7 +56,7 @@ def test_a_target_reaches_nothing_outside_of_the_allowed_packages(package, path,
         validate(Target, {"_target_": path}, allow=allow)
 
 
-def test_what_the_package_defines_is_reached(package):
+def test_definition_of_an_allowed_package_is_accepted(package):
     assert validate(Target, {"_target_": "mine.f"}, allow=[package]).build()("episode") == 1.0
 
 
@@ -101,7 +101,7 @@ def test_an_experiment_makes_hydra_call_nothing_of_others(tmp_path, yaml, path):
     assert path in [problem.path for problem in caught.value.problems]
 
 
-def test_what_hydra_itself_offers_is_accepted():
+def test_hydra_targets_are_accepted():
     compose(["+experiment=smoke", "hydra/job_logging=default", "hydra/hydra_logging=default"])
     callback = "+hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback"
     compose(["+experiment=smoke", callback])

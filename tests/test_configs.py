@@ -255,7 +255,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("line", "answer"), REFUSED.items(), ids=REFUSED)
-def test_what_makes_no_sense_is_refused_with_the_reason(line, answer):
+def test_incompatible_options_are_rejected_with_the_reason(line, answer):
     path, words = answer
     assert words in mistakes(line)[path]
 
@@ -283,7 +283,7 @@ def test_several_reasons_are_given_together():
     assert set(problems) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.temperature"}
 
 
-def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
+def test_limits_of_grpo_do_not_apply_to_other_algorithms():
     assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
     assert compose(["rounds=0", "collect.group_size=1"])
     assert compose(["algorithm=reinforce_pp", "collect.group_size=1", "filter=everything"])
@@ -325,12 +325,12 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("lines", WEIGHTS, ids=" ".join)
-def test_what_learns_must_fit_the_rest(lines):
+def test_incompatible_trained_weights_are_rejected(lines):
     path, message = WEIGHTS[lines]
     assert message in mistakes(*lines)[path]
 
 
-def test_what_learns_fits_the_rest():
+def test_compatible_trained_weights_are_accepted():
     compose(["model.lora=null", "algorithm=ppo", "algorithm.value=head"])
     compose(["model.quantization=nf4", "algorithm=ppo", "algorithm.value=model"])
 
@@ -407,7 +407,7 @@ def test_environments_of_a_user_are_held_to_the_protocol(compose_own):
     assert "scenarios, tools, step, close" in compose_own("Half", "warmup=none")["environment._target_"]
 
 
-def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(compose_own):
+def test_agent_with_an_unknown_parameter_is_rejected(compose_own):
     problems = compose_own("World", "warmup=none", "agent.function=my_world.asks")
     assert set(problems) == {"agent.function"}
     assert "my_world.asks asks for nope; expected some of scenario, client" in problems["agent.function"]
@@ -416,7 +416,7 @@ def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(compose_own):
     )
 
 
-def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wrapped(tmp_path):
+def test_missing_value_is_reported_once_and_environment_errors_are_not_wrapped(tmp_path):
     assert mistakes("environment=mcp", "environment.command=[server]") == {
         "environment.scenarios": "needs a value: environment.scenarios=VALUE"
     }
@@ -428,13 +428,13 @@ def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wra
     assert not any("problem in the configuration" in message for message in problems.values())
 
 
-def test_a_class_in_place_of_an_option_is_told_where_it_goes():
+def test_class_in_place_of_an_option_is_rejected_with_advice():
     message = mistakes("environment={_target_: my_world.World}")["environment"]
     assert "write DIR/environment/NAME.yaml and add --config-dir DIR environment=NAME" in message
     assert "NAME.yaml" not in mistakes("environment=shopp")["environment"]
 
 
-def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
+def test_experiment_without_its_package_line_is_rejected(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("rounds: 1\n")
     with pytest.raises(SpecError) as caught:
@@ -554,7 +554,7 @@ def test_mathematics_without_answers_is_refused_before_the_run():
     assert compose(["+experiment=smoke", "reward=math", "environment=calculator"])
 
 
-def test_what_an_outcome_holds_is_not_known_before_an_episode():
+def test_fields_of_an_outcome_are_not_checked_before_an_episode():
     assert compose(["reward=exact", "reward.expected=outcome.right"])
     assert compose(["reward=exact", "reward.expected=order"])
 
@@ -588,7 +588,7 @@ def test_a_number_of_scenarios_has_bounds(name, value):
             assert "expected at least " in answer or "expected at most " in answer or "expected 1 to 1000000" in answer
 
 
-def test_the_letters_of_a_word_are_no_packages():
+def test_allow_as_text_is_rejected():
     problems = mistakes("reward._target_=hilo.reward", "allow=hilo")
     assert problems["allow"] == "'hilo': expected a list: allow=[hilo]"
     assert "(components)" in problems["reward._target_"]

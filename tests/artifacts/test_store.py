@@ -54,7 +54,7 @@ def test_an_exception_leaves_nothing(store):
     assert list((store.root / ".drafts").iterdir()) == []
 
 
-def test_the_digest_covers_content_and_names_but_no_volatile_file_and_no_key(store):
+def test_digest_covers_content_and_names_without_volatile_files_and_key(store):
     keys = iter("0123456789")
 
     def digest(files, volatile=()):
@@ -68,7 +68,7 @@ def test_the_digest_covers_content_and_names_but_no_volatile_file_and_no_key(sto
 
 
 @pytest.mark.parametrize("damage", ["change", "remove", "manifest", "volatile"])
-def test_a_damaged_artifact_is_set_aside_by_name_and_made_again(store, caplog, damage):
+def test_damaged_artifact_is_renamed_and_recomputed(store, caplog, damage):
     artifact = make(store, files={"data.txt": "hello", "log": "x"}, volatile=["log"])
     victim = artifact.path / {"manifest": MANIFEST, "volatile": "log"}.get(damage, "data.txt")
     if damage == "remove":
@@ -85,7 +85,7 @@ def test_a_damaged_artifact_is_set_aside_by_name_and_made_again(store, caplog, d
     assert (store.root / f"{KEY}.damaged-2").is_dir()
 
 
-def test_a_manifest_under_the_wrong_key_is_not_believed(store):
+def test_manifest_under_the_wrong_key_is_ignored(store):
     make(store).path.rename(store.root / ("c" * 64))
     assert Store(store.root).find("c" * 64) is None
 
@@ -97,7 +97,7 @@ def test_reading_a_damaged_artifact_names_the_file(store):
         read_artifact(artifact.path)
 
 
-def test_scratch_survives_a_failure_and_goes_with_the_commit(store):
+def test_scratch_survives_a_failure_and_is_removed_by_commit(store):
     (store.scratch(KEY) / "episode").write_text("done")
     with pytest.raises(RuntimeError), store.draft(KEY, stage="s", kind="k", schema_version=1, inputs={}):
         raise RuntimeError
@@ -112,7 +112,7 @@ def test_a_second_commit_keeps_the_first(store):
     assert (first.path / "data.txt").read_text() == "first"
 
 
-def test_a_lock_says_whom_it_waits_for(store):
+def test_lock_reports_its_holder(store):
     messages = []
     with store.lock(KEY, 1):
 
@@ -140,7 +140,7 @@ def test_links_are_refused(store):
         (draft.path / "link").symlink_to("/etc/hostname")
 
 
-def test_a_uri_is_no_folder_to_work_in():
+def test_uri_as_root_is_rejected():
     with pytest.raises(SpecError, match=r"local folder.*store=URI"):
         Store("s3://bucket/runs")
 
@@ -150,7 +150,7 @@ def rewrite(artifact, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(store):
+def test_artifact_of_a_newer_version_is_rejected_and_kept(store):
     rewrite(make(store), manifest_version=2, files="laid out in another way")
     for _ in range(2):
         with pytest.raises(
@@ -185,7 +185,7 @@ def test_lineage_goes_both_ways(store):
     assert len(list(store.manifests())) == 4
 
 
-def test_a_list_of_artifacts_has_no_damaged_ones_and_names_what_it_cannot_read(store, caplog):
+def test_manifests_skip_damaged_artifacts_with_a_warning(store, caplog):
     good, damaged, unreadable = (make(store, letter * 64) for letter in "123")
     (damaged.path / "data.txt").write_text("jello")
     assert Store(store.root).find(damaged.key) is None
@@ -285,6 +285,6 @@ def test_every_part_of_a_key_counts():
 
 
 @pytest.mark.parametrize("value", [{1: "x"}, object(), {"x": {2}}, {"x": [{3: 4}]}])
-def test_what_is_no_json_is_refused(value):
+def test_values_outside_json_are_rejected(value):
     with pytest.raises(TypeError):
         stage_key("s", 1, {"value": value}, {}, 0)

@@ -19,7 +19,7 @@ from components.specs import validate
 NODES = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
 
 
-def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
+def test_rendezvous_is_this_machine_or_the_first_node():
     assert rendezvous_options({}, 29500) == ["--standalone"]
     single_node = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
     assert rendezvous_options(single_node, 29500) == ["--standalone"]
@@ -32,7 +32,7 @@ def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
 
 
 @pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
-def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wrong):
+def test_invalid_list_of_nodes_is_rejected(monkeypatch, capsys, wrong):
     environment = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
     with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
         rendezvous_options(environment, 29500)
@@ -42,7 +42,7 @@ def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wro
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "ResourceError"
 
 
-def test_a_place_says_what_is_started():
+def test_command_of_a_place():
     place = AcceleratePlace(processes=4, strategy="fsdp", timeout=60)
     start = torchrun.command(place, ["flows.stage", "--store", "s3://x"], Path("log"))
     assert start[0] == sys.executable
@@ -53,7 +53,7 @@ def test_a_place_says_what_is_started():
 
 
 @pytest.mark.parametrize(("key", "value"), [("processes", 0), ("strategy", "zero9"), ("timeout", 0)])
-def test_a_place_that_cannot_be_is_refused(key, value):
+def test_invalid_place_is_rejected(key, value):
     with pytest.raises(SpecError, match=rf"places\.many\.\S*{key}"):
         validate(ComputeSpec, {"places": {"many": {"name": "accelerate", key: value}}})
 

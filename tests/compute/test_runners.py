@@ -52,7 +52,7 @@ def test_a_process_gets_the_request_and_reports(tmp_path):
     assert "a note" in (tmp_path / "log.txt").read_text()
 
 
-def test_an_error_comes_back_as_itself(tmp_path):
+def test_error_keeps_its_type_across_processes(tmp_path):
     error = json.dumps(error_to_json(TooManyFailures("3 of 8 failed")))
     with pytest.raises(TooManyFailures, match="3 of 8 failed"):
         runner(tmp_path, f"say(error=json.loads({error!r}))").run({}, print)
@@ -66,7 +66,7 @@ def test_errors_survive_json(error):
     assert (type(again), str(again)) == (type(error), str(error))
 
 
-def test_an_unknown_error_keeps_its_name_and_words():
+def test_unknown_error_keeps_its_name_and_message():
     again = error_from_json({"type": "ZeroDivisionError", "message": "by zero"})
     assert (type(again), str(again)) == (EspalierError, "ZeroDivisionError: by zero")
 
@@ -95,7 +95,7 @@ def test_an_interrupt_ends_the_process(tmp_path):
     assert not psutil.pid_exists(pids[0])
 
 
-def test_stopped_from_another_thread_it_lets_the_process_put_things_away(tmp_path):
+def test_stop_from_another_thread_lets_the_process_clean_up(tmp_path):
     code = """
         import pathlib, signal
         from components.compute.lifeline import watch_parent
@@ -120,7 +120,7 @@ def test_stopped_from_another_thread_it_lets_the_process_put_things_away(tmp_pat
         running.run({}, print)  # nothing begins any more
 
 
-def test_a_kept_process_takes_one_request_after_the_other(tmp_path):
+def test_reused_process_takes_several_requests(tmp_path):
     script = tmp_path / "stage.py"
     script.write_text(
         textwrap.dedent(

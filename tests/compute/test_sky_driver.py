@@ -163,7 +163,7 @@ def test_the_stages_own_error_is_raised(tmp_path):
         drive(Sky(([json.dumps(error)], "FAILED")), tmp_path).run(ASKED, print)
 
 
-def test_a_job_that_ends_without_a_result_shows_its_last_words(tmp_path):
+def test_job_without_a_result_shows_its_last_output(tmp_path):
     with pytest.raises(EspalierError, match=r"as FAILED without a result(.|\n)*python: not found"):
         drive(Sky((["python: not found"], "FAILED")), tmp_path).run(ASKED, print)
 
@@ -180,7 +180,7 @@ def test_a_full_disk_on_the_node(tmp_path, line):
         drive(Sky(([line], "FAILED")), tmp_path).run(ASKED, print)
 
 
-def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
+def test_preempted_machine_is_launched_again(tmp_path):
     """The log breaks off; the job is FAILED or unknown, and the cluster no longer exists."""
     sdk = Sky(([progress(1)], "FAILED"), ([ClusterDoesNotExist("gone")], None), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
@@ -190,7 +190,7 @@ def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
     assert sum("lost its machines" in event.get("waiting", "") for event in events) == 2
 
 
-def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
+def test_failed_request_after_loss_of_the_node(tmp_path):
     """On Slurm the ssh command into the allocation fails."""
     sdk = Sky(([progress(1)], CommandError("Slurm job 5 has expired")), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
@@ -200,13 +200,13 @@ def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
         drive(sdk, tmp_path).run(ASKED, print)
 
 
-def test_it_is_not_launched_for_ever(tmp_path):
+def test_number_of_launches_is_limited(tmp_path):
     sdk = Sky(*[([], None)] * 4)
     with pytest.raises(ResourceError, match=r"lost its machines 4 times.*the same command resumes"):
         drive(sdk, tmp_path).run(ASKED, print)
 
 
-def test_a_log_that_breaks_off_is_taken_up_again_and_nothing_is_said_twice(tmp_path):
+def test_interrupted_log_is_resumed_without_repeated_events(tmp_path):
     broken = ApiServerConnectionError("refused")
     sdk = Sky(([progress(1), broken], "RUNNING"), ([progress(1), progress(2), json.dumps(DONE)], "SUCCEEDED"))
     events = []
@@ -214,7 +214,7 @@ def test_a_log_that_breaks_off_is_taken_up_again_and_nothing_is_said_twice(tmp_p
     assert [event["progress"][0] for event in events if "progress" in event] == [1, 2]
 
 
-def test_a_cluster_out_of_reach_ends_the_wait(tmp_path):
+def test_unreachable_cluster_ends_the_wait(tmp_path):
     sdk = Sky(*[([ApiServerConnectionError("refused")], "RUNNING")] * 1000)
     with pytest.raises(ResourceError, match=r"unreachable for 0.2 s while train ran there; finished work"):
         drive(sdk, tmp_path).run(ASKED, print)
@@ -237,13 +237,13 @@ def test_a_cluster_out_of_reach_ends_the_wait(tmp_path):
         (KeyError("inner"), r"SkyPilot, ours: KeyError"),
     ],
 )
-def test_what_skypilot_raises_says_what_to_do(tmp_path, error, words):
+def test_errors_of_skypilot_are_converted_with_advice(tmp_path, error, words):
     place = {"infra": "aws", "accelerators": "H100:1"}
     with pytest.raises(EspalierError, match=words):
         drive(Sky(launch=error), tmp_path, place).run(ASKED, print)
 
 
-def test_a_machine_that_never_comes(tmp_path):
+def test_launch_times_out(tmp_path):
     sdk = Sky(launch="never")
     with pytest.raises(
         WaitTimeout, match=r"a machine on any cloud that is enabled was not available within 0.2 s .*launch_timeout"
@@ -307,7 +307,7 @@ time.sleep(60)
 """
 
 
-def test_a_runner_that_is_stopped_lets_its_driver_take_the_machines_down(tmp_path, monkeypatch):
+def test_stopped_runner_lets_its_driver_take_the_machines_down(tmp_path, monkeypatch):
     """Other runners kill processes that have not ended after `GRACE` seconds."""
     monkeypatch.setattr("components.compute.runners.GRACE", 0.2)
     monkeypatch.setattr(

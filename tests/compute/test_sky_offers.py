@@ -76,6 +76,6 @@ def test_no_offer_is_no_error(monkeypatch, program, problem):
     assert offer.problem.startswith(problem)
 
 
-def test_nothing_is_asked_where_there_is_nothing_to_ask(monkeypatch):
+def test_no_places_start_no_process(monkeypatch):
     monkeypatch.setattr(module, "COMMAND", ("/nowhere",))
     assert offers({}) == {}

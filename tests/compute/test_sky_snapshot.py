@@ -25,7 +25,7 @@ def code(tmp_path):
     return folder
 
 
-def test_what_git_would_take_travels_with_the_changes(code, tmp_path):
+def test_snapshot_contains_tracked_files_and_changes(code, tmp_path):
     clean = snapshot.take_snapshot(code, [], tmp_path / "out")
     assert {path.name for path in clean.path.rglob("*") if path.is_file()} == {".gitignore", "a.py", "snapshot.json"}
     assert clean.changed == ()
@@ -47,7 +47,7 @@ def test_equal_code_is_copied_once(code, tmp_path):
     assert first.path.stat().st_mtime_ns == stamp
 
 
-def test_a_users_package_travels_too(code, tmp_path, monkeypatch):
+def test_snapshot_contains_user_packages(code, tmp_path, monkeypatch):
     (tmp_path / "mine" / "my_worlds").mkdir(parents=True)
     (tmp_path / "mine" / "my_worlds" / "__init__.py").write_text("C = 3\n")
     (tmp_path / "mine" / "my_module.py").write_text("D = 4\n")
@@ -57,7 +57,7 @@ def test_a_users_package_travels_too(code, tmp_path, monkeypatch):
     assert (uploaded.path / "my_module.py").is_file()
 
 
-def test_data_in_the_code_is_refused(code, tmp_path, monkeypatch):
+def test_large_data_in_the_code_is_rejected(code, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "LIMIT", 100)
     (code / "data.bin").write_bytes(b"x" * 200)
     with pytest.raises(ResourceError, match=r"largest file is data\.bin: list files that are not code in \.gitignore"):

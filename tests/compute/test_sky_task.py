@@ -98,7 +98,7 @@ def test_skypilot_finds_the_golden_files_valid_and_is_found_from_the_root(tmp_pa
     assert "L4" in tasks[0]
 
 
-def test_sky_holds_no_python():
+def test_sky_folder_contains_no_python():
     """A package there would hide SkyPilot from code that runs in the root."""
     assert RUNS
     assert not list((ROOT / "sky").rglob("*.py"))

@@ -63,7 +63,7 @@ def arguments(held_out) -> dict[str, Any]:
     }
 
 
-def test_it_says_which_policy_it_is_and_whether_it_was_chosen_by_what_is_reported(arguments):
+def test_card_names_the_policy_and_its_selection(arguments):
     assert "The policy as it stood after round 4.\n" in model_card(**arguments)
     assert "chosen" not in model_card(**arguments)
     best = arguments | {"step": 0, "experiment": {**EXPERIMENT, "deploy": {"policy": "best"}}}
@@ -96,7 +96,7 @@ def test_results_stand_in_a_table_with_intervals(arguments):
     assert "on the same 4 scenarios; 2 got better, 0 worse" in card
 
 
-def test_what_has_no_value_shows_a_dash(arguments):
+def test_missing_value_is_a_dash(arguments):
     unscored = summarise([])
     assert "| start | 0 | – | – | – | 0 |" in model_card(**arguments | {"results": {"start": unscored}})
     assert "Nothing was measured." in model_card(**arguments | {"results": {}, "differences": {}})
@@ -111,7 +111,7 @@ def test_it_says_where_the_model_comes_from(arguments):
     assert yaml.safe_load(config) == expected | {"collect": {"scenarios": 8}}
 
 
-def test_where_and_how_fast_it_ran_leaves_no_trace(arguments):
+def test_placement_is_not_in_the_card(arguments):
     elsewhere = EXPERIMENT | {
         "root": "/data/someone/runs",
         "compute": {"default": "process"},

@@ -60,7 +60,7 @@ def test_an_export_answers_as_the_policy_does(base_dir, adapter_dir, tmp_path, a
     assert report["max_logprob_difference"] < 1e-5
 
 
-def test_the_adapter_matters_here(policy, requests, adapter_dir):
+def test_adapter_changes_the_answers(policy, requests, adapter_dir):
     """Without this, equal answers would prove nothing."""
     trained = asyncio.run(policy.chat(requests[0]))
     try:
@@ -88,7 +88,7 @@ def test_a_changed_chat_template_is_caught(base_dir, adapter_dir, tmp_path, answ
         check_serving(tmp_path / "out", requests, answers, serve=SERVE)
 
 
-def test_what_the_server_says_reaches_the_user(base_dir, adapter_dir, tmp_path, answers, requests):
+def test_error_of_the_server_is_reported(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "out", "")
     with pytest.raises(EngineError, match=r"rejected a held-out prompt.*max_length is 32"):
         check_serving(tmp_path / "out", requests, answers, serve=partial(SERVE, max_length=32))

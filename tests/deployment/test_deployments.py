@@ -66,7 +66,7 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
         command("--stop", "shop")
 
 
-def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
+def test_deployments_that_cannot_be_stopped_or_started_are_reported(tmp_path, command):
     assert command() == (0, f"nothing is in use below {tmp_path}\n", "")
     assert command("--stop", "shop") == (
         2, "", f"no model called shop was deployed below {tmp_path}; deployed were: none\n"
@@ -88,7 +88,7 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
 
 
 @pytest.mark.timeout(1800)
-def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
+def test_vllm_is_restarted_with_the_same_command(tmp_path, base_dir, command):
     """Runs a fake of vLLM in an environment of its own."""
     python = environment(tmp_path / "vllm")
     in_use = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
@@ -107,7 +107,7 @@ def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
         command("--stop", "shop")
 
 
-def test_vllm_that_is_not_there_is_said_before_the_run(tmp_path):
+def test_missing_vllm_is_reported_before_the_run(tmp_path):
     target = LocalTarget(engine="vllm", python=str(tmp_path / "nowhere")).build()
     with pytest.raises(ResourceError, match=r"deploy.target.python: .*nowhere.* does not exist.*make vllm"):
         target.check("shop")

@@ -48,7 +48,7 @@ def test_without_an_adapter_the_base_model_is_exported(base_dir, tmp_path):
     assert all(np.array_equal(base[name], out[name]) for name in base)
 
 
-def test_pickles_and_code_beside_the_base_model_stay_behind(base_dir, adapter_dir, tmp_path):
+def test_pickles_and_code_of_the_base_model_are_not_exported(base_dir, adapter_dir, tmp_path):
     base = shutil.copytree(base_dir, tmp_path / "base")
     for name in ("pytorch_model.bin", "training_args.pt", "modeling_x.py", "pytorch_model.bin.index.json"):
         (base / name).write_bytes(b"x")

@@ -50,7 +50,7 @@ def limited_files() -> Iterator[None]:
 
 @pytest.mark.parametrize("limit", [small_disk, lambda folder: limited_files()], ids=["disk", "limit"])
 @pytest.mark.parametrize("form", ["merged", "adapter"])
-def test_nothing_half_written_stays(base_dir, adapter_dir, tmp_path, form, limit):
+def test_partial_export_is_removed(base_dir, adapter_dir, tmp_path, form, limit):
     disk = tmp_path / "disk"
     out = disk / "export"
     work = {
@@ -64,7 +64,7 @@ def test_nothing_half_written_stays(base_dir, adapter_dir, tmp_path, form, limit
         assert not disk.exists() or list(disk.iterdir()) == []
 
 
-def test_an_export_is_not_mixed_with_what_is_there(base_dir, tmp_path):
+def test_export_needs_an_empty_folder(base_dir, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(ArtifactError, match="is not empty"):

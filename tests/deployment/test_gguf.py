@@ -65,7 +65,7 @@ def test_the_adapter_answers_like_the_policy_under_peft(llama, adapter, asked, t
     assert (tmp_path / "adapter" / "README.md").read_text() == "card"
 
 
-def test_there_is_no_adapter_of_whole_weights(llama, tmp_path):
+def test_full_weights_have_no_adapter_export(llama, tmp_path):
     with pytest.raises(ArtifactError, match="has all weights and no adapter"):
         export_adapter(llama, llama, tmp_path / "adapter", "", base="x", revision=None)
 
@@ -79,7 +79,7 @@ def test_a_gguf_answers_like_the_policy(merged, asked, tmp_path, precision, coar
     assert report["prompts"] == 3
 
 
-def test_a_tokenizer_that_takes_digits_alone_is_named_and_read_so(tmp_path):
+def test_digit_splitting_tokenizer_round_trips(tmp_path):
     base = write_llama(tmp_path / "base", digits=True)
     write_gguf(base, tmp_path / "x.gguf", name="x", precision="f16")
     assert GGUFReader(tmp_path / "x.gguf").fields["tokenizer.ggml.pre"].contents() == "smollm"
@@ -96,7 +96,7 @@ def test_a_gguf_of_f32_holds_the_very_weights(merged, tmp_path):
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), weight, err_msg=name)
 
 
-def test_what_llama_cpp_reads_of_the_tokenizer(merged, tmp_path):
+def test_tokenizer_metadata_for_llama_cpp(merged, tmp_path):
     write_gguf(merged, tmp_path / "x.gguf", name="shop", precision="f16")
     fields = GGUFReader(tmp_path / "x.gguf").fields
     metadata = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("pre", "tokens", "token_type", "merges")}
@@ -117,7 +117,7 @@ def test_another_model_is_caught(llama, asked, tmp_path):
         check_answers("merged", load_model(tmp_path / "merged"), load_tokenizer(llama), *asked, TOLERANCE["float16"])
 
 
-def test_weights_that_are_no_numbers_are_caught(merged, asked):
+def test_nan_weights_are_detected(merged, asked):
     model = load_model(merged)
     model.get_input_embeddings().weight.data.fill_(float("nan"))
     with pytest.raises(EngineError, match="differs from the policy"):
@@ -129,7 +129,7 @@ def test_another_tokenizer_is_caught(merged, base_dir, asked):
         check_answers("merged", load_model(merged), load_tokenizer(base_dir), *asked, TOLERANCE["float32"])
 
 
-def test_nothing_to_compare_is_no_proof(merged):
+def test_comparison_needs_prompts(merged):
     with pytest.raises(EngineError, match="no held-out prompt"):
         check_answers("merged", load_model(merged), load_tokenizer(merged), [], [], 1.0)
 
@@ -153,7 +153,7 @@ def test_nothing_to_compare_is_no_proof(merged):
         ),
     ],
 )
-def test_what_cannot_be_written_is_refused_by_name(llama, tmp_path, file, changed, message):
+def test_unsupported_model_is_rejected_with_the_reason(llama, tmp_path, file, changed, message):
     folder = shutil.copytree(llama, tmp_path / "other-model")
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changed))
     with pytest.raises(ResourceError, match=rf"deploy.formats: gguf: other-model cannot be written as GGUF.*{message}"):

@@ -155,7 +155,7 @@ def target(hub: FakeHub) -> Any:
     return HubTarget(repository="me/shop", url=hub.url).build()
 
 
-def test_a_release_is_read_back_before_it_is_in_main(hub, release, tmp_path):
+def test_release_is_verified_before_main(hub, release, tmp_path):
     hub_target = target(hub)
     hub_target.check("shop")
     deployment = hub_target.deploy(release, tmp_path)
@@ -177,14 +177,14 @@ def test_a_release_is_read_back_before_it_is_in_main(hub, release, tmp_path):
         ("short", "model.safetensors has 4000 bytes, but .* on branch"),
     ],
 )
-def test_an_upload_that_breaks_leaves_main_as_it_was(hub, release, tmp_path, failing, message):
+def test_failed_upload_leaves_main_unchanged(hub, release, tmp_path, failing, message):
     hub.failing.add(failing)
     with pytest.raises(DeployError, match=message):
         target(hub).deploy(release, tmp_path)
     assert hub.branches["main"] == {}
 
 
-def test_a_token_that_is_missing_or_refused(hub, monkeypatch):
+def test_missing_or_rejected_token(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(
         ResourceError, match=r"rejects the token .*HF_TOKEN: it needs a token with write permission"

@@ -52,7 +52,7 @@ def test_skypilot_reads_it(capsys):
 
 @pytest.mark.security
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_replicas_need_a_key_that_is_written_nowhere(engine, tmp_path):
+def test_replicas_need_a_key_that_is_never_written(engine, tmp_path):
     """Replicas listen on all addresses. The command of the service fails at once without the key."""
     task = sky_serve.service("a/b", "shop", engine=engine, accelerators=None, replicas=1, max_length=64)
     assert task["secrets"] == {"ESPALIER_SERVER_KEY": None}

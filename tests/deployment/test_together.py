@@ -133,7 +133,7 @@ def test_a_release_is_fetched_gets_an_endpoint_and_answers(host, release, tmp_pa
     together.take_back(deployment)  # what is gone is gone
 
 
-def test_the_canary_compares_with_what_the_policy_said(host, release, tmp_path):
+def test_canary_compares_with_the_policys_answers(host, release, tmp_path):
     deployment = target(host).deploy(release, tmp_path)
     records = [
         {"messages": [{"role": "user", "content": "Where?"}], "tools": [], "max_tokens": 8, "answer": {"content": text}}
@@ -162,14 +162,14 @@ def test_the_canary_compares_with_what_the_policy_said(host, release, tmp_path):
         ),
     ],
 )
-def test_what_fails_at_the_host_is_said_and_leaves_nothing_that_costs(host, release, tmp_path, failing, kind, message):
+def test_failures_at_the_host_are_reported_and_leave_no_endpoint(host, release, tmp_path, failing, kind, message):
     host.failing.add(failing)
     with pytest.raises(kind, match=message):
         target(host, **({"ready_timeout": 0.2} if failing == "never" else {})).deploy(release, tmp_path)
     assert not host.endpoints
 
 
-def test_a_key_that_is_missing_or_refused(host, monkeypatch):
+def test_missing_or_rejected_key(host, monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", "wrong-key")
     with pytest.raises(
         ResourceError, match=r"refuses the key.*correct the environment variable TOGETHER_API_KEY"
@@ -181,7 +181,7 @@ def test_a_key_that_is_missing_or_refused(host, monkeypatch):
         target(host).check("shop")
 
 
-def test_a_host_that_is_away(monkeypatch):
+def test_unreachable_host(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
     spec = TogetherTarget(source="me/shop", hardware="x", url="http://127.0.0.1:9/v1", retry_for=0.1)
     with pytest.raises(ResourceError, match=re.escape("deploy.target.url: http://127.0.0.1:9/v1 cannot be used")):

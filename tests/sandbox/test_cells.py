@@ -59,7 +59,7 @@ def test_a_state_that_the_code_sends_loses_no_call(state):
     assert [called[1] for called in later.calls] == [{"number": 3}]
 
 
-def test_what_honest_cells_come_to_is_as_it_was():
+def test_results_of_ordinary_cells():
     shown, calls = played("x += add(1)\nx", "x = 'a'")
     assert (shown.text, shown.well, shown.kept, calls) == ("'a1'", True, True, [("add", {"number": 1})])
     shown, calls = played("add(1)\n1 / 0")

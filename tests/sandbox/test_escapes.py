@@ -483,7 +483,7 @@ EXHAUSTION = {
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name.endswith("cpu_time") else []) for name in EXHAUSTION],
 )
-def test_what_a_program_uses_is_bounded(name: str, uid: int):
+def test_resource_usage_is_bounded(name: str, uid: int):
     code, limits, ends = EXHAUSTION[name]
     head = "import os, signal, sys, time\n"
     result = run_forked(lambda: Sandbox(Limits(**limits)).python(head + code), uid)
@@ -529,7 +529,7 @@ def test_calls_of_a_program_are_bounded(name: str, uid: int):
 
 
 @uids
-def test_sources_that_are_installed_system_wide_are_not_there(uid: int, monkeypatch: pytest.MonkeyPatch):
+def test_system_wide_packages_are_hidden(uid: int, monkeypatch: pytest.MonkeyPatch):
     """Packages for the sandbox's own Python, and a checkout in a system folder that programs can read."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to install something system-wide")

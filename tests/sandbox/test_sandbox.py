@@ -70,7 +70,7 @@ def test_each_run_starts_afresh():
     assert json_output(code) == json_output(code) == [HOME, [".main.py", "tmp"]]
 
 
-def test_the_hosts_files_are_not_there(tmp_path):
+def test_host_files_are_hidden(tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("the host's")
     hidden = [
@@ -158,7 +158,7 @@ def test_there_is_no_network():
     ]
 
 
-def test_our_environment_variables_are_not_there(monkeypatch):
+def test_environment_variables_are_hidden(monkeypatch):
     monkeypatch.setenv("ESPALIER_SECRET", "do-not-tell")
     code = """
 seen = "".join(map(str, os.environ.items()))
@@ -173,7 +173,7 @@ print(json.dumps([seen, sorted(os.environ)]))"""
     assert set(names) <= {*bubblewrap.ENVIRONMENT, "PWD", "LC_CTYPE"}
 
 
-def test_open_files_of_ours_are_not_there(tmp_path):
+def test_open_files_are_not_inherited(tmp_path):
     secret = open(tmp_path / "secret.txt", "w+")  # noqa: SIM115
     os.set_inheritable(secret.fileno(), True)
     with secret:
@@ -287,7 +287,7 @@ def test_an_endless_loop_is_ended():
     assert (result.killed, result.exit_code) == ("", 128 + signal.SIGXCPU)
 
 
-def test_a_fork_bomb_is_small():
+def test_fork_bomb_is_limited():
     limits = Limits(seconds=2, processes=16)
     most = 0
     over = threading.Event()
@@ -431,7 +431,7 @@ def test_many_run_at_once_and_a_cancelled_one_is_killed():
     assert running(f"sleep {mark}") == []
 
 
-def test_one_that_is_stopped_while_it_begins_is_killed_at_once(monkeypatch):
+def test_stop_during_startup_kills_at_once(monkeypatch):
     monkeypatch.setattr(watch, "_LOOK", 0.0)
     stop = threading.Event()
     stop.set()
@@ -452,7 +452,7 @@ def test_limits_are_checked():
         Limits(seconds=float("nan"))
 
 
-def test_where_there_is_no_sandbox_it_says_what_to_do(monkeypatch, tmp_path):
+def test_missing_sandbox_is_reported_with_advice(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match="apt-get install bubblewrap"):
         Sandbox().run(["true"])

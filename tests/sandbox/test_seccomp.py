@@ -72,7 +72,7 @@ def test_unix_is_the_only_family_of_sockets(machine: str, name: str, upper: int)
         ("ioctl", [0x5401, 0x541B], [0x5412, 0x541C]),
     ],
 )
-def test_arguments_are_held_against_lists(machine: str, name: str, allowed: list[int], refused: list[int]):
+def test_arguments_are_checked_against_lists(machine: str, name: str, allowed: list[int], refused: list[int]):
     assert [argument(machine, name, value) for value in allowed] == [ALLOWED] * len(allowed)
     for upper in (0, 1 << 32):
         assert [argument(machine, name, upper | value) for value in refused] == [errno.EPERM] * len(refused)

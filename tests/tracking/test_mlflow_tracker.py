@@ -51,7 +51,7 @@ def names(tracker: Tracker, path: str) -> set[str]:
     return {info.path for info in tracker.client.list_artifacts(tracker.run_id, path)}
 
 
-def test_everything_lies_under_the_run_root(root, tracker, tmp_path, monkeypatch):
+def test_all_files_are_under_the_run_root(root, tracker, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tracker.client.log_text(tracker.run_id, "x", "x.txt")
     assert tracker.uri == f"sqlite:///{root}/mlflow/mlflow.db"
@@ -188,7 +188,7 @@ def test_trajectories_are_listed_as_datasets_and_checkpoints_as_models(tracker, 
     assert run.data.metrics["eval/episodes"] == 4
 
 
-def test_the_model_of_a_checkpoint_says_what_made_it(tracker, tmp_path):
+def test_model_of_a_checkpoint_has_its_origin(tracker, tmp_path):
     origin = {
         "git_commit": "c" * 40,
         "reward": "mine.reward",

@@ -60,7 +60,7 @@ def test_in_order_and_once(server, box, caplog):
     assert "is reachable again" in caplog.text
 
 
-def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatch):
+def test_unreachable_server_is_not_retried_during_the_pause(server, box, monkeypatch):
     monkeypatch.setattr(outbox, "PAUSE", 100.0)
     server.up = False
     for word in "abc":
@@ -71,7 +71,7 @@ def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatc
     assert server.heard == list("abc")
 
 
-def test_at_the_end_it_waits_and_then_says_what_to_do(server, box):
+def test_drain_times_out_with_advice(server, box):
     server.up = False
     box.put(server.hear("a"))
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_at_the_end_it_waits_and_then_says_what_to_do(server, box):
         box.drain(0.1)
 
 
-def test_what_is_refused_as_wrong_is_raised_and_not_said_again(server, box):
+def test_rejected_write_is_raised_and_not_retried(server, box):
     def wrong() -> None:
         raise MlflowException("no such thing", INVALID_PARAMETER_VALUE)
 
@@ -90,7 +90,7 @@ def test_what_is_refused_as_wrong_is_raised_and_not_said_again(server, box):
     assert server.heard == ["a"]
 
 
-def test_a_full_disk_is_waited_for_too(server, box):
+def test_full_disk_is_retried(server, box):
     def full() -> None:
         if not server.heard:
             raise OSError(28, "No space left on device")
@@ -102,7 +102,7 @@ def test_a_full_disk_is_waited_for_too(server, box):
     assert len(box) == 0
 
 
-def test_two_threads_say_each_thing_once_and_in_order(box):
+def test_two_threads_send_each_write_once_and_in_order(box):
     sent, begun, go = [], threading.Event(), threading.Event()
 
     def slow():
@@ -123,7 +123,7 @@ def test_two_threads_say_each_thing_once_and_in_order(box):
     assert not box
 
 
-def test_what_was_interrupted_is_said_at_the_end(box):
+def test_interrupted_write_is_sent_at_the_end(box):
     attempts = []
 
     def interrupted():
