@@ -126,7 +126,7 @@ class Store:
             except ArtifactError as error:
                 logger.warning("skipped unreadable artifact: %s", error)
 
-    def consumers(self, artifact: Artifact) -> list[Artifact]:
+    def made_from(self, artifact: Artifact) -> list[Artifact]:
         """Return the artifacts in the folder that have this one as an input (downstream lineage). `artifact.inputs` is
         the upstream lineage."""
         return [other for other in self.manifests() if artifact.key in other.inputs.values()]

@@ -175,9 +175,9 @@ def test_lineage_goes_both_ways(store):
     scores = make(store, "2" * 64, inputs={"trajectories": played})
     selection = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
     make(store, "4" * 64)
-    assert {consumer.key for consumer in store.consumers(played)} == {scores.key, selection.key}
-    assert store.consumers(scores) == [selection]
-    assert store.consumers(selection) == []
+    assert {consumer.key for consumer in store.made_from(played)} == {scores.key, selection.key}
+    assert store.made_from(scores) == [selection]
+    assert store.made_from(selection) == []
     assert {name: store.find(key) for name, key in selection.inputs.items()} == {
         "trajectories": played,
         "scores": scores,
