@@ -1,5 +1,4 @@
-"""Coroutines from plain functions, plain functions in coroutines, many coroutines in the order of what they are for;
-and processes that end with the coroutine that started them."""
+"""Helpers for asyncio: event loops, threads, ordered concurrent work, and subprocess cleanup."""
 
 from __future__ import annotations
 
@@ -19,36 +18,37 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 4
-"""Items that `in_order` holds, as a multiple of those under way: one that takes long holds up so many others."""
+"""Limit on items buffered by `in_order`, as a multiple of the concurrency. One slow item delays at most this many."""
 PATIENCE = 10.0
-"""Seconds in which what is cancelled must end."""
+"""Seconds that cancelled tasks and killed processes have to end."""
 _POLL = 0.01
-"""Seconds between two looks whether a killed process has ended."""
+"""Seconds between two checks for the end of a killed process."""
 _started: ContextVar[list[asyncio.SubprocessTransport] | None] = ContextVar("started", default=None)
-"""Processes that were started in the current `ending_processes`."""
+"""Transports of the processes started inside the current `ending_processes`."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop that notes the processes which are started on it inside `ending_processes`."""
+    """Event loop that records the processes started on it inside `ending_processes`."""
 
     async def subprocess_exec(self, *arguments: Any, **options: Any) -> Any:
-        return _noted(await super().subprocess_exec(*arguments, **options))
+        return _recorded(await super().subprocess_exec(*arguments, **options))
 
     async def subprocess_shell(self, *arguments: Any, **options: Any) -> Any:
-        return _noted(await super().subprocess_shell(*arguments, **options))
+        return _recorded(await super().subprocess_shell(*arguments, **options))
 
 
-def _noted(pair: tuple[asyncio.SubprocessTransport, Any]) -> Any:
+def _recorded(transport_and_protocol: tuple[asyncio.SubprocessTransport, Any]) -> Any:
     started = _started.get()
     if started is not None:
-        started.append(pair[0])
-    return pair
+        started.append(transport_and_protocol[0])
+    return transport_and_protocol
 
 
 @contextlib.asynccontextmanager
 async def ending_processes() -> AsyncIterator[None]:
-    """Kill, at the end of the block, the processes that its coroutines have started through asyncio on a loop of `run`
-    and that still run, and close their pipes: later, the loop is closed, and asyncio's transports cannot be."""
+    """Kill, at the end of the block, the subprocesses that its coroutines started, and close their pipes.
+
+    Covers processes started through asyncio on a loop of `run`. The transports must close before the loop does."""
     started: list[asyncio.SubprocessTransport] = []
     token = _started.set(started)
     try:
@@ -61,25 +61,26 @@ async def ending_processes() -> AsyncIterator[None]:
             async with asyncio.timeout(PATIENCE):
                 while any(transport.get_returncode() is None for transport in started):
                     await asyncio.sleep(_POLL)
-        await asyncio.sleep(0)  # the transports hear of it
+        await asyncio.sleep(0)  # lets the transports process their closing callbacks
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs to its end, on a loop of its own; in a thread where this one has a loop already, as a notebook has."""
+    """Run a coroutine to its end on an event loop of its own. Uses a new thread if this thread already runs a loop, as
+    in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(work)
     started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Task]] = queue.SimpleQueue()
 
-    async def told() -> Result:
+    async def work_with_handle() -> Result:
         task = asyncio.current_task()
         assert task is not None
         started.put((task.get_loop(), task))
         return await work
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        result = pool.submit(_run, told())
+        result = pool.submit(_run, work_with_handle())
         loop, task = started.get()
         try:
             return result.result()
@@ -94,8 +95,10 @@ def _run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
-    """The result of `work`, in a thread of its own that nobody waits for where this is cancelled: it may never end, and
-    must hold up neither the engine's passes nor the end of the process."""
+    """Return the result of `work`, called in a thread of its own.
+
+    A cancelled caller does not wait for the thread: `work` may never end, and must block neither the engine nor the
+    exit of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -104,16 +107,16 @@ async def in_thread(work: Callable[[], Any]) -> Any:
             return
         if error is None:
             future.set_result(result)
-        else:  # a future does not take this one
+        else:  # a future rejects StopIteration
             future.set_exception(RuntimeError("StopIteration") if isinstance(error, StopIteration) else error)
 
     def run() -> None:
         result, error = None, None
         try:
             result = work()
-        except BaseException as raised:  # noqa: BLE001  whatever it is, it is raised where it is waited for
+        except BaseException as raised:  # noqa: BLE001  re-raised in the awaiting coroutine
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, daemon=True, name="in-thread").start()
@@ -121,30 +124,32 @@ async def in_thread(work: Callable[[], Any]) -> Any:
 
 
 def in_order(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int) -> Iterator[Result]:
-    """work(item) of each item, in the order of the items: at most `at_once` under way at once, on one loop in a thread
-    of its own, which goes on while the results are used. What one raises is raised in its place, and whenever this
-    ends, the rest is cancelled."""
+    """Yield work(item) of each item, in the order of the items.
+
+    At most `at_once` run concurrently, on one event loop in a thread of its own, which keeps running while the caller
+    consumes results. An exception is raised at the position of its item. When the generator ends, unfinished work is
+    cancelled."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True, name="in-order")
     turns = asyncio.Semaphore(at_once)
 
-    async def one(item: Item) -> Result:
+    async def bounded_work(item: Item) -> Result:
         async with turns:
             return await work(item)
 
     async def cancel_all() -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
+        unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in unfinished:
             task.cancel()
-        if rest:
-            await asyncio.wait(rest, timeout=PATIENCE)
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=PATIENCE)
         await loop.shutdown_asyncgens()
 
     thread.start()
     waiting: deque[concurrent.futures.Future[Result]] = deque()
     try:
         for item in items:
-            waiting.append(asyncio.run_coroutine_threadsafe(one(item), loop))
+            waiting.append(asyncio.run_coroutine_threadsafe(bounded_work(item), loop))
             while waiting and (waiting[0].done() or len(waiting) == AHEAD * at_once):
                 yield waiting.popleft().result()
         while waiting:

@@ -1,32 +1,32 @@
-"""Every error that Espalier raises on purpose.
+"""Exceptions that Espalier raises deliberately.
 
     EspalierError
     ├── SpecError (ValueError)              the configuration is wrong; lists every problem at once
-    ├── ResourceError (OSError)             weights, disk space or a package are missing
+    ├── ResourceError (OSError)             model weights, disk space or a package are missing
     ├── ArtifactError (ValueError)          a stored artifact cannot be used
     │   ├── ArtifactDamaged                 its files do not match its manifest
     │   └── SchemaMismatch                  it was written by another schema version
-    ├── BoundaryError (RuntimeError)        something outside our code failed; recorded with its boundary
+    ├── BoundaryError (RuntimeError)        something outside Espalier's code failed; recorded with its boundary
     │   ├── EngineError                     generation failed
-    │   │   ├── StalePolicy                 the engine holds another policy version than was asked for
+    │   │   ├── StalePolicy                 the engine holds another policy version than the request names
     │   │   ├── ContextOverflow             prompt and answer do not fit the model's context
     │   │   ├── PromptRefused               the chat template or the tokenizer cannot express the conversation
-    │   │   ├── EngineBusy                  the policy cannot change while answers are under way
-    │   │   └── CallsUsedUp                 an agent's episode has no call left, or is over
+    │   │   ├── EngineBusy                  the policy cannot be replaced while requests are in flight
+    │   │   └── CallsUsedUp                 an agent's episode has ended, or has used its model calls
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
-    │   │   └── EnvironmentAway             it cannot be reached for now; the episode may be played again
+    │   │   └── EnvironmentAway             the environment is unreachable; the episode may be retried
     │   ├── AgentError                      an agent loop raised
-    │   ├── JudgeError                      a reward raised or returned something that is no score
-    │   │   └── AnswerTooCostly             computing with an answer exceeded a limit of time, memory or nesting
-    │   └── DeployError                     a host failed to put a model into use, or its endpoint does not answer well
+    │   ├── JudgeError                      a reward raised, or returned an invalid score
+    │   │   └── AnswerTooCostly             evaluating an answer exceeded a limit of time, memory or nesting
+    │   └── DeployError                     a host failed to deploy a model, or its endpoint answers wrongly
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
-    ├── BudgetSpent (RuntimeError)          judging would cost more than the experiment allows; what was judged is kept
+    ├── BudgetSpent (RuntimeError)          judging would exceed the judge budget; finished scores are saved
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
-    ├── GuardStruck (RuntimeError)          a guard of the flow ended the run; what was finished is kept
-    └── WaitTimeout (TimeoutError)          a wait ran out; says what was awaited and for how long
+    ├── GuardStruck (RuntimeError)          a guard of the flow ended the run; finished stages are saved
+    └── WaitTimeout (TimeoutError)          a wait timed out; names the awaited event and the limit
 
-A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. All errors survive
-pickling: they cross process borders under Prefect.
+A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. Every error can be pickled,
+because Prefect passes errors between processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 
 class EspalierError(Exception):
-    """Root of the tree."""
+    """Root of the exception tree."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Problem:
     message: str
     """What is wrong, with the value, and what was expected."""
     nearest: str | None = None
-    """The valid name that is closest to what was written, where there is one."""
+    """Closest valid name; None if no name is similar."""
 
     def __str__(self) -> str:
         hint = f". Did you mean '{self.nearest}'?" if self.nearest else ""
@@ -55,7 +55,7 @@ class Problem:
 
 
 class SpecError(EspalierError, ValueError):
-    """The configuration is wrong. `problems` holds every mistake that was found."""
+    """Invalid configuration. `problems` holds every mistake found."""
 
     def __init__(self, problems: tuple[Problem, ...] | list[Problem]):
         self.problems = tuple(problems)
@@ -68,103 +68,103 @@ class SpecError(EspalierError, ValueError):
 
 
 class ResourceError(EspalierError, OSError):
-    """Something that the run needs is not there; the message says what to do."""
+    """Missing resource (model weights, disk space, a package); the message says what to do."""
 
 
 class ArtifactError(EspalierError, ValueError):
-    """A stored artifact cannot be used."""
+    """Unusable stored artifact."""
 
 
 class ArtifactDamaged(ArtifactError):
-    """The files of an artifact do not match its manifest."""
+    """Mismatch between the files of an artifact and its manifest."""
 
 
 class SchemaMismatch(ArtifactError):
-    """An artifact was written by another version of its schema."""
+    """Artifact written by another version of its schema."""
 
 
 class BoundaryError(EspalierError, RuntimeError):
-    """A failure outside our own code. `boundary` names where: engine, environment, agent, judge or
+    """Failure outside Espalier's code. `boundary` names the failing part: engine, environment, agent, judge or
     deployment."""
 
     boundary = "unknown"
 
 
 class EngineError(BoundaryError):
-    """Generation failed."""
+    """Failed generation."""
 
     boundary = "engine"
 
 
 class StalePolicy(EngineError):
-    """The engine holds another policy version than the request asked for."""
+    """Engine holds another policy version than the request names."""
 
 
 class ContextOverflow(EngineError):
-    """Prompt and answer do not fit the model's context."""
+    """Prompt and answer exceed the model's context."""
 
 
 class PromptRefused(EngineError):
-    """The chat template or the tokenizer cannot express the conversation."""
+    """Conversation that the chat template or the tokenizer cannot express."""
 
 
 class EngineBusy(EngineError):
-    """The policy cannot change while answers are under way."""
+    """Attempt to replace the policy while requests are in flight."""
 
 
 class CallsUsedUp(EngineError):
-    """An agent's episode has no call left, or is over."""
+    """Model call of an agent whose episode has ended or has used its calls."""
 
 
 class EnvironmentFailed(BoundaryError):
-    """An environment raised or broke its protocol."""
+    """Environment that raised or broke its protocol."""
 
     boundary = "environment"
 
 
 class EnvironmentAway(EnvironmentFailed):
-    """An environment cannot be reached for now, and not for what the agent did: the episode may be played again, from
-    its start. An environment may raise it itself."""
+    """Unreachable environment, for a reason unrelated to the agent's actions. The episode may be retried from its
+    start. Environments may raise it."""
 
 
 class AgentError(BoundaryError):
-    """An agent loop raised."""
+    """Agent loop that raised."""
 
     boundary = "agent"
 
 
 class JudgeError(BoundaryError):
-    """A reward raised, or returned something that is no score."""
+    """Reward that raised or returned an invalid score."""
 
     boundary = "judge"
 
 
 class AnswerTooCostly(JudgeError):
-    """Computing with an answer exceeded a limit of time, memory or nesting. The answer is the cause, so rules that
-    compare it score 0: unscored, it could evade a bad score."""
+    """Answer whose evaluation exceeded a limit of time, memory or nesting. Rules score such an answer 0: left unscored,
+    it could evade a bad score."""
 
 
 class DeployError(BoundaryError):
-    """A host failed to put a model into use, or its endpoint does not answer as the policy does."""
+    """Failed deployment: the host failed, or the endpoint does not answer as the policy does."""
 
     boundary = "deployment"
 
 
 class TooManyFailures(EspalierError, RuntimeError):
-    """More episodes failed than the collect spec allows."""
+    """More failed episodes than the collect spec allows."""
 
 
 class BudgetSpent(EspalierError, RuntimeError):
-    """Judging would cost more than `judge.budget`; the message says what is kept and how to go on."""
+    """Judging cost that would exceed `judge.budget`; the message says what is saved and how to continue."""
 
 
 class TrainingDiverged(EspalierError, ArithmeticError):
-    """Loss, gradient or KL left the range in which training makes sense; no checkpoint was written."""
+    """Loss, gradient or KL outside the valid range; no checkpoint was written."""
 
 
 class GuardStruck(EspalierError, RuntimeError):
-    """A guard of the flow ended the run; the message says what it found and what to do."""
+    """Run ended by a guard of the flow; the message names the cause and the remedy."""
 
 
 class WaitTimeout(EspalierError, TimeoutError):
-    """A wait ran out; the message says what was awaited and for how long."""
+    """Timed-out wait; the message names the awaited event and the limit."""

@@ -1,13 +1,12 @@
-"""A JSON API behind a URL that may fail for a while: it restarts, it is overloaded, the line breaks.
+"""Client of a JSON API over HTTP that may be temporarily unavailable: restarting, overloaded or disconnected.
 
-A request that was not answered, cut short or answered with something that is no answer is sent again, after a pause
-that grows, or as long as the server says; when that has gone on for too long, the request has failed. What asking again
-cannot mend is raised at once: as ResourceError where every other request would fail as well (a key that is refused, a
-model that is not there).
+A request that fails, is cut short or returns an invalid response is retried with exponential backoff, or after the
+delay that the server asks for. After `retry_for` seconds it fails. A permanent error is raised at once: as
+ResourceError if every other request would fail as well (rejected key, unknown model).
 
-Thousands of requests may be under way at once: a request costs a few tenths of a millisecond of this process. They run
-on a loop of the client's own, so that it can be used from several loops, one after the other, and whoever holds one of
-them up does not hold up answers.
+Thousands of requests may be in flight: each costs a few tenths of a millisecond of this process. They run on an event
+loop of the client's own thread, so several loops can use the client one after the other, and a blocked caller does not
+delay responses.
 """
 
 from __future__ import annotations
@@ -36,33 +35,32 @@ from components.errors import BoundaryError, ResourceError
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds before a request is sent again: the first time, and at most. A server that says how long is believed, and
-those that it sent away together come back within a quarter more of that."""
+"""Seconds before the first retry, and at most. A delay that the server asks for takes precedence; up to a quarter is
+added at random, so that rejected clients do not return at once."""
 QUIET = 3.0
-"""Seconds of failing after which it is said on the console; what is over sooner is only in the log."""
+"""Seconds of failure before a warning on the console; shorter outages are only logged."""
 EMPTY_ANSWERS = 3
-"""Times that a request may be answered with nothing, or with something that is no answer: the server is there, so
-that waiting does not help."""
+"""Retries of an empty or invalid response. The server is up, so waiting longer does not help."""
 AGAIN = {408, 409, 425, 429, *range(500, 600)}
-"""Statuses that may be better the next time."""
+"""HTTP statuses that are retried."""
 JSON = "application/json"
 SHOWN = 300
-"""Characters of a server's own words in a message."""
+"""Characters of a server's message that are quoted."""
 CONNECT = 10.0
-"""Seconds in which a connection must come about."""
+"""Connection timeout in seconds."""
 IDLE = 4.0
-"""Seconds after which an unused connection is closed: before servers do, of which most wait five."""
+"""Seconds before an idle connection is closed. Most servers close after five."""
 
 Answer = TypeVar("Answer")
 
 
 class Failed(Exception):
-    """A try that may go better the next time."""
+    """Failed attempt that may succeed when retried."""
 
     def __init__(self, message: str, *, pause: float | None = None, empty: bool = False):
         super().__init__(message)
         self.pause = pause
-        """Seconds that the server asks to wait."""
+        """Seconds that the server asks to wait; None without a request."""
         self.empty = empty
 
 
@@ -77,17 +75,17 @@ class Reply(NamedTuple):
         return self.content.decode("utf-8", "replace")
 
     def json(self) -> dict[str, Any]:
-        """Raises Failed where it is no JSON object."""
+        """Return the JSON object of the response. Raise Failed if it is not a JSON object."""
         try:
             body = orjson.loads(self.content)
         except ValueError:
-            raise Failed(f"an answer that is no JSON: {self.text[:SHOWN]!r}", empty=True) from None
+            raise Failed(f"the response is not JSON: {self.text[:SHOWN]!r}", empty=True) from None
         if not isinstance(body, dict):
-            raise Failed(f"an answer that is no JSON object: {self.text[:SHOWN]!r}", empty=True)
+            raise Failed(f"the response is not a JSON object: {self.text[:SHOWN]!r}", empty=True)
         return body
 
     def error(self) -> tuple[str, str]:
-        """Code and message of OpenAI's error object; the text itself where there is none."""
+        """Return code and message of OpenAI's error object; without one, an empty code and the response text."""
         try:
             error = orjson.loads(self.content)["error"]
             return str(error.get("code") or ""), str(error.get("message") or "")[:SHOWN]
@@ -97,21 +95,23 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long is waited, and what says so."""
+    """Timeouts of a client, and their key path."""
 
     timeout: float
-    """Seconds that one answer may take."""
+    """Seconds for one response."""
     retry_for: float
-    """Seconds for which a request that failed is sent again."""
+    """Seconds for which a failed request is retried."""
     path: str
-    """Where both stand in a configuration."""
+    """Key path of the section that holds both values, for messages."""
 
 
 async def patiently(
     once: Callable[[], Awaitable[Answer]], patience: Patience, away: Callable[[Failed], object] = lambda error: None
 ) -> Answer:
-    """What one of several tries gives. A try raises Failed where the next may go better; `away` is told of each that
-    is followed by another. Raises the last one, which says how often or how long it was tried."""
+    """Return the result of `once`, which is retried while it raises Failed.
+
+    `away` is called with each failure that is followed by a retry. Raises the last Failed, with the number of attempts
+    or the seconds of retrying."""
     deadline = None
     pause = FIRST_PAUSE
     empty = 0
@@ -126,25 +126,25 @@ async def patiently(
             if empty >= EMPTY_ANSWERS:
                 raise Failed(f"{error}, {empty} times in a row") from None
             if now + wait > deadline:
-                raise Failed(f"{error}; sent again for {patience.retry_for:g} s ({patience.path}.retry_for)") from None
+                raise Failed(f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)") from None
             away(error)
         await asyncio.sleep(wait)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
 Refused = Callable[[Reply, str], Exception | None]
-"""What a status other than 200 means; None leaves it to the client. Given the reply, and what may be printed of it."""
+"""Maps a response with a status other than 200, and its printable text, to an exception. None: the client decides."""
 
 
 class Client:
-    """Asks one server.
+    """HTTP client of one server.
 
     Args:
-        url: What paths are put behind.
-        key: Sent as a bearer's token; empty sends none.
-        key_hint: How to set the key, for who has sent a wrong one.
-        error: Raised where a request has failed for good.
-        at_once: Most requests under way; further ones wait. None is no limit.
+        url: Prefix of all paths.
+        key: Bearer token; empty sends none.
+        key_hint: How to set the key; part of the message about a rejected key.
+        error: Raised when a request has failed for good.
+        at_once: Limit on concurrent requests; further ones wait. None: no limit.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class Client:
         self._patience = patience
         self._key_hint = key_hint
         self._error = error
-        self._away_since: float | None = None
-        self._told = False
+        self._failing_since: float | None = None
+        self._warned = False
         self._proxy = _proxy(url)
         self._session: aiohttp.ClientSession | None = None
         self._turns = asyncio.Semaphore(at_once) if at_once else None
@@ -174,8 +174,8 @@ class Client:
     async def post(
         self, path: str, body: Any, read: Callable[[Reply], Answer], refused: Refused = lambda *_: None
     ) -> Answer:
-        """What `read` makes of the answer. It may raise Failed, for an answer that is none. body: JSON data. Raises the
-        client's error, ResourceError, and what `read` and `refused` give."""
+        """Send `body` as JSON and return `read(reply)`. `read` may raise Failed for an invalid response. Raises the
+        client's error, ResourceError, and the exceptions of `read` and `refused`."""
         return await self.send("POST", path, packed(body), read, refused)
 
     async def send(
@@ -187,13 +187,13 @@ class Client:
         refused: Refused = lambda *_: None,
         kind: str = JSON,
     ) -> Answer:
-        """As `post`, of anything. kind: of the content."""
+        """Send a request with any method and content, as `post` does. kind: content type."""
         return await asyncio.wrap_future(self._start(self._ask(method, path, content, read, refused, kind)))
 
     def now(
         self, method: str, path: str, body: Any, read: Callable[[Reply], Answer], refused: Refused = lambda *_: None
     ) -> Answer:
-        """As `post`, from a thread that may wait. body: None sends none."""
+        """Send a request and block the calling thread. body: None sends none."""
         content = None if body is None else packed(body)
         return self._start(self._ask(method, path, content, read, refused)).result()
 
@@ -205,9 +205,9 @@ class Client:
             self._thread.join(10)
             self._loop.close()
 
-    def printable(self, said: object) -> str:
-        """Without the key, should the server repeat it."""
-        text = str(said)
+    def printable(self, value: object) -> str:
+        """Return a text with the key masked, in case the server repeats it."""
+        text = str(value)
         return text.replace(self._key, "***") if self._key else text
 
     def _start(self, work: Coroutine[Any, Any, Answer]) -> Any:
@@ -222,16 +222,16 @@ class Client:
         refused: Refused,
         kind: str = JSON,
     ) -> Answer:
-        """Sends a request until it is answered, or has failed for good."""
+        """Send a request and retry it until it succeeds or has failed for good."""
 
         def once() -> Awaitable[Answer]:
             return self._try(method, path, content, read, refused, kind)
 
         try:
-            answer = await patiently(once, self._patience, self._is_away)
+            answer = await patiently(once, self._patience, self._on_failure)
         except Failed as error:
             raise self._error(self.printable(error)) from None
-        self._is_back()
+        self._on_success()
         return answer
 
     async def _try(
@@ -244,7 +244,7 @@ class Client:
         kind: str,
     ) -> Answer:
         if self._session is None:
-            self._session = self._connected()
+            self._session = self._open_session()
         async with self._turns or contextlib.nullcontext():
             try:
                 async with (
@@ -266,21 +266,21 @@ class Client:
                 raise Failed(f"the connection broke: {str(error) or type(error).__name__}") from None
         if reply.status != 200:
             text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
-            raise refused(reply, text) or self._refused(reply, text, path)
+            raise refused(reply, text) or self._error_for_status(reply, text, path)
         return read(reply)
 
-    def _connected(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         verified: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
             import httpx
 
-            verified = httpx.create_ssl_context()  # with certificates of its own where the system has none
+            verified = httpx.create_ssl_context()  # brings certificates if the system has none
         headers = {"User-Agent": "espalier"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0,  # whoever asks says how many at once
+                limit=0,  # callers limit their own concurrency
                 keepalive_timeout=IDLE,
                 ssl=verified,
             ),
@@ -289,57 +289,57 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT, self._patience.timeout)),
         )
 
-    def _refused(self, reply: Reply, text: str, path: str) -> Exception:
-        """What a status other than 200 means."""
+    def _error_for_status(self, reply: Reply, text: str, path: str) -> Exception:
+        """Return the exception for a status other than 200."""
         if reply.status in (401, 403):
             return ResourceError(f"{self.url} refuses the key ({text}); {self._key_hint}")
         if reply.status == 404:
-            return ResourceError(f"{self.url} has no {path}, or not what it is asked for ({text})")
+            return ResourceError(f"{self.url} has no {path}, or not the requested resource ({text})")
         if reply.status in AGAIN and reply.headers.get("x-should-retry") != "false":
             return Failed(text, pause=asked_to_wait(reply.headers))
         return self._error(text)
 
-    def _is_away(self, error: Failed) -> None:
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-        said = self.printable(error)
-        if self._told or time.monotonic() < self._away_since + QUIET:
-            logger.info("%s: %s", self.url, said)
+    def _on_failure(self, error: Failed) -> None:
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+        message = self.printable(error)
+        if self._warned or time.monotonic() < self._failing_since + QUIET:
+            logger.info("%s: %s", self.url, message)
             return
-        self._told = True
-        logger.warning("%s: %s; asking again for up to %g s", self.url, said, self._patience.retry_for)
+        self._warned = True
+        logger.warning("%s: %s; retrying for up to %g s", self.url, message, self._patience.retry_for)
 
-    def _is_back(self) -> None:
-        if self._away_since is not None and self._told:
-            logger.warning("%s answers again, after %.1f s", self.url, time.monotonic() - self._away_since)
-        self._away_since, self._told = None, False
+    def _on_success(self) -> None:
+        if self._failing_since is not None and self._warned:
+            logger.warning("%s answers again, after %.1f s", self.url, time.monotonic() - self._failing_since)
+        self._failing_since, self._warned = None, False
 
 
 def packed(body: Any) -> bytes:
-    """As JSON."""
+    """Return a value as JSON bytes."""
     try:
         return orjson.dumps(body)
-    except TypeError:  # what orjson does not write: halves of surrogate pairs, numbers of more than 64 bits
+    except TypeError:  # orjson rejects lone surrogates and integers of more than 64 bits
         return json.dumps(body).encode()
 
 
 def asked_to_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait; None where it does not say, or not in a number."""
+    """Return the seconds that a server asks to wait; None without a valid number in the headers."""
     for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
         try:
-            found = float(headers[name]) / unit
+            seconds = float(headers[name]) / unit
         except (KeyError, ValueError):
             continue
-        if math.isfinite(found):
-            return max(found, 0.0)
+        if math.isfinite(seconds):
+            return max(seconds, 0.0)
     return None
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment's variables name for a URL; none for this machine."""
+    """Return the proxy that environment variables name for a URL; None for this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if host in ("localhost", "::1") or host.startswith("127.") or urllib.request.proxy_bypass(host):
         return None
-    known = urllib.request.getproxies()
-    return known.get(parts.scheme) or known.get("all")
+    proxies = urllib.request.getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")

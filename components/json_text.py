@@ -1,10 +1,10 @@
-"""JSON that somebody else may have written: a shared store, a folder of runs.
+"""Parsing of untrusted JSON: a shared store, a folder of runs.
 
-The standard library's parser follows nesting until Python's recursion limit raises RecursionError, which no caller of a
-JSON parser expects. This one stops at 200 levels, so code that walks the result recursively is safe as well.
+The standard library's parser raises RecursionError on deep nesting, which callers do not expect. This parser stops at
+200 levels, so code that walks the result recursively is safe as well.
 
-`STRICT` makes the standard library's parser refuse what is no JSON or has two readings: NaN, infinities, numbers that
-overflow a float, and a key twice in one object.
+`STRICT` makes the standard library's parser reject invalid or ambiguous JSON: NaN, infinities, numbers that overflow a
+float, and duplicate keys in one object.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from components.errors import ArtifactDamaged
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raise ValueError, which says why, for text that is none or nested too deeply."""
-    return from_json(text.encode() if isinstance(text, str) else text)  # half of a surrogate pair is a ValueError, too
+    """Return the value of a JSON text. Raise ValueError for text that is invalid or nested too deeply."""
+    return from_json(text.encode() if isinstance(text, str) else text)  # a lone surrogate is a ValueError, too
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file of an artifact or of a run. Raise ArtifactDamaged where it is none."""
+    """Return the value of a JSON file of an artifact or a run. Raise ArtifactDamaged if it is invalid."""
     try:
         return parse_json(path.read_bytes())
     except ValueError as error:
         raise ArtifactDamaged(
-            f"{path} is no valid JSON ({error}): it was damaged or changed by hand. Put it back as it was; an artifact "
-            "can also be deleted with its folder, and is made again by the same command"
+            f"{path} is no valid JSON ({error}): the file is damaged or was edited. Put it back as it was, or delete "
+            "the artifact's folder and run the same command again to recompute it"
         ) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:80]!r} is there twice in one object")
+        keys: set[str] = set()
+        duplicate = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {duplicate[:80]!r} is there twice in one object")
     return value
 
 
@@ -55,4 +55,4 @@ def _finite(text: str) -> float:
 
 
 STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _no_constant, "parse_float": _finite}
-"""Arguments of `json.loads`."""
+"""Keyword arguments of `json.loads`."""

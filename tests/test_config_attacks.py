@@ -1,4 +1,4 @@
-"""Configurations that try to name code outside of the packages that may be named."""
+"""Configurations that try to name code outside the allowed packages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.security
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """A package of the user's that imports dangerous modules, as most do."""
+def package(tmp_path, monkeypatch):
+    """Create a user's package that imports dangerous modules."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
     source = """
@@ -51,13 +51,13 @@ def mine(tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("allow", [[], ["mine"], ["mine", "subprocess", "os", "builtins"]])
-def test_a_target_reaches_nothing_outside_of_the_allowed_packages(mine, path, allow):
+def test_a_target_reaches_nothing_outside_of_the_allowed_packages(package, path, allow):
     with pytest.raises(SpecError):
         validate(Target, {"_target_": path}, allow=allow)
 
 
-def test_what_the_package_defines_is_reached(mine):
-    assert validate(Target, {"_target_": "mine.f"}, allow=[mine]).build()("episode") == 1.0
+def test_definition_of_an_allowed_package_is_accepted(package):
+    assert validate(Target, {"_target_": "mine.f"}, allow=[package]).build()("episode") == 1.0
 
 
 @pytest.mark.parametrize("package", ["subprocess", "os", "builtins", "importlib", "os.path", "runpy", "pickle", "sys"])
@@ -101,7 +101,7 @@ def test_an_experiment_makes_hydra_call_nothing_of_others(tmp_path, yaml, path):
     assert path in [problem.path for problem in caught.value.problems]
 
 
-def test_what_hydra_itself_offers_is_accepted():
+def test_hydra_targets_are_accepted():
     compose(["+experiment=smoke", "hydra/job_logging=default", "hydra/hydra_logging=default"])
     callback = "+hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback"
     compose(["+experiment=smoke", callback])

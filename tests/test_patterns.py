@@ -1,4 +1,4 @@
-"""Every regular expression of the project, on adversarial text: none takes longer than linear time.
+"""Every regular expression of the project on adversarial text: none takes longer than linear time.
 
 Patterns are found in the syntax trees of all modules, so a new one is tested without being listed. One that is put
 together from local names needs an entry in SAMPLES.
@@ -43,7 +43,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rollout.formats", "begun"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
 }
-"""By module and pattern, as the source has it or by the name that it is given: values of its local names."""
+"""Values of local names, by module and pattern (its source, or the name to which it is assigned)."""
 TIMED = {
     ("components.rewards.rules.patterns", "pattern"): "the operator's, matched with a limit of time",
     ("components.specs.schemas", "expression"): "an environment server's, matched with a limit of time",
@@ -54,12 +54,12 @@ TIMED = {
     ): "compiled only, to see whether the script is known",
     ("components.rewards.rules.language", "'[\\\\p{L}--\\\\p{Script=Common}--\\\\p{Script=Inherited}]'"): "one class",
 }
-"""Patterns of the package `regex`, and why they are bounded."""
+"""Patterns of the package `regex`, and the reason why they are bounded."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A regular expression, and the methods by which it is applied."""
+    """Regular expression, and the methods by which it is applied."""
 
     place: str
     pattern: str
@@ -79,27 +79,31 @@ class Use:
 
 @functools.cache
 def _modules() -> list[tuple[str, ast.Module]]:
-    found = []
+    parsed = []
     for package in ("components", "flows", "hydra_plugins"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            found.append((name, ast.parse(path.read_text("utf-8"))))
-    return found
+            parsed.append((name, ast.parse(path.read_text("utf-8"))))
+    return parsed
 
 
 @functools.cache
 def _calls(tree: ast.Module) -> list[tuple[str, ast.Call, str]]:
-    """The package, the call, and the name to which its result is assigned."""
-    found = []
-    assigned = {id(one.value): one.targets[0] for one in ast.walk(tree) if isinstance(one, ast.Assign)}
+    """Return the package, the call, and the name to which its result is assigned."""
+    calls = []
+    assigned = {
+        id(assignment.value): assignment.targets[0]
+        for assignment in ast.walk(tree)
+        if isinstance(assignment, ast.Assign)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
             known = isinstance(owner, ast.Name) and owner.id in ("re", "regex")
             if known and node.func.attr in (*METHODS, "compile"):
                 target = assigned.get(id(node))
-                found.append((owner.id, node, "" if target is None else ast.unparse(target)))
-    return found
+                calls.append((owner.id, node, "" if target is None else ast.unparse(target)))
+    return calls
 
 
 def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
@@ -113,14 +117,14 @@ def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
         methods: tuple[str, ...] = (method,)
         if method == "compile":
             applied = {
-                one.attr
-                for one in ast.walk(tree)
-                if isinstance(one, ast.Attribute) and one.attr in METHODS and ast.unparse(one.value) == name
+                inner.attr
+                for inner in ast.walk(tree)
+                if isinstance(inner, ast.Attribute) and inner.attr in METHODS and ast.unparse(inner.value) == name
             }
             methods = tuple(sorted(applied)) or ("search", "fullmatch", "finditer")  # used elsewhere
         names = vars(importlib.import_module(module))
         flags = 0
-        for argument in [*node.args[1:], *(one.value for one in node.keywords if one.arg == "flags")]:
+        for argument in [*node.args[1:], *(inner.value for inner in node.keywords if inner.arg == "flags")]:
             if re.match(r"re\.[A-Z]", ast.unparse(argument)):
                 flags = int(eval(ast.unparse(argument), names))
         samples = SAMPLES.get(key) or SAMPLES.get((module, name.rpartition("_")[2])) or [{}]
@@ -143,28 +147,28 @@ def uses():
 
 def test_patterns_are_found(uses):
     assert len(uses) > 100
-    assert {one.place.split(":")[0] for one in uses} >= {
+    assert {use.place.split(":")[0] for use in uses} >= {
         "components.rewards.llm.answers", "components.rollout.formats", "components.trajectories.tool_calls",
         "components.environments.worlds.shop", "flows.serve",
     }  # fmt: skip
 
 
-def test_nothing_is_exempt_that_is_not_there():
-    found = {(module, ast.unparse(node.args[0])) for module, tree in _modules() for _, node, _ in _calls(tree)}
+def test_exemptions_name_existing_patterns():
+    sources = {(module, ast.unparse(node.args[0])) for module, tree in _modules() for _, node, _ in _calls(tree)}
     named = {(module, name.rpartition("_")[2]) for module, tree in _modules() for _, _, name in _calls(tree) if name}
-    assert TIMED.keys() <= found
-    assert SAMPLES.keys() <= found | named
+    assert TIMED.keys() <= sources
+    assert SAMPLES.keys() <= sources | named
 
 
 def test_patterns_of_specs_are_matched_by_an_engine_without_backtracking():
-    """`Field(pattern=...)` is matched by pydantic's Rust engine, in linear time, unless it is told otherwise."""
+    """`Field(pattern=...)` is matched by pydantic's Rust engine, in linear time, unless configured otherwise."""
     for module, tree in _modules():
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.keyword) and node.arg == "regex_engine"), module
 
 
 def _seconds(call: Callable[[str], Any], text: str, runs: int = 1) -> float:
-    """CPU time of this thread: other processes do not count."""
+    """Return the CPU time of this thread: other processes do not count."""
     best = float("inf")
     for _ in range(runs):
         began = time.thread_time()
@@ -174,7 +178,7 @@ def _seconds(call: Callable[[str], Any], text: str, runs: int = 1) -> float:
 
 
 def superlinear(use: Use, size: int) -> str:
-    """How a pattern takes more than linear time on texts of so many characters; empty where none was found."""
+    """Return how a pattern takes superlinear time on texts of this length; empty if none was found."""
     for method, call in use.calls():
         for small in SMALL:  # a little longer each time: exponential work passes the limit before it takes minutes
             for text in texts(use.pattern, small, use.flags):

@@ -1,4 +1,4 @@
-"""The blocks of README and docs, run exactly as they stand there.
+"""Code blocks of README and docs, run exactly as written.
 
 The files of the README are written into a home folder of their own, its command is run by a shell, and everything else
 (the server and its client, a stage alone, reading trajectories) works on what that run left.
@@ -29,16 +29,16 @@ SCRIPTS = {
     page.stem: [block for block in blocks(page, "python") if not block.file and "127.0.0.1" not in block.text]
     for page in PAGES
 }
-"""By page: blocks to run in a folder that holds `runs/`, one after another."""
+"""Blocks to run in a folder that contains `runs/`, in order, by page."""
 
 
 @dataclass
 class Home:
-    """Where the README is followed."""
+    """Environment in which the README is followed."""
 
     folder: Path
     result: dict
-    """The last line that the run printed on stdout."""
+    """Last line that the run printed on stdout."""
     errors: str
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -46,17 +46,17 @@ class Home:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    kept = {
+    variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "PYTHONPATH"))
     }
-    return kept | {
+    return variables | {
         "HOME": str(folder),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",  # `. .venv/bin/activate`
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}",  # `. .venv/bin/activate`
     }
 
 
 def shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a line in the checkout, the virtual environment activated."""
+    """Run a line in the checkout, with the virtual environment activated."""
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=1500
     )
@@ -95,15 +95,21 @@ def test_the_users_environment_reward_and_experiment_train(home):
 def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
     from components.artifacts import MANIFEST, read_artifact
 
-    found = [read_artifact(path.parent) for path in (home.folder / "runs" / "artifacts").glob(f"*/{MANIFEST}")]
-    shown = next(one for one in found if one.kind == "trajectories" and one.metrics["turns"] == 2)
+    artifacts = [read_artifact(path.parent) for path in (home.folder / "runs" / "artifacts").glob(f"*/{MANIFEST}")]
+    shown = next(
+        artifact for artifact in artifacts if artifact.kind == "trajectories" and artifact.metrics["turns"] == 2
+    )
     assert shown.metrics["success"] == 1
-    scores = next(one for one in found if one.kind == "scores" and one.inputs == {"trajectories": shown.key})
+    scores = next(
+        artifact
+        for artifact in artifacts
+        if artifact.kind == "scores" and artifact.inputs == {"trajectories": shown.key}
+    )
     assert scores.metrics["reward"] == pytest.approx(1 - 0.02)
 
 
 def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(home):
-    """A run of its own, without the warmup and with another reward than those that the experiment writes out."""
+    """Start a run without the warmup and with another reward than those of the documented experiments."""
     (command,) = [line for line in commands(README) if "--config-dir ~/mine/conf" in line]
     root = home.folder / "chosen"
     line = f"{command} root={root} reward=returned warmup=none rounds=1 deploy=none"
@@ -125,7 +131,7 @@ def test_the_blocks_of_the_page_run(home, monkeypatch, request, page):
 
 
 def test_a_stage_runs_alone(home, monkeypatch):
-    """The request that docs/architecture.md writes, by the command that stands below it."""
+    """Run the request of docs/architecture.md with the command given below it."""
     monkeypatch.chdir(home.folder)
     execute(SCRIPTS["architecture"][0])
     (command,) = [line for line in commands(ROOT / "docs" / "architecture.md") if "--request" in line]
@@ -134,7 +140,7 @@ def test_a_stage_runs_alone(home, monkeypatch):
     assert json.loads(done.stdout.splitlines()[-1])["status"] in ("ran", "cached")
 
 
-def test_the_run_is_compared_and_its_lineage_told(home):
+def test_run_is_compared_and_its_lineage_shown(home):
     records = Records(home.folder / "runs")
     run = records.get("stock")
     records.write(replace(run, id="0" * 32, name="other"))  # a second run

@@ -68,9 +68,9 @@ def test_code_of_a_user_is_hashed_by_its_path(tmp_path, monkeypatch):
     (tmp_path / "key_worlds.py").write_text("class World:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
-    found = validate(Target, {"_target_": "key_worlds.World"}, allow=["key_worlds"]).resolved()
-    assert found["_target_"] == "key_worlds.World"
-    assert len(found["source_sha256"]) == 64
+    resolved = validate(Target, {"_target_": "key_worlds.World"}, allow=["key_worlds"]).resolved()
+    assert resolved["_target_"] == "key_worlds.World"
+    assert len(resolved["source_sha256"]) == 64
 
 
 @pytest.mark.parametrize("name", ["Shop", "shop", "environment.", "environment.Shop", "judge.shop", "environment.a b"])
@@ -79,6 +79,6 @@ def test_a_name_of_another_form_is_refused(name):
         registered(name)
 
 
-def test_a_path_that_is_gone_stands_for_itself():
+def test_missing_path_is_hashed_as_itself():
     assert key_name("components.environments.shop.Shop") == "components.environments.shop.Shop"
     assert key_name("components.environments.worlds.shop.Nothing") == "components.environments.worlds.shop.Nothing"

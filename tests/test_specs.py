@@ -1,4 +1,4 @@
-"""Specs: what is accepted, and that every mistake is named with its key path and the nearest valid name."""
+"""Specs: accepted values, and errors with key path and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def mistakes(data, **options):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes modules of a user's package `mine` and forgets them afterwards."""
+    """Yield a function that writes modules of a user's package `mine`; they are unloaded afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").touch()
@@ -92,7 +92,7 @@ def test_a_valid_spec_is_typed_and_immutable():
 
 
 def test_all_mistakes_are_reported_at_once():
-    found = mistakes(
+    problems = mistakes(
         {
             "side": {"name": "left", "size": 0, "sise": 3},
             "part": {"weight": "heavy"},
@@ -101,21 +101,21 @@ def test_all_mistakes_are_reported_at_once():
             "cuont": 3,
         }
     )
-    assert set(found) == {"side.size", "side.sise", "part.weight", "parts.1.wieght", "places.their", "cuont"}
-    assert "at least 1" in found["side.size"].message
-    assert "'heavy'" in found["part.weight"].message
-    assert "a number" in found["part.weight"].message
-    assert found["side.sise"].nearest == "side.size"
-    assert found["parts.1.wieght"].nearest == "parts.1.weight"
-    assert found["places.their"].nearest == "there"
-    assert found["cuont"].nearest == "count"
+    assert set(problems) == {"side.size", "side.sise", "part.weight", "parts.1.wieght", "places.their", "cuont"}
+    assert "at least 1" in problems["side.size"].message
+    assert "'heavy'" in problems["part.weight"].message
+    assert "a number" in problems["part.weight"].message
+    assert problems["side.sise"].nearest == "side.size"
+    assert problems["parts.1.wieght"].nearest == "parts.1.weight"
+    assert problems["places.their"].nearest == "there"
+    assert problems["cuont"].nearest == "count"
 
 
 def test_a_misspelt_choice_names_the_valid_ones():
-    found = mistakes({"side": {"name": "rihgt"}, "part": {"names": 3}})
-    assert found["side.name"].nearest == "right"
-    assert "left, right" in found["side.name"].message
-    assert found["part.names"].message == "3: expected text or a list"
+    problems = mistakes({"side": {"name": "rihgt"}, "part": {"names": 3}})
+    assert problems["side.name"].nearest == "right"
+    assert "left, right" in problems["side.name"].message
+    assert problems["part.names"].message == "3: expected text or a list"
     assert mistakes({"side": {"name": "right", "colour": "gren"}})["side.colour"].nearest == "green"
 
 
@@ -129,15 +129,15 @@ def test_a_misspelt_choice_names_the_valid_ones():
         (3, {"sides"}),
     ],
 )
-def test_of_one_or_a_list_only_what_is_wrong_within_is_told(sides, wrong):
+def test_union_of_item_and_list_reports_only_inner_problems(sides, wrong):
     assert set(mistakes({"side": {"name": "left"}, "sides": sides})) == wrong
 
 
 def test_missing_values_say_how_to_give_them():
     assert "side.name=VALUE" in mistakes({"side": {}})["side.name"].message
-    found = mistakes({"side": {"name": "left", "size": "???"}, "count": "???"})
-    assert set(found) == {"side.size", "count"}
-    assert found["count"].message == "needs a value: count=VALUE"
+    problems = mistakes({"side": {"name": "left", "size": "???"}, "count": "???"})
+    assert set(problems) == {"side.size", "count"}
+    assert problems["count"].message == "needs a value: count=VALUE"
 
 
 def test_mistakes_between_fields_are_reported_with_mistakes_of_fields():
@@ -186,14 +186,14 @@ def test_a_class_is_built_with_converted_arguments(package):
     assert validate(Target, world.model_dump(), allow=["mine"]) == world
     assert pickle.loads(pickle.dumps(world)) == world
 
-    found = refusal("mine.envs.World", size=0, sede=1, kind=["a"])
-    assert set(found) == {"size", "sede", "kind"}
-    assert "at least 1" in found["size"]
-    assert "'seed'" in found["sede"]
+    problems = refusal("mine.envs.World", size=0, sede=1, kind=["a"])
+    assert set(problems) == {"size", "sede", "kind"}
+    assert "at least 1" in problems["size"]
+    assert "'seed'" in problems["sede"]
     assert "size=VALUE" in refusal("mine.envs.World")["size"]
 
 
-def test_a_function_waits_for_its_first_argument(package):
+def test_function_leaves_its_first_argument_unbound(package):
     package(
         "rewards", "def polite(trajectory, word: str = 'please', *, weight: float = 1.0) -> float:\n    return weight"
     )
@@ -202,9 +202,9 @@ def test_a_function_waits_for_its_first_argument(package):
 
 
 @pytest.mark.parametrize("signature", ["", "*, weight=1.0", "**options"])
-def test_a_function_that_can_be_given_nothing_is_refused(package, signature):
+def test_function_without_positional_argument_is_rejected(package, signature):
     package("rewards", f"def deaf({signature}):\n    return 1.0\ndef free(*things):\n    return 1.0")
-    assert "takes nothing" in refusal("mine.rewards.deaf")["_target_"]
+    assert "takes no positional argument" in refusal("mine.rewards.deaf")["_target_"]
     assert target("mine.rewards.free").build()("episode") == 1.0
 
 
@@ -216,7 +216,7 @@ def test_only_allowed_packages_are_imported(package):
         assert "_target_" in refusal(name)
 
 
-def test_a_misspelt_target_is_told_the_nearest_name(package):
+def test_misspelt_target_suggests_the_nearest_name(package):
     package("envs", "class World: pass")
     assert "'World'" in refusal("mine.envs.Wrold")["_target_"]
     assert "'mine.envs'" in refusal("mine.env.World")["_target_"]
@@ -230,7 +230,7 @@ def test_a_module_that_fails_to_import_is_a_problem_with_its_reason_and_line(pac
     assert "not_installed_anywhere" in refusal("mine.wants.World")["_target_"]
 
 
-def test_nested_targets_are_built_unless_a_target_is_asked_for(package):
+def test_nested_targets_are_built_unless_annotated_as_target(package):
     package(
         "rewards",
         """
@@ -251,8 +251,8 @@ def test_nested_targets_are_built_unless_a_target_is_asked_for(package):
     assert built.named["a"].weight == 2.0
     lazy = target("mine.rewards.Lazy", part=part).build()
     assert lazy.part.build().weight == 2.0
-    found = refusal("mine.rewards.Sum", parts=[part, {**part, "wieght": 1}])
-    assert "'parts.1.weight'" in found["parts.1.wieght"]
+    problems = refusal("mine.rewards.Sum", parts=[part, {**part, "wieght": 1}])
+    assert "'parts.1.weight'" in problems["parts.1.wieght"]
     resolved = target("mine.rewards.Sum", parts=[part]).resolved()
     assert resolved["parts"][0]["source_sha256"] == resolved["source_sha256"]
 
@@ -286,13 +286,13 @@ def test_an_edited_module_of_a_user_changes_what_is_resolved(package):
 def test_code_without_a_source_file_is_refused(package, monkeypatch):
     import types
 
-    made = types.ModuleType("mine.made")
-    exec("class World: pass", vars(made))
-    monkeypatch.setitem(sys.modules, "mine.made", made)
+    module = types.ModuleType("mine.made")
+    exec("class World: pass", vars(module))
+    monkeypatch.setitem(sys.modules, "mine.made", module)
     assert "no source file" in refusal("mine.made.World")["_target_"]
 
 
-def test_runtime_arguments_are_no_configuration(package):
+def test_runtime_arguments_must_not_repeat_configured_ones(package):
     package("envs", "class World:\n    def __init__(self, size=1, cache=None): self.cache = cache")
     assert target("mine.envs.World", size=2).build(cache="warm").cache == "warm"
     with pytest.raises(AssertionError):

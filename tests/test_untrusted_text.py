@@ -100,7 +100,7 @@ UNITS = {
 
 
 def _hostile(size):
-    """By name, texts of about so many characters."""
+    """Return texts of about this many characters, by name."""
     for name, unit in UNITS.items():
         text = unit * (size // len(unit))
         yield name, text
@@ -132,7 +132,7 @@ def test_readers_take_linear_time(name):
     assert slow == {}
 
 
-def test_a_pattern_of_the_operator_ends_in_time_and_the_event_loop_goes_on():
+def test_operator_pattern_times_out_without_blocking_the_event_loop():
     reward = Pattern(r"^(a|aa)+$", seconds=0.5)
 
     def attacked():
@@ -154,12 +154,12 @@ def test_a_pattern_of_the_operator_ends_in_time_and_the_event_loop_goes_on():
 
 
 class TestSchemasOfServers:
-    """Tools of an MCP server, whose schema is the server's, with arguments of the policy."""
+    """Tools of an MCP server, with the server's schema and the policy's arguments."""
 
     def _misfit(self, schema, argument):
         return misfit({"name": "f", "parameters": {"properties": {"a": schema}}}, {"a": argument})
 
-    def test_a_pattern_that_backtracks_for_ever_is_a_misfit(self):
+    def test_catastrophic_backtracking_is_a_mismatch(self):
         bomb = "a" * 100 + "!"
         assert "not done after 1 s" in self._misfit({"pattern": "^(a|aa)+$"}, bomb)
         assert "not done after 1 s" in self._misfit({"patternProperties": {"^(a|aa)+$": {}}}, {bomb: 1})
@@ -168,7 +168,7 @@ class TestSchemasOfServers:
         )
         assert "not done after 1 s" in self._misfit({"items": {"pattern": "^(a|aa)+$"}}, [bomb] * 1000)
 
-    def test_patterns_mean_what_they_meant(self):
+    def test_patterns_keep_their_meaning(self):
         assert self._misfit({"pattern": "^a+$"}, "aaa") == ""
         assert "does not match" in self._misfit({"pattern": "^a+$"}, "b")
         closed = {
@@ -199,8 +199,8 @@ class TestSchemasOfServers:
             assert self._misfit(unique, other) == ""
 
 
-def test_what_is_read_did_not_change():
-    """Texts that the linear readers must read as the ones before them did."""
+def test_readers_keep_their_results():
+    """Texts for which the linear readers must agree with the previous implementations."""
     assert find_json('<think>{"a": 1}</think>```json\n\n{"a": 2}\n```', lambda data: True) == {"a": 2}
     assert find_json('<thinking>never closed {"a": 1}', lambda data: True) == {"a": 1}
     assert find_json('```json\n{"a": 1}', lambda data: True) == {"a": 1}

@@ -1,4 +1,4 @@
-"""What stages leave behind: artifacts, their keys, and the store that keeps them."""
+"""Artifacts (the outputs of stages), their keys, and the store that holds them."""
 
 from components.artifacts.keys import stage_key
 from components.artifacts.locks import lock_file

@@ -1,13 +1,13 @@
-"""The objects of a remote store: a filesystem of fsspec, narrowed to what a store needs.
+"""Objects of a remote store: an fsspec filesystem, narrowed to the operations of an artifact store.
 
-Every operation on S3 has time-outs. One that fails is tried again, with growing pauses, for a bounded time; forbidden
-is not tried again. Then it raises ResourceError, which names the URI and says what to do. Credentials come from the
-environment alone (AWS_ACCESS_KEY_ID and so on).
+Every operation on S3 has timeouts. A failed operation is retried with exponential backoff for a bounded time; denied
+permission is not retried. Then it raises ResourceError, which names the URI and says what to do. Credentials come from
+the environment alone (AWS_ACCESS_KEY_ID and so on).
 
-Two operations need a promise of the store: `create` writes only where nothing is, `replace` only over what was seen.
-S3 keeps both (`If-None-Match`, `If-Match`); file:// and gs:// keep the first, and the second is a look before
-the write. Other filesystems may look before both; then two machines that ask within the same moment do the same work,
-which costs time and harms nothing, since what is read is verified.
+Two operations need a guarantee of the store: `create` writes only if the object does not exist, `replace` only if it is
+unchanged. S3 guarantees both (`If-None-Match`, `If-Match`); file:// and gs:// guarantee the first, and `replace` checks
+before the write. Other filesystems may check before both; then two machines that ask at the same moment do the same
+work, which costs time and nothing else, since everything read is verified.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.artifacts.folders import NotPlain
+from components.artifacts.folders import UnsafePath
 from components.artifacts.shared_folder import SharedFolder
 from components.errors import ResourceError
 from components.redaction import mask_text
 
 logger = logging.getLogger(__name__)
 
-Got = TypeVar("Got")
+Result = TypeVar("Result")
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-"""What fsspec needs for a protocol."""
-PART = 8 * 2**20
-"""Bytes of one part of a large upload: small enough for a slow line to send within the time-out."""
-READ = 64 * 2**20
-"""Most bytes of an object that is read into memory: a manifest, a lock."""
-PARTS = 10_000
-"""The most that S3 allows."""
+"""Package that fsspec needs for a protocol."""
+PART_BYTES = 8 * 2**20
+"""Bytes per part of a multipart upload: small enough for a slow connection to send within the timeout."""
+READ_LIMIT = 64 * 2**20
+"""Maximum bytes of an object that is read into memory: a manifest, a lock."""
+MAX_PARTS = 10_000
+"""Maximum number of parts of an upload to S3."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}},
         "max_concurrency": 4,
     },
 }
-HERE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of this machine's disk."""
+LOCAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of the local disk."""
 
 
 @dataclass(frozen=True)
 class State:
-    """An object as it was seen."""
+    """Version and date of an object."""
 
     version: str
-    """Changes whenever the object is written."""
+    """Identifier that changes on every write."""
     modified: datetime
-    """When it was written, by the store's clock."""
+    """Time of the last write, by the store's clock."""
 
 
 class RemoteFiles:
     """Objects below a URI, by name. Opened at first use; safe to use from several threads.
 
-    patience: seconds for which an operation that fails is tried again. Everything raises ResourceError.
+    patience: seconds for which a failing operation is retried. Every method raises ResourceError.
     """
 
     def __init__(self, uri: str, patience: float):
@@ -71,60 +71,60 @@ class RemoteFiles:
         self._protocol, _, _ = uri.partition("://")
         self._opened: Any = None
 
-    def impatient(self) -> RemoteFiles:
-        """The same, without a second try."""
+    def without_retry(self) -> RemoteFiles:
+        """Return the same files without retries."""
         other = RemoteFiles(self.uri, 0)
         other._opened = self._fs
         return other
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object; None where there is none. Only for what fits in memory: more than `READ` bytes
-        are refused."""
+        """Return the content of an object; None if it does not exist. Raise ResourceError for more than `READ` bytes,
+        which might not fit in memory."""
         try:
-            if (size := self.size(name)) > READ:
+            if (size := self.size(name)) > READ_LIMIT:
                 raise ResourceError(
-                    f"store: {self.uri}/{name} has {size} bytes, and at most {READ} are expected there. Somebody else "
-                    "has written it: find out who did, and delete it"
+                    f"store: {self.uri}/{name} has {size} bytes, expected at most {READ_LIMIT}. Another program must "
+                    "have written it: find out which, and delete the object"
                 )
             return self._try("read", name, lambda path: self._fs.cat_file(path))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes an object whole, over what may be there."""
+        """Write an object atomically, replacing any existing one."""
         self._put("write", name, lambda path: self._fs.pipe_file(path, data))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Writes an object whole; False, and nothing is written, where one is."""
+        """Write an object atomically and return True; return False if it exists already."""
         return self._put("write", name, lambda path: self._create(path, data))
 
     def state(self, name: str) -> State | None:
-        """What can be seen of an object without reading it; None where there is none."""
+        """Return version and date of an object; None if it does not exist."""
         try:
             return self._try("read", name, self._state)
         except FileNotFoundError:
             return None
 
-    def replace(self, name: str, data: bytes, seen: State) -> bool:
-        """Writes an object if it still is as it was seen; False, and nothing is written, where it is not."""
-        return self._put("write", name, lambda path: self._replace(path, data, seen))
+    def replace(self, name: str, data: bytes, expected: State) -> bool:
+        """Write an object if its state is still `expected` and return True; otherwise return False."""
+        return self._put("write", name, lambda path: self._replace(path, data, expected))
 
     def upload(self, name: str, source: Path) -> None:
-        """Copies a file there."""
-        part = max(PART, -(-source.stat().st_size // PARTS))
+        """Copy a local file to an object."""
+        part = max(PART_BYTES, -(-source.stat().st_size // MAX_PARTS))
         options = {"chunksize": part} if self._protocol == "s3" else {}
         self._put("write", name, lambda path: self._fs.put_file(str(source), path, **options))
 
     def size(self, name: str) -> int:
-        """Return the bytes of an object. Raise FileNotFoundError where there is none."""
+        """Return the size of an object in bytes. Raise FileNotFoundError if it does not exist."""
         return int(self._try("read", name, lambda path: self._fs.info(path)["size"]))
 
     def download(self, name: str, target: Path) -> None:
-        """Copies an object here. Raises FileNotFoundError where there is none."""
+        """Copy an object to a local file. Raise FileNotFoundError if it does not exist."""
         self._try("read", name, lambda path: self._fs.get_file(path, str(target)))
 
     def delete(self, name: str) -> None:
-        """Removes an object, if there is one."""
+        """Delete an object, if it exists."""
         try:
             self._try("delete", name, lambda path: self._fs.rm_file(path))
         except FileNotFoundError:
@@ -140,21 +140,21 @@ class RemoteFiles:
         try:
             self._fs.pipe_file(path, data, mode="create")
         except OSError as error:
-            if isinstance(error, FileExistsError) or _refused(error):
+            if isinstance(error, FileExistsError) or _precondition_failed(error):
                 return False
             raise
         return True
 
-    def _replace(self, path: str, data: bytes, seen: State) -> bool:
+    def _replace(self, path: str, data: bytes, expected: State) -> bool:
         try:
             if self._protocol == "s3":
-                self._fs.pipe_file(path, data, IfMatch=seen.version)
-            elif self._state(path) == seen:
+                self._fs.pipe_file(path, data, IfMatch=expected.version)
+            elif self._state(path) == expected:
                 self._fs.pipe_file(path, data)
             else:
                 return False
         except OSError as error:
-            if isinstance(error, FileNotFoundError) or _refused(error):
+            if isinstance(error, FileNotFoundError) or _precondition_failed(error):
                 return False
             raise
         return True
@@ -164,17 +164,18 @@ class RemoteFiles:
         modified = info.get("LastModified") or self._fs.modified(path)
         return State(str(info.get("ETag") or modified), modified)
 
-    def _put(self, doing: str, name: str, operation: Callable[[str], Got]) -> Got:
+    def _put(self, verb: str, name: str, operation: Callable[[str], Result]) -> Result:
         try:
-            return self._try(doing, name, operation)
+            return self._try(verb, name, operation)
         except FileNotFoundError as error:
             raise ResourceError(
-                f"store: there is no place to write to at {self.uri}: {_words(error)}. "
-                "Make the bucket or folder, or correct the address: store=URI"
+                f"store: cannot write to {self.uri}: {_summary(error)}. "
+                "Create the bucket or folder, or correct the address: store=URI"
             ) from error
 
-    def _try(self, doing: str, name: str, operation: Callable[[str], Got]) -> Got:
-        """The result of the operation on the path of an object. FileNotFoundError passes."""
+    def _try(self, verb: str, name: str, operation: Callable[[str], Result]) -> Result:
+        """Return the result of the operation on the path of an object, with retries. FileNotFoundError is not
+        retried."""
         deadline = None
         pause = 0.5
         while True:
@@ -182,15 +183,15 @@ class RemoteFiles:
                 return operation(f"{self.uri}/{name}")
             except (FileNotFoundError, AttributeError, TypeError):
                 raise
-            except Exception as error:  # every filesystem has errors of its own
+            except Exception as error:  # each filesystem has its own exception types
                 now = time.monotonic()
-                deadline = deadline or now + self.patience  # from the first failure on: a large upload takes its time
-                if _hopeless(error) or now + pause > deadline:
-                    raise ResourceError(f"store: cannot {doing} {self.uri}/{name}: {_advice(error)}") from error
+                deadline = deadline or now + self.patience  # counted from the first failure: large uploads take long
+                if _permanent(error) or now + pause > deadline:
+                    raise ResourceError(f"store: cannot {verb} {self.uri}/{name}: {_advice(error)}") from error
                 if pause < 1:
                     logger.warning(
-                        "store: cannot %s %s/%s: %s; trying again for %.0f s",
-                        *(doing, self.uri, name, _words(error), self.patience),
+                        "store: cannot %s %s/%s: %s; retrying for %.0f s",
+                        *(verb, self.uri, name, _summary(error), self.patience),
                     )
             time.sleep(pause)
             pause = min(2 * pause, 15.0)
@@ -209,48 +210,48 @@ def _open(protocol: str, uri: str) -> Any:
             protocol, use_listings_cache=False, skip_instance_cache=True, **OPTIONS.get(protocol, {})
         )
     except ImportError as error:
-        wanted = f"{package}=={fsspec.__version__}" if package in ("s3fs", "gcsfs") else package
-        how = f"pip install {wanted}" if wanted else str(error)
-        raise ResourceError(f"store: {uri} needs a package that is not installed: {how}") from error
+        requirement = f"{package}=={fsspec.__version__}" if package in ("s3fs", "gcsfs") else package
+        remedy = f"pip install {requirement}" if requirement else str(error)
+        raise ResourceError(f"store: {uri} needs a package that is not installed: {remedy}") from error
     if protocol == "s3":
-        filesystem.retries = 2  # of its own; ours come on top
+        filesystem.retries = 2  # of s3fs itself, in addition to ours
     return filesystem
 
 
-def _refused(error: OSError) -> bool:
-    """Whether S3 says that the condition of a write does not hold."""
+def _precondition_failed(error: OSError) -> bool:
+    """Return True if S3 reports that the precondition of a write does not hold."""
     response = getattr(error.__cause__, "response", None) or {}
     return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
 
 
-def _hopeless(error: Exception) -> bool:
-    """Whether it would come out the same a minute later."""
-    credentials = "Credentials" in type(error).__name__  # botocore's; it may not be installed
-    here = isinstance(error, OSError) and error.errno in HERE
-    return here or credentials or isinstance(error, NotPlain | PermissionError | ValueError | NotImplementedError)
+def _permanent(error: Exception) -> bool:
+    """Return True if a retry would fail in the same way."""
+    credentials = "Credentials" in type(error).__name__  # by name, because botocore may not be installed
+    local = isinstance(error, OSError) and error.errno in LOCAL_ERRNOS
+    return local or credentials or isinstance(error, UnsafePath | PermissionError | ValueError | NotImplementedError)
 
 
 def _advice(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in HERE:
-        return f"{_words(error)}. Make room on this machine's disk, or choose another folder: root=DIR"
-    if isinstance(error, NotPlain):
+    if isinstance(error, OSError) and error.errno in LOCAL_ERRNOS:
+        return f"{_summary(error)}. Free space on this machine's disk, or choose another folder: root=DIR"
+    if isinstance(error, UnsafePath):
         return (
-            f"{_words(error)}. Links in a shared folder are not followed, since others may have made them: find out "
-            "who did, and delete it"
+            f"{_summary(error)}. Links in a shared folder are not followed, since other users may have made them: find "
+            "out who did, and delete the link"
         )
     if isinstance(error, PermissionError):
         return (
-            f"{_words(error)}. It must be allowed to read, write, list and delete there; the credentials come from the "
+            f"{_summary(error)}. Grant permission to read, write, list and delete there; the credentials come from the "
             "environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE)"
         )
     if "Credentials" in type(error).__name__:
-        return f"{_words(error)}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        return f"{_summary(error)}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     return (
-        f"{_words(error)}. Is the address right (for S3 also AWS_ENDPOINT_URL, AWS_DEFAULT_REGION), and the server up? "
-        "store=null keeps everything below root"
+        f"{_summary(error)}. Check the address (for S3 also AWS_ENDPOINT_URL, AWS_DEFAULT_REGION) and the server; "
+        "store=null stores everything below root"
     )
 
 
-def _words(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     text = " ".join(mask_text(str(error)).split()) or "no reason given"
     return f"{type(error).__name__}: {text}".rstrip(".")

@@ -1,4 +1,4 @@
-"""Digests over data: the key of a stage, the content of an artifact."""
+"""Digests of data: stage keys and artifact contents."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 
 def stage_key(stage: str, version: int, spec: Mapping[str, Any], inputs: Mapping[str, str], seed: int) -> str:
-    """The key of a stage: sha256 (hex) over canonical JSON of its arguments.
+    """Return the key of a stage: sha256 (hex) over the canonical JSON of its arguments.
 
-    `spec` is the part that the stage reads, as JSON data; `inputs` maps names to content digests. The order of
-    mappings does not matter. Raises TypeError for anything that is not JSON data, ValueError for NaN and infinity.
+    `spec` is the part of the configuration that the stage reads, as JSON data; `inputs` maps names to content digests.
+    The order of mappings does not matter. Raises TypeError for data that is not JSON, ValueError for NaN and infinity.
     """
     return json_digest({"stage": stage, "version": version, "spec": spec, "inputs": inputs, "seed": seed})
 
 
 def json_digest(value: Any) -> str:
-    """sha256 (hex) over the value as JSON with sorted keys. Raises as `stage_key` does."""
+    """Return the sha256 (hex) over a value as JSON with sorted keys. Raises as `stage_key` does."""
     return hashlib.sha256(_canonical(value).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """sha256 (hex) of a file's content."""
+    """Return the sha256 (hex) of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -35,7 +35,7 @@ def _canonical(value: Any) -> str:
 
 
 def _check_keys(value: Any) -> None:
-    """JSON would turn the keys 1 and "1" into the same text."""
+    """Raise TypeError for a key that is not text: JSON would map the keys 1 and "1" to the same text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -1,9 +1,9 @@
-"""Locks between machines: an object in the remote store that its holder keeps fresh.
+"""Locks between machines: an object in the remote store that its holder keeps renewing.
 
-The lock is created only where there is none, so of two machines that ask at once one gets it. Its holder writes it
-again every few seconds. One that was not written for `times.stale` seconds belongs to the dead and is taken over; its
-age is measured between two dates that the store itself gave, so no machine's clock matters. A holder that was
-suspended for so long finds somebody else's name and lets go; it may finish what it does, for the first commit stays.
+The lock object is created only if it does not exist, so of two concurrent requests one succeeds. The holder rewrites it
+every few seconds. A lock that was not renewed for `times.stale` seconds is considered abandoned and taken over. Its age
+is the difference of two timestamps of the store, so no machine's clock matters. A holder that was suspended for that
+long finds another machine's token and stops renewing; it may finish its work, because the first commit wins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any
 
 from components.artifacts.files import RemoteFiles
-from components.artifacts.locks import Waiting, name_holder
+from components.artifacts.locks import Wait, name_holder
 from components.artifacts.times import Times
 from components.errors import ResourceError
 from components.json_text import parse_json
@@ -34,85 +34,88 @@ logger = logging.getLogger(__name__)
 def lease(
     files: RemoteFiles,
     name: str,
-    what: str,
+    resource: str,
     owner: str,
     timeout: float,
     on_wait: Callable[[str], None] | None,
     times: Times,
 ) -> Iterator[None]:
-    """Holds the lock `name` against other machines.
+    """Hold the lock `name` against other machines.
 
-    what: for messages. owner: whoever holds the lock under the same owner is known to be dead; empty for nobody.
-    `on_wait` is told once whom we wait for; WaitTimeout says it after `timeout` seconds. Raises ResourceError where
-    the store cannot be used.
+    resource: name of the locked resource, for messages. owner: a lock with the same owner is known to be abandoned;
+    empty for none. `on_wait` is called once with a message that names the holder; WaitTimeout names it after `timeout`
+    seconds. Raises ResourceError if the store cannot be used.
     """
-    held = _Lease(files, name, owner)
-    held.acquire(Waiting(what, timeout, on_wait), times)
+    lock = _Lease(files, name, owner)
+    lock.acquire(Wait(resource, timeout, on_wait), times)
     done = threading.Event()
-    beats = threading.Thread(target=held.keep, args=(done, times.beat), name=f"lease {name}", daemon=True)
-    beats.start()
+    renewals = threading.Thread(target=lock.renew, args=(done, times.beat), name=f"lease {name}", daemon=True)
+    renewals.start()
     try:
         yield
     finally:
         done.set()
-        beats.join(10)
-        held.release()
+        renewals.join(10)
+        lock.release()
 
 
 class _Lease:
+    """Lock object in the remote store, with this machine's token."""
+
     def __init__(self, files: RemoteFiles, name: str, owner: str):
         self._files = files
-        self._calm = files.impatient()
+        self._files_without_retry = files.without_retry()
         self._name = name
         self._owner = owner
         self._token = uuid.uuid4().hex
         self._start = time.monotonic()
 
-    def acquire(self, waiting: Waiting, times: Times) -> None:
+    def acquire(self, waiting: Wait, times: Times) -> None:
+        """Wait for the lock and take it. Raise WaitTimeout after the timeout of `waiting`."""
         clock = f"{self._name}.{self._token}"
-        looked = False
+        clock_written = False
         try:
             while not self._files.create(self._name, self._body()):
-                seen = self._files.state(self._name)
+                state = self._files.state(self._name)
                 other = self._read(self._files)
-                if seen is None or other is None:  # it was let go meanwhile
+                if state is None or other is None:  # it was released in the meantime
                     continue
-                if other.get("token") == self._token:  # our own: the answer to an earlier try was lost
+                if other.get("token") == self._token:  # our own: the response to an earlier attempt was lost
                     break
-                looked = True
-                age = (self._now(clock) - seen.modified).total_seconds()
-                dead = bool(self._owner) and other.get("owner") == self._owner
-                if dead or age > times.stale:
-                    if self._files.replace(self._name, self._body(), seen):
-                        logger.warning("the lock of %s was taken over %.0f s after its last sign", _who(other), age)
+                clock_written = True
+                age = (self._now(clock) - state.modified).total_seconds()
+                abandoned = bool(self._owner) and other.get("owner") == self._owner
+                if abandoned or age > times.stale:
+                    if self._files.replace(self._name, self._body(), state):
+                        logger.warning("took over the lock of %s, last renewed %.0f s ago", _holder(other), age)
                         break
                     continue
-                waiting.pause(functools.partial(_who, other), times.poll)
+                waiting.pause(functools.partial(_holder, other), times.poll)
         finally:
-            if looked:
+            if clock_written:
                 with contextlib.suppress(ResourceError):
-                    self._calm.delete(clock)
+                    self._files_without_retry.delete(clock)
         self._start = time.monotonic()
 
-    def keep(self, done: threading.Event, beat: float) -> None:
-        """Writes the lock again and again, until `done` or until it is somebody else's."""
+    def renew(self, done: threading.Event, beat: float) -> None:
+        """Renew the lock periodically, until `done` is set or another machine holds it."""
         while not done.wait(beat):
             try:
-                seen = self._calm.state(self._name)
-                ours = (self._read(self._calm) or {}).get("token") == self._token
-                if seen is None or not ours:
-                    logger.warning("%s/%s is held by another machine now", self._calm.uri, self._name)
+                state = self._files_without_retry.state(self._name)
+                owned = (self._read(self._files_without_retry) or {}).get("token") == self._token
+                if state is None or not owned:
+                    logger.warning("%s/%s is now locked by another machine", self._files_without_retry.uri, self._name)
                     return
-                self._calm.replace(self._name, self._body(), seen)
+                self._files_without_retry.replace(self._name, self._body(), state)
             except ResourceError as error:
-                logger.warning("no sign of life this time: %s", error)
+                logger.warning("could not renew the lock: %s", error)
 
     def release(self) -> None:
         try:
-            if (self._read(self._calm) or {}).get("token") == self._token:
-                self._calm.delete(self._name)
+            if (self._read(self._files_without_retry) or {}).get("token") == self._token:
+                self._files_without_retry.delete(self._name)
         except ResourceError as error:
-            logger.warning("a lock is left behind, and will count as dead: %s", error)
+            logger.warning("could not release the lock; it will expire: %s", error)
 
     def _body(self) -> bytes:
         seconds = round(time.monotonic() - self._start)
@@ -130,12 +133,12 @@ class _Lease:
         return body if isinstance(body, dict) else {}
 
     def _now(self, clock: str) -> datetime:
-        """The store's own time: the date of something written a moment ago."""
+        """Return the store's own time: the timestamp of an object written just now."""
         self._files.write(clock, b"")
         state = self._files.state(clock)
         assert state is not None, f"{clock} vanished"
         return state.modified
 
 
-def _who(body: dict[str, Any]) -> str:
+def _holder(body: dict[str, Any]) -> str:
     return name_holder(body, body.get("seconds")) or "another machine"

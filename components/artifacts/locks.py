@@ -1,4 +1,4 @@
-"""Locks between the threads and processes of one machine (`flock`: a lock dies with its holder)."""
+"""Locks between the threads and processes of one machine (`flock`: the lock is released when its holder dies)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from components.errors import WaitTimeout
 from components.json_text import parse_json
 
 LIMIT = 10_000
-"""Most characters that are read of a lock."""
+"""Maximum number of characters read from a lock file."""
 
 
-def lock_file(file: IO[str], what: str, timeout: float, on_wait: Callable[[str], None] | None = None) -> None:
-    """Locks an open file against other threads and processes, until it is closed, and writes into it who holds it.
+def lock_file(file: IO[str], resource: str, timeout: float, on_wait: Callable[[str], None] | None = None) -> None:
+    """Lock an open file against other threads and processes until it is closed, and write the holder's name into it.
 
-    what: for messages. `on_wait` is told once whom we wait for; WaitTimeout says it after `timeout` seconds.
+    resource: name of the locked resource, for messages. `on_wait` is called once with a message that names the holder;
+    WaitTimeout names it after `timeout` seconds.
     """
-    waiting = Waiting(what, timeout, on_wait)
+    waiting = Wait(resource, timeout, on_wait)
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,28 +37,28 @@ def lock_file(file: IO[str], what: str, timeout: float, on_wait: Callable[[str],
     file.flush()
 
 
-class Waiting:
-    """A wait for what somebody else is making: tells once for whom, and ends after `timeout` seconds."""
+class Wait:
+    """Bounded wait for a resource that another process holds; reports the holder once."""
 
-    def __init__(self, what: str, timeout: float, on_wait: Callable[[str], None] | None):
-        self._what = what
+    def __init__(self, resource: str, timeout: float, on_wait: Callable[[str], None] | None):
+        self._resource = resource
         self._timeout = timeout
         self._on_wait = on_wait
         self._start = time.monotonic()
 
     def pause(self, holder: Callable[[], str], longest: float) -> None:
-        """Sleeps a little, up to `longest` seconds. Raises WaitTimeout once the time is over."""
+        """Sleep for up to `longest` seconds. Raise WaitTimeout once the timeout has passed."""
         waited = time.monotonic() - self._start
         if waited >= self._timeout:
-            raise WaitTimeout(f"waited {waited:.0f} s for {self._what}, which {holder()} is making")
+            raise WaitTimeout(f"timed out after {waited:.0f} s waiting for {self._resource}, locked by {holder()}")
         if self._on_wait is not None:
-            self._on_wait(f"waiting for {self._what}, which {holder()} is making")
+            self._on_wait(f"waiting for {self._resource}, locked by {holder()}")
             self._on_wait = None
         time.sleep(min(longest, 0.02 + waited / 10, max(self._timeout - waited, 0.001)))
 
 
 def name_holder(body: Any, seconds: Any) -> str:
-    """Name the holder of a lock from what it wrote there: somebody else may have written anything."""
+    """Return a description of a lock's holder from the lock's content; empty if the content is invalid."""
     if not isinstance(body, dict) or isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return ""
     pid, host = body.get("pid"), body.get("host")
@@ -72,6 +73,6 @@ def _holder(file: IO[str]) -> str:
         body = parse_json(file.read(LIMIT))
         since = body.get("since") if isinstance(body, dict) else None
         seconds = time.time() - since if isinstance(since, int | float) else None
-    except (ValueError, OverflowError):  # it has the lock but has not written its name yet
+    except (ValueError, OverflowError):  # the holder has not written its name yet
         return "another process"
     return name_holder(body, seconds) or "another process"

@@ -1,8 +1,8 @@
-"""An artifact and its manifest: a folder of files, and the `manifest.json` that says what they have to be.
+"""An artifact and its manifest: a folder of files, and the `manifest.json` that lists them.
 
-Whoever reads an artifact verifies it: its files are those that the manifest lists, each with the size and sha256 that
-it states, or the artifact is damaged. A manifest may come from a store that others write to, so its values must have
-the right form, names are checked before they are used (`names`), and no link is followed (`folders`).
+Every reader verifies an artifact: its files are those that the manifest lists, each with the stated size and sha256, or
+the artifact is damaged. A manifest may come from a store that others write to, so its values are validated, names are
+checked before use (`names`), and no link is followed (`folders`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
 
-from components.artifacts.files import READ
-from components.artifacts.folders import Folder, NotPlain
+from components.artifacts.files import READ_LIMIT
+from components.artifacts.folders import Folder, UnsafePath
 from components.artifacts.keys import json_digest
 from components.artifacts.names import check_names, is_key
 from components.errors import ArtifactDamaged, ArtifactError
@@ -27,23 +27,23 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 
 Files = Mapping[str, Mapping[str, Any]]
-"""`sha256` and `bytes` of each file by its path below the artifact's folder."""
+"""`sha256` and `bytes` of each file, by its path below the artifact's folder."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished artifact. Only a reference: the data stay in its folder."""
+    """Reference to a finished artifact; the data stay in its folder."""
 
     key: str
-    """Stage key under which it is found."""
+    """Stage key under which it is stored."""
     kind: str
-    """What it holds: trajectories, scores, selection, checkpoint, evaluation or export."""
+    """Type of content: trajectories, scores, selection, checkpoint, evaluation or export."""
     stage: str
-    """Stage that made it."""
+    """Stage that produced it."""
     schema_version: int
-    """Version of the layout of its files."""
+    """Version of its file layout."""
     digest: str
-    """sha256 over paths and sha256 of all files that are not volatile: equal content, equal digest."""
+    """sha256 over the paths and sha256 of all non-volatile files: equal content, equal digest."""
     path: Path
     metrics: dict[str, float]
     inputs: dict[str, str]
@@ -58,7 +58,7 @@ class Artifact:
 
 def _key(text: str) -> str:
     if not is_key(text):
-        raise ValueError("is no key of an artifact")
+        raise ValueError("is not an artifact key")
     return text
 
 
@@ -93,17 +93,17 @@ class _Manifest(BaseModel):
 
 
 def read_artifact(path: Path, *, verify: bool = True) -> Artifact:
-    """Read the artifact in folder `path`. With `verify`, check that its files are those of the manifest and no others,
-    by sha256. No symbolic link is followed.
+    """Read the artifact in folder `path`. With `verify`, check by sha256 that its files are exactly those of the
+    manifest. No symbolic link is followed.
 
-    Raises ArtifactDamaged, naming the file, where it does not match its manifest, and ArtifactError where a newer
-    Espalier has written it.
+    Raises ArtifactDamaged, naming the file, on a mismatch with the manifest, and ArtifactError if a newer Espalier
+    wrote it.
     """
     try:
         with Folder(path) as folder:
             try:
                 with folder.open(MANIFEST) as file:
-                    text = file.read(READ + 1)
+                    text = file.read(READ_LIMIT + 1)
             except FileNotFoundError:
                 raise ArtifactDamaged(f"{path / MANIFEST} is missing") from None
             artifact, files = parse_manifest(text, path, str(path))
@@ -111,7 +111,7 @@ def read_artifact(path: Path, *, verify: bool = True) -> Artifact:
                 _verify(folder, files)
     except FileNotFoundError:
         raise ArtifactDamaged(f"{path / MANIFEST} is missing") from None
-    except NotPlain as error:
+    except UnsafePath as error:
         raise ArtifactDamaged(f"{error.filename} {error.strerror}") from None
     return artifact
 
@@ -130,14 +130,14 @@ def _verify(folder: Folder, files: Files) -> None:
 
 
 def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files]:
-    """The artifact that a manifest describes, and its files.
+    """Return the artifact that a manifest describes, and its files.
 
-    path: the folder that holds the files, or shall hold them. where: name of the artifact's place, for messages.
-    Raises as `read_artifact` does.
+    path: folder of the files, which need not exist yet. where: location of the artifact, for messages. Raises as
+    `read_artifact` does.
     """
     where = f"{where}/{MANIFEST}"
-    if len(text) > READ:
-        raise ArtifactDamaged(f"{where} has more than {READ} bytes")
+    if len(text) > READ_LIMIT:
+        raise ArtifactDamaged(f"{where} has more than {READ_LIMIT} bytes")
     try:
         data = parse_json(text)
         version = data.get("manifest_version") if isinstance(data, dict) else None
@@ -176,16 +176,16 @@ def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files
 
 
 def matches(folder: Folder, name: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether a file has the size and sha256 that its entry in the manifest states. Raise FileNotFoundError and
-    NotPlain as `Folder.open` does."""
+    """Return True if a file has the size and sha256 of its manifest entry. Raise FileNotFoundError and UnsafePath as
+    `Folder.open` does."""
     with folder.open(name) as file:
         same_size = os.fstat(file.fileno()).st_size == entry["bytes"]
         return same_size and hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
 
 
 def describe(path: Path) -> dict[str, dict[str, Any]]:
-    """The files of a folder, as a manifest lists them. Raises ValueError where one is no regular file, or has a name
-    that a manifest cannot hold."""
+    """Return the files of a folder as manifest entries. Raise ValueError if one is not a regular file, or has a name
+    that a manifest does not allow."""
     files = {}
     with Folder(path) as folder:
         for name in sorted(folder.names()):
@@ -193,12 +193,12 @@ def describe(path: Path) -> dict[str, dict[str, Any]]:
                 with folder.open(name) as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                     files[name] = {"sha256": digest, "bytes": os.fstat(file.fileno()).st_size}
-            except NotPlain:
-                raise ValueError(f"{name!a} is a symbolic link or pipe; an artifact holds its files itself") from None
+            except UnsafePath:
+                raise ValueError(f"{name!a} is a symbolic link or pipe; expected a regular file") from None
     check_names(files, MANIFEST)
     return files
 
 
 def content_digest(files: Files, volatile: Sequence[str]) -> str:
-    """The digest of an artifact with these files."""
+    """Return the digest of an artifact with these files."""
     return json_digest({name: entry["sha256"] for name, entry in files.items() if name not in volatile})

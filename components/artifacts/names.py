@@ -1,8 +1,8 @@
-"""Names of the files of an artifact, as a manifest may state them, and keys.
+"""Validation of artifact keys and of the file names in a manifest.
 
-A name is a relative path of plain segments separated by "/". It has to mean the same file everywhere: on any file
-system, whether it tells upper from lower case or not, and in any object store. So names are refused that a path
-library would normalise, that two file systems would read differently, or that a terminal would not show as they are.
+A name is a relative path of plain segments separated by "/". It must denote the same file on any file system, case
+sensitive or not, and in any object store. Rejected are names that a path library would normalise, that two file
+systems would interpret differently, or that a terminal would not display as they are.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import unicodedata
 from collections.abc import Iterable
 
 SEGMENT_BYTES = 255
-"""Longest segment, in UTF-8: the limit of most file systems."""
+"""Maximum length of a segment in UTF-8 bytes: the limit of most file systems."""
 NAME_BYTES = 700
-"""Longest name, in UTF-8: with the store's prefix and the key it has to fit the 1,024 bytes of an object store."""
+"""Maximum length of a name in UTF-8 bytes: with the store's prefix and the key it must fit an object store's 1,024."""
 SEGMENTS = 32
-"""Most segments of a name."""
+"""Maximum number of segments of a name."""
 FILES = 10_000
-"""Most files of an artifact."""
+"""Maximum number of files of an artifact."""
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _FORBIDDEN = re.compile(r'[\\:*?"<>|]')
 
 
 def is_key(text: object) -> bool:
-    """Return whether a value can be the key of an artifact: one plain segment without a dot."""
+    """Return True if a value can be the key of an artifact: one plain segment without a dot."""
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 
 def check_names(names: Iterable[str], reserved: str) -> None:
-    """Raise ValueError, naming the first one, where names cannot be those of the files of one artifact.
+    """Raise ValueError, quoting the first invalid name, if names cannot be the files of one artifact.
 
-    reserved: a name that the store itself uses.
+    reserved: name that the store itself uses.
     """
     taken: dict[str, str] = {_folded(reserved): reserved}
     folders: dict[str, str] = {}
@@ -45,7 +45,7 @@ def check_names(names: Iterable[str], reserved: str) -> None:
         if other := taken.get(folded) or folders.get(folded):
             raise ValueError(f"{name!a} and {other!a} are the same path, or a file and a folder of one path")
         if other := next((taken[parent] for parent in parents if parent in taken), None):
-            raise ValueError(f"{name!a} lies below {other!a}, which is a file")
+            raise ValueError(f"{name!a} is below {other!a}, which is a file")
         taken[folded] = name
         folders.update(dict.fromkeys(parents, name))
 
@@ -53,11 +53,11 @@ def check_names(names: Iterable[str], reserved: str) -> None:
 def _check_name(name: str) -> None:
     segments = name.split("/")
     if any(segment in ("", ".", "..") for segment in segments):
-        raise ValueError(f"{name[:100]!a} is no file below the artifact's folder: expected a relative path")
+        raise ValueError(f"{name[:100]!a} is not a file below the artifact's folder; expected a relative path")
     if not name.isprintable() or any(segment != segment.strip() or segment.endswith(".") for segment in segments):
-        raise ValueError(f"{name[:100]!a} holds a control character, or a segment that ends in a space or a dot")
+        raise ValueError(f"{name[:100]!a} contains a control character, or a segment that ends in a space or a dot")
     if _FORBIDDEN.search(name):
-        raise ValueError(f'{name[:100]!a} holds one of \\ : * ? " < > |')
+        raise ValueError(f'{name[:100]!a} contains one of \\ : * ? " < > |')
     sizes = [len(segment.encode()) for segment in segments]
     if len(segments) > SEGMENTS or max(sizes) > SEGMENT_BYTES or len(name.encode()) > NAME_BYTES:
         raise ValueError(
@@ -67,5 +67,5 @@ def _check_name(name: str) -> None:
 
 
 def _folded(name: str) -> str:
-    """Return what a file system that ignores case and composes accents takes a name for."""
+    """Return the name as a file system that ignores case and normalises accents compares it."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

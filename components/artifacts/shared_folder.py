@@ -1,7 +1,7 @@
-"""A folder that several machines mount, as a store: the part of fsspec's interface that `files` needs.
+"""Folder mounted by several machines, used as a store: the part of fsspec's interface that `files` needs.
 
-Others may write there, so a link below the folder is never followed: whoever planted one would have our files written
-to wherever it leads. Objects are written aside and renamed, so that nobody reads half of one.
+Others may write there, so links below the folder are never followed: a planted link would redirect our writes. Objects
+are written to a temporary name and renamed, so that no reader sees part of one.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from components.artifacts.folders import Folder
 
 
 class SharedFolder:
-    """Objects below `file://PATH`, addressed by their whole URI. The folder itself may be reached by links."""
+    """Objects below `file://PATH`, addressed by their full URI. The folder itself may be reached through links."""
 
     def __init__(self, uri: str):
         self._uri = uri
         self._path = Path(uri.removeprefix("file://"))
 
     def cat_file(self, path: str) -> bytes:
-        """Return the content of an object. Raise FileNotFoundError where there is none."""
+        """Return the content of an object. Raise FileNotFoundError if it does not exist."""
         with Folder(self._path, follow=True) as folder, folder.open(self._name(path)) as file:
             return file.read()
 
     def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
-        """Write an object whole. Raise FileExistsError, with mode `create`, where there is one."""
+        """Write an object atomically. With mode `create`, raise FileExistsError if it exists."""
         with self._writable() as folder:
             if not folder.write(self._name(path), data, exclusive=mode == "create"):
                 raise FileExistsError(path)
 
     def put_file(self, source: str, path: str) -> None:
-        """Copy a file there."""
+        """Copy a local file to an object."""
         with self._writable() as folder, open(source, "rb") as file:
             folder.write(self._name(path), file)
 
     def get_file(self, path: str, target: str) -> None:
-        """Copy an object to a new file here."""
+        """Copy an object to a new local file."""
         with (
             Folder(self._path, follow=True) as folder,
             folder.open(self._name(path)) as file,
@@ -47,12 +47,12 @@ class SharedFolder:
             here.write(Path(target).name, file)
 
     def rm_file(self, path: str) -> None:
-        """Delete an object. Raise FileNotFoundError where there is none."""
+        """Delete an object. Raise FileNotFoundError if it does not exist."""
         with Folder(self._path, follow=True) as folder:
             folder.delete(self._name(path))
 
     def info(self, path: str) -> dict[str, Any]:
-        """Return the version, size and date of an object. Raise FileNotFoundError where there is none."""
+        """Return version, size and date of an object. Raise FileNotFoundError if it does not exist."""
         with Folder(self._path, follow=True) as folder, folder.open(self._name(path)) as file:
             status = os.fstat(file.fileno())
         modified = datetime.fromtimestamp(status.st_mtime, UTC)

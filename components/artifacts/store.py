@@ -1,26 +1,26 @@
-"""The artifact store: the one truth about what is done.
+"""Content-addressed artifact store, the single source of truth about finished work.
 
-An artifact is a folder of files with a `manifest.json`. It is found by its stage key, a digest of everything that
-determines it, and it appears all at once or not at all: a draft is written aside, every file is hashed and synced,
-then one rename puts the folder in its place. A process killed at any moment leaves at most an orphaned draft, which
-the next one to work on that key removes.
+An artifact is a folder of files with a `manifest.json`. It is looked up by its stage key, a digest of everything that
+determines it. It is committed atomically: a draft is written to a temporary folder, every file is hashed and synced,
+and one rename moves the folder to its place. A process killed at any moment leaves at most an orphaned draft, which the
+next process that works on the key removes.
 
     ROOT/<key>/                manifest.json and the files
-    ROOT/<key>.damaged-N/      what no longer matched its manifest; kept for inspection, never used
+    ROOT/<key>.damaged-N/      artifact that did not match its manifest; kept for inspection, never used
     ROOT/.drafts/<key>.*/      being written
     ROOT/.downloads/<key>.*/   being fetched from the remote store
-    ROOT/.scratch/<key>/       what an unfinished stage may go on from; removed by commit
-    ROOT/.locks/<key>          who works on the key now
-    ROOT/.remote/<id>/<key>    an empty file: the remote store with this id is known to have this one
+    ROOT/.scratch/<key>/       checkpoints of an unfinished stage; removed by commit
+    ROOT/.locks/<key>          lock of the process that works on the key
+    ROOT/.remote/<id>/<key>    empty marker: the remote store with this id has this artifact
 
-Keys hold no run id, no absolute path and no key order, so equal work in any run, sweep or process is one artifact.
-Two processes that want the same one wait for each other.
+Keys contain no run id, no absolute path and no key order, so equal work in any run, sweep or process is one artifact.
+Two processes that need the same one wait for each other.
 
-A store may have a remote one behind it (`components.artifacts.remote`), which several machines share. The folder is
-then the working copy: what is not in it is fetched, what is made is uploaded. Stages read and write the folder only.
+A store may be backed by a remote one (`components.artifacts.remote`) that several machines share. The local folder is
+then a cache: missing artifacts are fetched, new ones are uploaded. Stages read and write the local folder only.
 
-A file may be declared volatile: wall-clock times, logs. It is stored and verified like the others, but the
-artifact's `digest`, on which later keys are built, does not cover it.
+A file may be declared volatile: wall-clock times, logs. It is stored and verified like the others, but the artifact's
+`digest`, from which later keys are derived, does not cover it.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ from components.errors import ArtifactDamaged, ArtifactError, Problem, SpecError
 logger = logging.getLogger(__name__)
 
 TRANSFER = 6 * 3600.0
-"""Seconds to wait for another process of this machine that fetches or uploads the same artifact."""
+"""Seconds to wait for another local process that fetches or uploads the same artifact."""
 
 
 @dataclass
 class Draft:
-    """An artifact that is being written."""
+    """Artifact that is being written."""
 
     path: Path
     """Folder to write into."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Goes into the manifest; not covered by the digest."""
+    """Metrics for the manifest; not covered by the digest."""
 
 
 class Store:
-    """Artifacts below one local folder, with a remote store behind it if `remote` gives its URI. Safe to use from
-    several threads and processes; with a remote store, from several machines.
+    """Artifacts below one local folder, backed by a remote store if `remote` gives its URI. Safe to use from several
+    threads and processes; with a remote store, from several machines.
 
-    Whatever needs the remote store raises ResourceError where it cannot be used, after `times.patience` seconds of
-    trying where that may help.
+    Methods that need the remote store raise ResourceError if it cannot be used. Transient failures are retried for
+    `times.patience` seconds.
     """
 
     def __init__(self, root: str | Path, remote: str | None = None, times: Times = Times()):  # noqa: B008  frozen
         if "://" in str(root):
-            message = f"'{root}' is a URI; stages work in a local folder: give a path, and the URI as store=URI"
+            message = f"'{root}' is a URI, but stages work in a local folder; expected a path, and the URI as store=URI"
             raise SpecError([Problem("root", message)])
         self.root = Path(root).absolute()
         self.remote = None if remote is None else Remote(remote, times)
@@ -92,20 +92,20 @@ class Store:
         return f"{self.root} and {self.remote.uri}" if self.remote is not None else str(self.root)
 
     def check(self) -> None:
-        """Raises ResourceError, within a minute or two, where the remote store cannot be read and written."""
+        """Raise ResourceError, within a minute or two, if the remote store cannot be read and written."""
         if self.remote is not None:
             self.remote.check()
 
     def path(self, key: str) -> Path:
-        """Where the artifact of `key` lies, or would lie. Raises ArtifactError for what is no key."""
+        """Return the folder of the artifact of `key`, which need not exist. Raise ArtifactError for an invalid key."""
         return self.root / _checked(key)
 
     def find(self, key: str) -> Artifact | None:
-        """The artifact of `key`, or None where there is none.
+        """Return the artifact of `key`, or None.
 
-        The sha256 of every file is checked the first time this store meets the artifact. A damaged one is set aside
-        and logged by name; then it counts as missing. What only the remote store has is fetched; what only the folder
-        has, because an upload failed, is uploaded. Raises ArtifactError for an artifact of a newer Espalier.
+        The first lookup verifies the sha256 of every file. A damaged artifact is renamed and logged; it then counts as
+        missing. An artifact that only the remote store has is fetched; one that only the folder has, because an upload
+        failed, is uploaded. Raises ArtifactError for an artifact of a newer Espalier.
         """
         artifact = self._find_here(key)
         if self.remote is None:
@@ -116,34 +116,34 @@ class Store:
         return artifact
 
     def manifests(self) -> Iterator[Artifact]:
-        """Every artifact in the folder, in no order; files are not verified. What cannot be read is left out and
-        logged."""
+        """Yield every artifact in the folder, in no particular order and without verifying files. Unreadable ones are
+        skipped and logged."""
         for path in self.root.glob(f"[!.]*/{MANIFEST}"):
             if ".damaged-" in path.parent.name:
                 continue
             try:
                 yield read_artifact(path.parent, verify=False)
             except ArtifactError as error:
-                logger.warning("left out: %s", error)
+                logger.warning("skipped unreadable artifact: %s", error)
 
     def made_from(self, artifact: Artifact) -> list[Artifact]:
-        """The artifacts in the folder that have this one as an input: lineage downwards. Upwards it is
-        `artifact.inputs`."""
+        """Return the artifacts in the folder that have this one as an input (downstream lineage). `artifact.inputs` is
+        the upstream lineage."""
         return [other for other in self.manifests() if artifact.key in other.inputs.values()]
 
     @contextlib.contextmanager
     def lock(self, key: str, timeout: float, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Holds the key against other threads and processes, and other machines where there is a remote store.
+        """Lock the key against other threads and processes, and other machines if there is a remote store.
 
-        `on_wait` is told whom we wait for. Raises WaitTimeout, which says the same, after `timeout` seconds.
+        `on_wait` is called with a message that names the holder. Raises WaitTimeout after `timeout` seconds.
         """
         start = time.monotonic()
-        what = f"artifact {_checked(key)[:12]}"
+        resource = f"artifact {_checked(key)[:12]}"
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._flock(key, what, timeout, on_wait))
-            if self.remote is not None:  # second, so that of each machine only one process asks there
-                left = max(timeout - (time.monotonic() - start), 0)
-                stack.enter_context(self.remote.lock(key, what, self._owner(), left, on_wait))
+            stack.enter_context(self._flock(key, resource, timeout, on_wait))
+            if self.remote is not None:  # after the local lock, so that one process per machine contends for it
+                remaining = max(timeout - (time.monotonic() - start), 0)
+                stack.enter_context(self.remote.lock(key, resource, self._owner(), remaining, on_wait))
             self._holders[key] = threading.get_ident()
             try:
                 yield
@@ -151,7 +151,7 @@ class Store:
                 del self._holders[key]
 
     def scratch(self, key: str) -> Path:
-        """A folder for the unfinished work of a stage. It survives the stage's death; commit removes it."""
+        """Return a folder for checkpoints of an unfinished stage. It survives the stage's death; commit removes it."""
         path = self.root / ".scratch" / _checked(key)
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -169,20 +169,20 @@ class Store:
         spec: Mapping[str, Any] | None = None,
         lock_timeout: float = 60.0,
     ) -> Iterator[Draft]:
-        """A new artifact: write into `draft.path`; a clean exit commits it, an exception leaves nothing.
+        """Create an artifact: write into `draft.path`; a clean exit commits it, an exception discards it.
 
-        `inputs` names the artifacts it was made from. `volatile` lists files, relative to the folder, that the digest
-        shall not cover. `spec` is stored for the reader of the manifest. The key is locked meanwhile; a lock that
-        this thread holds already is used. Where the artifact exists already, it stays and the draft is dropped.
+        `inputs` names the artifacts it is computed from. `volatile` lists files, relative to the folder, that the
+        digest does not cover. `spec` is stored for readers of the manifest. The key is locked meanwhile; a lock that
+        this thread already holds is reused. If the artifact exists already, it stays and the draft is discarded.
 
-        With a remote store it is committed here first and then uploaded. An upload that fails raises ResourceError;
-        the artifact stays here, and the next `find` uploads it.
+        With a remote store it is committed locally first and then uploaded. A failed upload raises ResourceError; the
+        artifact stays in the folder, and the next `find` uploads it.
         """
         with contextlib.ExitStack() as stack:
             if self._holders.get(key) != threading.get_ident():
                 stack.enter_context(self.lock(key, lock_timeout))
             drafts = self.root / ".drafts"
-            for orphan in drafts.glob(f"{key}.*"):  # we hold the lock, so whoever wrote it is dead
+            for orphan in drafts.glob(f"{key}.*"):  # we hold the lock, so their writer is dead
                 shutil.rmtree(orphan)
             start = time.monotonic()
             with self._folder(drafts, key) as path:
@@ -212,9 +212,9 @@ class Store:
 
     def _find_here(self, key: str) -> Artifact | None:
         path = self.path(key)
-        known = self._verified.get(key)
-        if known is not None and (path / MANIFEST).is_file():
-            return known
+        verified = self._verified.get(key)
+        if verified is not None and (path / MANIFEST).is_file():
+            return verified
         try:
             inode = path.lstat().st_ino
         except FileNotFoundError:
@@ -230,12 +230,12 @@ class Store:
         return artifact
 
     def _fetch(self, key: str, remote: Remote) -> Artifact | None:
-        """Downloads the artifact if the remote store has it intact."""
+        """Download the artifact if the remote store has it intact."""
         text = remote.manifest(key)
         if text is None:
             return None
         with self._transfer(key):
-            if (artifact := self._find_here(key)) is not None:  # another process has fetched it meanwhile
+            if (artifact := self._find_here(key)) is not None:  # another process fetched it in the meantime
                 return artifact
             downloads = self.root / ".downloads"
             for orphan in downloads.glob(f"{key}.*"):
@@ -252,7 +252,7 @@ class Store:
         return artifact
 
     def _share(self, artifact: Artifact, remote: Remote) -> None:
-        """Makes sure that the remote store has the artifact."""
+        """Upload the artifact unless the remote store has it."""
         if artifact.key in self._shared:
             return
         marker = self._marker(artifact.key, remote)
@@ -274,20 +274,20 @@ class Store:
         self._shared.add(key)
 
     def _transfer(self, key: str) -> contextlib.AbstractContextManager[None]:
-        """One process of this machine at a time fetches or uploads an artifact."""
-        return self._flock(f"{key}.transfer", f"artifact {key[:12]} on its way", TRANSFER, logger.info)
+        """Lock an artifact so that one local process at a time fetches or uploads it."""
+        return self._flock(f"{key}.transfer", f"the transfer of artifact {key[:12]}", TRANSFER, logger.info)
 
     @contextlib.contextmanager
-    def _flock(self, name: str, what: str, timeout: float, on_wait: Callable[[str], None] | None) -> Iterator[None]:
+    def _flock(self, name: str, resource: str, timeout: float, on_wait: Callable[[str], None] | None) -> Iterator[None]:
         path = self.root / ".locks" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+") as file:
-            lock_file(file, what, timeout, on_wait)
+            lock_file(file, resource, timeout, on_wait)
             yield
 
     def _owner(self) -> str:
-        """This folder on this machine since it was started. Whoever held a remote lock under this name and is not us
-        has died, for the local lock is ours."""
+        """Return an id of this folder and this boot of the machine. We hold the local lock, so any other process that
+        holds a remote lock with this owner has died."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
@@ -297,7 +297,7 @@ class Store:
 
     @contextlib.contextmanager
     def _folder(self, parent: Path, key: str) -> Iterator[Path]:
-        """A folder to fill, which is gone afterwards unless it was put in its place."""
+        """Yield a temporary folder, which is removed afterwards unless it was moved to its place."""
         parent.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=parent, prefix=f"{key}."))
         try:
@@ -306,10 +306,10 @@ class Store:
             shutil.rmtree(path, ignore_errors=True)
 
     def _place(self, folder: Path, key: str) -> Artifact:
-        """Puts a complete folder in its place; where another process was first, its folder stays."""
+        """Move a complete folder to its place; if another process was first, its folder stays."""
         path = self.path(key)
         folder.chmod(0o755)  # mkdtemp made it private
-        for inner in folder.rglob("*"):  # nobody else may change what was verified, whatever the umask is
+        for inner in folder.rglob("*"):  # no other user may change verified files, whatever the umask is
             inner.chmod(inner.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
         sync_tree(folder)
         try:
@@ -318,32 +318,32 @@ class Store:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         _sync(self.root)
-        self._verified[key] = read_artifact(path, verify=False)  # hashed a moment ago
+        self._verified[key] = read_artifact(path, verify=False)  # hashed when it was drafted
         return self._verified[key]
 
     def _set_aside(self, key: str, inode: int, error: ArtifactDamaged) -> None:
         path = self.path(key)
         number = 1
-        while os.path.lexists(aside := path.with_name(f"{key}.damaged-{number}")):
+        while os.path.lexists(damaged := path.with_name(f"{key}.damaged-{number}")):
             number += 1
         try:
-            if path.lstat().st_ino == inode:  # nobody has replaced it since it was read
-                os.rename(path, aside)
+            if path.lstat().st_ino == inode:  # not replaced since it was read
+                os.rename(path, damaged)
         except FileNotFoundError:
             return
         self._verified.pop(key, None)
-        logger.warning("damaged artifact set aside as %s and made again: %s", aside.name, error)
+        logger.warning("damaged artifact renamed to %s, will be recomputed: %s", damaged.name, error)
 
 
 def _checked(key: str) -> str:
-    """Return a key that is to be used in a path. Raise ArtifactError for anything that is none."""
+    """Return a key for use in a path. Raise ArtifactError for an invalid key."""
     if not is_key(key):
-        raise ArtifactError(f"{key!a} is no key of an artifact; expected letters, digits, - and _")
+        raise ArtifactError(f"{key!a} is not an artifact key; expected letters, digits, - and _")
     return key
 
 
 def sync_tree(folder: Path) -> None:
-    """Has the operating system write a folder and all in it to the disk."""
+    """Sync a folder and everything in it to disk."""
     for path in [*folder.rglob("*"), folder]:
         _sync(path)
 

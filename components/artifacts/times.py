@@ -1,4 +1,4 @@
-"""How long a store waits for what."""
+"""Timeouts of an artifact store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds, each."""
+    """Timeouts and intervals, in seconds."""
 
     patience: float = 300.0
-    """For how long an operation on a remote store that fails is tried again."""
+    """Time for which a failing operation on a remote store is retried."""
     beat: float = 20.0
-    """Between two signs of life of who holds a lock in a remote store."""
+    """Interval at which the holder of a remote lock renews it."""
     stale: float = 120.0
-    """After which a lock without a sign of life, by the store's own clock, is taken over."""
+    """Age, by the store's own clock, after which a remote lock that is not renewed is taken over."""
     poll: float = 5.0
-    """At most, between two looks at a lock that another machine holds."""
+    """Maximum interval between two checks of a lock that another machine holds."""

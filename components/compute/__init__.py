@@ -1,1 +1,1 @@
-"""Where a stage runs."""
+"""Runners and places of stages."""

@@ -1,6 +1,6 @@
-"""A process that ends when its parent does: it watches the pipe that the parent holds open as its standard input.
+"""Exit of a process when its parent ends: it watches its standard input, a pipe that the parent holds open.
 
-Works however the parent ends, `kill -9` included, and on every Unix.
+Works however the parent ends, `kill -9` included, on every Unix.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 def watch_parent(
     on_end: Callable[[], None] | None = None, grace: float = 3.0, on_line: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Starts a thread that waits for the end of standard input. Then it calls `on_end`, gives the process `grace`
-    seconds to end by itself, and ends it. on_line: is given each line that comes before."""
+    """Start a thread that waits for the end of standard input. Then it calls `on_end`, gives the process `grace`
+    seconds to end by itself, and ends it. on_line: called with each line that arrives before."""
 
     def watch() -> None:
-        rest = b""
-        while new := os.read(sys.stdin.fileno(), 65536):
-            *lines, rest = (rest + new).split(b"\n")
+        partial_line = b""
+        while data := os.read(sys.stdin.fileno(), 65536):
+            *lines, partial_line = (partial_line + data).split(b"\n")
             for line in lines:
                 on_line(line.decode())
         if on_end is not None:

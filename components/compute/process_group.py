@@ -1,8 +1,8 @@
-"""The processes that run one stage together, each of which knows the others by its environment (`launch`).
+"""Group of processes that run one stage together; each finds the others through its environment (`launch`).
 
-The first one does what one process would: it locks, reports, commits. The others compute along: they hear from it in
-which folders, and it hears from them why they failed. That goes through a store of small values, so that a wait has a
-limit of its own; what is computed goes through `torch.distributed`, where every wait ends after `timeout` seconds.
+Rank 0 does what a single process would: it locks, reports and commits. The other ranks compute along: rank 0 sends them
+their folders, and they send it their errors. This uses a key-value store, so these waits have their own timeout;
+computation uses `torch.distributed`, where every wait ends after `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 from components.errors import ResourceError, WaitTimeout
 
 GRACE = 3.0
-"""Seconds in which those that wait for a process that died have been ended by the launcher, which knows how it died."""
+"""Seconds within which the launcher, which knows how a process died, ends the processes that wait for it."""
 
-_WORK, _FAILURE, _SAID = "work", "failure", "said"
+_WORK, _FAILURE, _REPORTED = "work", "failure", "said"
 
 
 class Group:
-    """timeout: seconds that a process waits for the others. Made by all of them at the same time."""
+    """Process group, created by all of its processes at the same time. timeout: seconds that a process waits for the
+    others."""
 
     def __init__(self, timeout: float):
         from torch import distributed
@@ -36,17 +37,17 @@ class Group:
         self._store = distributed.PrefixStore("stage", self._all)
 
     def join(self, device: str) -> None:
-        """Meets the others for what is computed together. device: `auto`, `cuda` or `cpu`. Raises ResourceError where
-        the machine has fewer GPUs than processes, WaitTimeout where the others do not come."""
+        """Join the process group of `torch.distributed`. device: `auto`, `cuda` or `cpu`. Raise ResourceError if the
+        machine has fewer GPUs than processes, WaitTimeout if the others do not join in time."""
         import torch
         from torch import distributed
 
-        backend, here, limit = "gloo", int(os.environ["LOCAL_WORLD_SIZE"]), timedelta(seconds=self.timeout)
+        backend, local_processes, limit = "gloo", int(os.environ["LOCAL_WORLD_SIZE"]), timedelta(seconds=self.timeout)
         if device != "cpu" and torch.cuda.is_available():
-            if here > torch.cuda.device_count():
+            if local_processes > torch.cuda.device_count():
                 raise ResourceError(
-                    f"processes: {here} on this machine, which has {torch.cuda.device_count()} GPUs: expected at most "
-                    "one for each, or model.device=cpu"
+                    f"processes = {local_processes}: this machine has {torch.cuda.device_count()} GPUs; expected at "
+                    "most one process per GPU, or model.device=cpu"
                 )
             backend = "nccl"
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -56,45 +57,45 @@ class Group:
             )
         except distributed.DistError as error:
             raise WaitTimeout(
-                f"process {self.rank} of {self.size} did not meet the others in {self.timeout:g} s: {error}"
+                f"rank {self.rank} of {self.size} timed out after {self.timeout:g} s joining the other ranks: {error}"
             ) from None
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that speaks and writes."""
+        """True for rank 0, which reports and writes."""
         return self.rank == 0
 
     def tell(self, work: dict[str, Any]) -> None:
-        """The first one: what the others are to do. Only what is told first is heard."""
+        """Send the work of the other ranks, from rank 0. Only the first call has an effect."""
         self._store.compare_set(_WORK, "", json.dumps(work))
 
     def hear(self, limit: float) -> dict[str, Any]:
-        """The others: what they are told. Raises WaitTimeout after `limit` seconds."""
+        """Return the work sent by rank 0. Raise WaitTimeout after `limit` seconds."""
         from torch import distributed
 
         try:
             self._store.wait([_WORK], timedelta(seconds=limit))
         except distributed.DistError:
-            raise WaitTimeout(f"process {self.rank} has heard nothing of the first one for {limit:g} s") from None
+            raise WaitTimeout(f"rank {self.rank} timed out after {limit:g} s waiting for rank 0") from None
         return json.loads(self._store.get(_WORK))
 
     def failed(self, error: dict[str, Any], say: Callable[[dict[str, Any]], None], *, awaited: bool) -> None:
-        """Of an error of this process: the first one says it, or with what another failed before; the others leave it
-        to the first one. awaited: whether it may be that another has died, of which the launcher then tells: it ends
-        this process meanwhile."""
+        """Report an error of this process. Rank 0 reports it, or the earlier error of another rank; the other ranks
+        send theirs to rank 0. awaited: True if the cause may be the death of another process. The launcher then reports
+        that and ends this process meanwhile."""
         until = time.monotonic() + GRACE
         while awaited and self.failure() is None and time.monotonic() < until:
             time.sleep(0.05)
-        with contextlib.suppress(RuntimeError):  # the launcher keeps the store, and is gone
+        with contextlib.suppress(RuntimeError):  # the launcher, which holds the store, has ended
             if self.first:
                 say({"error": self.failure() or error})
-                self._store.set(_SAID, "1")
+                self._store.set(_REPORTED, "1")
             else:
                 self._store.compare_set(_FAILURE, "", json.dumps(error))
-                self._store.wait([_SAID], timedelta(seconds=GRACE))
+                self._store.wait([_REPORTED], timedelta(seconds=GRACE))
 
     def failure(self) -> dict[str, Any] | None:
-        """With what another process has failed."""
+        """Return the error of another process; None without one."""
         with contextlib.suppress(RuntimeError):
             if self._store.check([_FAILURE]):
                 return json.loads(self._store.get(_FAILURE))

@@ -1,11 +1,11 @@
-"""Where a stage runs: here, or in a process of its own.
+"""Runners of a stage: in this process, or in a subprocess.
 
-A runner takes a stage request (JSON data) and says what became of it. `LocalRunner` calls a function in this process.
+A runner takes a stage request (JSON data) and returns its result. `LocalRunner` calls a function in this process.
 `ProcessRunner` starts a command and reads JSON lines from it: progress while it works, the result at the end. The
-command here is `python -m flows.stage`; the same lines serve a process on another machine.
+command here is `python -m flows.stage`; the same protocol serves a process on another machine.
 
-A child never outlives its parent: it holds the reading end of a pipe from us as its standard input, and ends when that
-is closed, also when we are killed.
+A child never outlives its parent: its standard input is a pipe from us, and it ends when that pipe is closed, also when
+we are killed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from components.errors import EspalierError, Problem, SpecError, WaitTimeout
 logger = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
-"""One line of a stage's report: `{"progress": [done, total, values]}`, `{"waiting": text}` or the result."""
+"""Line of a stage's report: `{"progress": [done, total, values]}`, `{"waiting": text}` or the result."""
 
-LAST_WORDS = 0.5
-"""Seconds that a child gets to write down what it was doing when we gave up on it."""
+DUMP_SECONDS = 0.5
+"""Seconds that a child that timed out gets to write its stacks to the log."""
 GRACE = 3.0
 """Seconds that a child gets to end by itself before it is killed."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a stage."""
+    """Result of a stage."""
 
     key: str
     digest: str
@@ -50,16 +50,16 @@ class Result:
 
 class Runner(Protocol):
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
-        """Runs one stage to its end. Raises what the stage raises."""
+        """Run one stage to its end. Raise the stage's error."""
         ...
 
 
 class Stopped(KeyboardInterrupt):
-    """What a runner raises that was stopped from another thread."""
+    """Interruption of a runner by `stop` from another thread."""
 
 
 class LocalRunner:
-    """Runs stages in this process, where models stay warm between them."""
+    """Runner in this process, where loaded models are reused between stages."""
 
     def __init__(self, execute: Callable[[Mapping[str, Any], Callable[[Event], None]], Result]):
         self._execute = execute
@@ -69,10 +69,10 @@ class LocalRunner:
 
 
 class ProcessRunner:
-    """Runs each stage in a process of its own; several at once, from as many threads. `KeptProcessRunner` keeps one.
+    """Runner with one subprocess per stage; several at once, from several threads. `KeptProcessRunner` reuses one.
 
-    command: what to start; `--request FILE root=DIR` is added. log: file for everything that the child writes to
-    stderr. environment: None is ours. limit: seconds that one stage may take.
+    command: command to start; `--request FILE root=DIR` is added. log: file for the child's stderr. environment: None
+    uses ours. limit: time limit of one stage in seconds.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ProcessRunner:
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """Ends what runs, from another thread, and lets nothing begin any more: `run` raises Stopped."""
+        """End the running stages, from another thread, and start no more: `run` raises Stopped."""
         with self._lock:
             self._stopped.set()
             running = list(self._running)
@@ -101,7 +101,7 @@ class ProcessRunner:
             _quit(child)
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
-        """Raises the error that the stage raised (of our own tree), EspalierError where the child died otherwise,
+        """Run one stage. Raises the stage's error (of our own tree), EspalierError if the child died otherwise,
         WaitTimeout after `limit` seconds, and Stopped. A KeyboardInterrupt ends the child too."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._log, "ab") as log:
@@ -112,7 +112,7 @@ class ProcessRunner:
             try:
                 result = self._follow(child, request, on_event)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(GRACE)  # it has done its work and takes its leave
+                    child.wait(GRACE)  # it has sent its result and is exiting
                 return result
             finally:
                 self._end(child)
@@ -128,7 +128,7 @@ class ProcessRunner:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C reaches us; we end the child
+                start_new_session=True,  # Ctrl-C reaches only us; we end the child
             )
             self._running.add(child)
             return child
@@ -139,30 +139,30 @@ class ProcessRunner:
 
     def _follow(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         try:
-            return self._heard(child, request, on_event)
+            return self._events(child, request, on_event)
         except WaitTimeout:
             with contextlib.suppress(ProcessLookupError):
-                child.send_signal(signal.SIGUSR1)  # it writes to its log what it was doing
-                time.sleep(LAST_WORDS)
+                child.send_signal(signal.SIGUSR1)  # makes it write its stacks to the log
+                time.sleep(DUMP_SECONDS)
             raise
         except EspalierError:
             if self._stopped.is_set():
                 raise Stopped from None
             raise
 
-    def _heard(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def _events(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
         assert child.stdout is not None
         expired = threading.Event()
 
         def expire() -> None:
             expired.set()
             child.send_signal(signal.SIGUSR1)
-            time.sleep(LAST_WORDS)
+            time.sleep(DUMP_SECONDS)
             child.kill()
 
-        late = threading.Timer(self._limit, expire)
-        late.daemon = True
-        late.start()
+        timer = threading.Timer(self._limit, expire)
+        timer.daemon = True
+        timer.start()
         last: Event = {}
         try:
             for line in child.stdout:
@@ -171,7 +171,7 @@ class ProcessRunner:
                     break
                 on_event(last)
         finally:
-            late.cancel()
+            timer.cancel()
         stage = request.get("stage", "stage")
         if "status" in last:
             return Result(last["key"], last["digest"], last["status"])
@@ -179,48 +179,49 @@ class ProcessRunner:
             raise error_from_json(last["error"])
         code = child.wait(GRACE)
         if expired.is_set():
-            raise WaitTimeout(f"{stage} was ended after {self._limit:.0f} s in its own process")
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        raise EspalierError(f"the process of {stage} ended {how} without a result; its last words are in {self._log}")
+            raise WaitTimeout(f"{stage} timed out after {self._limit:.0f} s in its subprocess")
+        cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        raise EspalierError(f"the process of {stage} ended {cause} without a result; its last output is in {self._log}")
 
 
 class KeptProcessRunner(ProcessRunner):
-    """Runs stages in one process, one at a time: what is slow to build stays warm in it, as in this one. It is started
-    for the first stage, again where it has died, and ends with `close`; it reads requests as lines (`--requests`)."""
+    """Runner that reuses one subprocess, for one stage at a time, so that loaded models are reused. The process is
+    started for the first stage, restarted if it has died, and ends with `close`; it reads requests as lines
+    (`--requests`)."""
 
-    _kept: subprocess.Popen | None = None
+    _child: subprocess.Popen | None = None
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
-        """As that of ProcessRunner. After a stage that failed the next one gets another process."""
-        child = self._kept
+        """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""
+        child = self._child
         if child is None or child.poll() is not None:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with open(self._log, "ab") as log:
-                child = self._kept = self._start([*self._command, "--requests", f"root={self._root}"], log)
+                child = self._child = self._start([*self._command, "--requests", f"root={self._root}"], log)
         assert child.stdin is not None
         answered = False
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has died: what it says is read below
+            with contextlib.suppress(BrokenPipeError):  # it has died; its report is read below
                 child.stdin.write(json.dumps(request) + "\n")
                 child.stdin.flush()
             result = self._follow(child, request, on_event)
             answered = True
             return result
         finally:
-            if not answered:  # whatever it still says would be taken for the answer to the next request
+            if not answered:  # its further output would be taken for the answer to the next request
                 self.close()
 
     def close(self) -> None:
-        """Ends the process."""
-        child, self._kept = self._kept, None
+        """End the process."""
+        child, self._child = self._child, None
         if child is not None:
             self._end(child)
 
 
 def end(child: subprocess.Popen) -> None:
-    """Ends a child process and everything in its session: asks, waits `GRACE` seconds, kills."""
+    """End a child process and its session: terminate it, wait `GRACE` seconds, then kill."""
     _quit(child)
-    for pipe in (child.stdin, child.stdout):  # not before: without its parent it would end without putting things away
+    for pipe in (child.stdin, child.stdout):  # not earlier: a closed pipe would end it before its cleanup
         if pipe is not None and not pipe.closed:
             pipe.close()
 
@@ -236,7 +237,7 @@ def _quit(child: subprocess.Popen) -> None:
 
 
 def error_to_json(error: EspalierError) -> dict[str, Any]:
-    """An error of our own tree as JSON data."""
+    """Return an error of our own tree as JSON data."""
     data: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, SpecError):
         data["problems"] = [[problem.path, problem.message, problem.nearest] for problem in error.problems]
@@ -244,7 +245,7 @@ def error_to_json(error: EspalierError) -> dict[str, Any]:
 
 
 def error_from_json(data: Mapping[str, Any]) -> EspalierError:
-    """The same error again; EspalierError for a type that is not in the tree."""
+    """Return the error from its JSON data; EspalierError for a type that is not in the tree."""
     kind = getattr(errors, data["type"], None)
     if kind is SpecError:
         return SpecError([Problem(*problem) for problem in data["problems"]])

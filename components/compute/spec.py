@@ -1,4 +1,4 @@
-"""Where each stage runs."""
+"""Spec of where each stage runs."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ class LocalPlace(Spec):
 
 
 class ProcessPlace(Spec):
-    """A process of its own, `python -m flows.stage`."""
+    """Subprocess, `python -m flows.stage`."""
 
     name: Literal["process"] = "process"
 
 
 Place = Annotated[LocalPlace | ProcessPlace | AcceleratePlace | SkyPlace, Field(discriminator="name")]
-"""Where stages can run, told apart by `name`."""
+"""Places where stages can run, selected by `name`."""
 
 
 class ComputeSpec(Spec):
-    """How stages run, not what they compute: it is in no stage key."""
+    """Placement, timeouts, retries and prices of stages. It does not affect results, so it is in no stage key."""
 
     default: str = "local"
-    """Where stages run: one of the places."""
+    """Place of stages without an entry in `stages`: a name from `places`."""
     stages: dict[StageName, str] = {}
-    """Where single stages run, if elsewhere: `{train: process}`."""
+    """Places of single stages: `{train: process}`."""
     places: dict[str, Place] = {"local": LocalPlace(), "process": ProcessPlace()}
-    """What is meant by each name."""
+    """Places by name."""
     save_every: float = Field(30.0, ge=0)
-    """Seconds between two saves of a training that goes on, from which it continues if it is killed. 0: after each
+    """Seconds between two checkpoints of a running training, from which it resumes if it is killed. 0: after each
     gradient step."""
     stall_timeout: float = Field(3600.0, ge=0)
-    """Seconds in which nothing of a stage moves (no answer of the model, no episode, no gradient step, no part ends)
-    after which it is ended with an error that says what it was doing. 0: never."""
+    """Seconds without progress (model response, episode, gradient step or finished part) after which a stage is ended
+    with an error that names its last activity. 0: never."""
     stage_timeout: float = Field(604800.0, gt=0)
-    """Seconds that one stage may take in a process of its own."""
+    """Time limit in seconds of one stage in a subprocess."""
     lock_timeout: float = Field(43200.0, gt=0)
-    """Seconds to wait for another process that makes the same artifact."""
+    """Seconds to wait for another process that computes the same artifact."""
     retries: int = Field(0, ge=0)
-    """Times that a stage is tried again, from what it had finished, when its process was killed or an engine or
-    environment failed. A mistake, a guard that struck and a training that diverged are not tried again."""
+    """Number of retries of a stage whose process was killed, or whose engine or environment failed. A retry resumes
+    from the finished work. Configuration errors, guards and diverged training are not retried."""
     retry_delay: float = Field(30.0, ge=0)
-    """Seconds before that."""
+    """Seconds before a retry."""
     price: float = Field(0.0, ge=0)
-    """What an hour of the machine costs on which stages run, in a currency of your choice. Plans and costs use it."""
+    """Hourly price of the machine on which stages run, in a currency of your choice. Used by plans and costs."""
     prices: dict[StageName, Annotated[float, Field(ge=0)]] = {}
-    """The same for single stages: `{train: 2.5}`."""
+    """Hourly prices of single stages: `{train: 2.5}`."""
 
     def placement(self, stage: StageName) -> str:
-        """Name of the place."""
+        """Return the name of the place of a stage."""
         return self.stages.get(stage, self.default)
 
     def place(self, stage: StageName) -> Place:

@@ -1,10 +1,10 @@
-"""A watchdog for a stage: where nothing has moved for too long, it says what everything was doing, and ends the wait.
+"""Watchdog of a stage: without progress for too long, it reports the stacks of all threads and tasks and ends the wait.
 
-It strikes by SIGUSR2, which interrupts whatever the main thread waits in (a lock, a socket, an event loop, a sleep).
-What is raised there is a KeyboardInterrupt: it ends the stage as Ctrl-C would, past everything that makes data of the
-errors of a user's code, and saves what Ctrl-C saves. `watch` turns it into WaitTimeout. A computation inside of a
-library is interrupted when it comes back. No signal reaches another thread: there it strikes by `end`, a function that
-makes the block raise.
+It strikes with SIGUSR2, which interrupts any wait of the main thread (a lock, a socket, an event loop, a sleep). The
+handler raises a KeyboardInterrupt: it ends the stage like Ctrl-C, bypasses code that records exceptions of user code as
+data, and saves the same state as Ctrl-C. `watch` converts it to WaitTimeout. A computation inside a library is
+interrupted when it returns. Signals do not reach other threads: there the watchdog calls `end`, a function that makes
+the block raise.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SIGNAL = signal.SIGUSR2
 
 
 class Strike(KeyboardInterrupt):
-    """What a watchdog raises in the main thread."""
+    """Interruption raised by a watchdog in the main thread."""
 
 
 class Watchdog:
-    """Make it with `watch`. what: for messages. limit: seconds without `touch`. report: told what every thread and
-    every asyncio task was doing, before the strike. end: strikes; None is the signal."""
+    """Watchdog, created by `watch`. name: for messages. limit: seconds without `touch`. report: called before the
+    strike with the stacks of every thread and asyncio task. end: ends the block; None uses the signal."""
 
-    def __init__(self, what: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None):
-        self.what = what
+    def __init__(self, name: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None):
+        self._name = name
         self.limit = limit
         self.struck = False
         self._report = report
@@ -46,12 +46,12 @@ class Watchdog:
         self._striking = threading.Lock()
 
     def touch(self) -> None:
-        """Something has moved."""
+        """Record progress."""
         self._touched = time.monotonic()
         self._resting = False
 
     def rest(self) -> None:
-        """Until the next `touch`, something is awaited that has a limit of its own."""
+        """Pause until the next `touch`, during a wait that has a timeout of its own."""
         self._resting = True
 
     def _run(self) -> None:
@@ -59,8 +59,8 @@ class Watchdog:
             if self._resting or time.monotonic() - self._touched < self.limit:
                 continue
             try:
-                self._report(doing())
-            finally:  # whatever the report came to
+                self._report(stack_dump())
+            finally:  # also if the report fails
                 with self._striking:
                     if not self._over.is_set():
                         self.struck = True
@@ -68,52 +68,53 @@ class Watchdog:
             return
 
     def _stop(self) -> None:
-        """After this there is no strike."""
+        """Stop the watchdog; it does not strike afterwards."""
         with self._striking:
             self._over.set()
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
-        where = traceback.extract_stack(frame)[-1] if frame is not None else None
-        raise Strike(self._words(f" (in {where.name}, {where.filename}:{where.lineno})" if where is not None else ""))
+        location = traceback.extract_stack(frame)[-1] if frame is not None else None
+        place = "" if location is None else f" (in {location.name}, {location.filename}:{location.lineno})"
+        raise Strike(self._message(place))
 
-    def _words(self, at: str = "") -> str:
+    def _message(self, place: str = "") -> str:
         return (
-            f"{self.what}: nothing has moved for {self.limit:g} s{at}. What each thread and task was doing is in the "
-            "log. If it only needs longer, raise compute.stall_timeout; the same command goes on from what is finished"
+            f"{self._name}: no progress for {self.limit:g} s{place}. The stacks of all threads and tasks are in the "
+            "log. If the stage only needs more time, raise compute.stall_timeout; the same command resumes it"
         )
 
 
 @contextmanager
 def watch(
-    what: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None
+    name: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None
 ) -> Iterator[Watchdog]:
-    """Watches over the block, and raises WaitTimeout out of it; with a limit of 0, and outside of the main thread
-    without an `end`, nothing is watched."""
-    dog = Watchdog(what, limit, report, end)
+    """Watch the block, and raise WaitTimeout from it. Inactive with a limit of 0, and outside the main thread without
+    an `end`."""
+    watchdog = Watchdog(name, limit, report, end)
     if limit == 0 or (end is None and threading.current_thread() is not threading.main_thread()):
-        yield dog
+        yield watchdog
         return
-    thread = threading.Thread(target=dog._run, name=f"watchdog of {what}", daemon=True)
+    thread = threading.Thread(target=watchdog._run, name=f"watchdog of {name}", daemon=True)
     if end is not None:
         thread.start()
         try:
-            yield dog
+            yield watchdog
         except BaseException:
-            if dog.struck:
-                raise WaitTimeout(dog._words()) from None
+            if watchdog.struck:
+                raise WaitTimeout(watchdog._message()) from None
             raise
         finally:
-            dog._stop()
-        if dog.struck:  # just as the block came to its end; what ran it takes nothing more
-            raise WaitTimeout(dog._words())
+            watchdog._stop()
+        if watchdog.struck:  # just as the block ended, so that nothing in it raised
+            raise WaitTimeout(watchdog._message())
         return
-    before = signal.signal(SIGNAL, dog._strike)
+    before = signal.signal(SIGNAL, watchdog._strike)
     thread.start()
     try:
         try:
-            yield dog
+            yield watchdog
         finally:
-            dog._stop()
+            watchdog._stop()
     except Strike as strike:
         raise WaitTimeout(str(strike)) from None
     finally:
@@ -124,15 +125,15 @@ def _interrupt() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
 
-def doing() -> str:
-    """The stack of every thread and of every asyncio task that is not done, as text."""
+def stack_dump() -> str:
+    """Return the stacks of every thread and of every unfinished asyncio task, as text."""
     out = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         print(f"thread {names.get(ident, ident)}:", file=out)
         traceback.print_stack(frame, file=out)
-    for thing in gc.get_objects():  # tasks belong to loops in other threads, which asyncio does not list
-        if issubclass(type(thing), asyncio.Task) and not thing.done():  # isinstance would ask proxies for their class
-            print(f"task {thing.get_name()}:", file=out)
-            thing.print_stack(file=out)
+    for candidate in gc.get_objects():  # asyncio does not list tasks of loops in other threads
+        if issubclass(type(candidate), asyncio.Task) and not candidate.done():  # isinstance would trigger proxies
+            print(f"task {candidate.get_name()}:", file=out)
+            candidate.print_stack(file=out)
     return out.getvalue()

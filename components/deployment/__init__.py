@@ -1,1 +1,1 @@
-"""Export, model card, serving check."""
+"""Export, model card, serving check and deployment targets."""

@@ -1,8 +1,8 @@
-"""The canary: held-out prompts through an endpoint that was just deployed, before it is relied on.
+"""Canary check: held-out prompts sent to a newly deployed endpoint, before it is used.
 
-The policy's own greedy answers were kept with the export. An endpoint passes where it answers every prompt, and as the
-policy does in at least the share that is asked for: hosts compute in other types, where a near tie may fall the other
-way, so that 1 is for a server of our own.
+The policy's own greedy answers are stored with the export. An endpoint passes if it answers every prompt, and at least
+the required share as the policy does. Hosts compute in other types, where a near tie may be decided differently, so a
+share of 1 is only for our own server.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FILE = "answers.json"
 
 
 def write_answers(folder: Path, requests: Sequence[ChatRequest], answers: Sequence[ChatCompletion]) -> None:
-    """Keeps what the policy was asked and said."""
-    said = [
+    """Store the policy's requests and answers."""
+    records = [
         {
             "messages": request.messages,
             "tools": request.tools,
@@ -33,17 +33,17 @@ def write_answers(folder: Path, requests: Sequence[ChatRequest], answers: Sequen
         }
         for request, answer in zip(requests, answers, strict=True)
     ]
-    (folder / FILE).write_text(json.dumps(said, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / FILE).write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreement: float, timeout: float) -> float:
-    """Asks the endpoint the first `prompts` of an export's held-out prompts; returns the share that it answers as the
-    policy does. timeout: seconds for one answer, and for which a failing endpoint is asked again.
+    """Send the first `prompts` of an export's held-out prompts to the endpoint; return the share of equal answers.
 
-    Raises DeployError where it does not answer, or that share is below `agreement`.
+    timeout: seconds for one answer, and for which a failing endpoint is retried. Raises DeployError if the endpoint
+    does not answer, or the share is below `agreement`.
     """
     assert deployment.url is not None, f"{deployment.target} has no endpoint"
-    known = read_json(export / FILE)[:prompts]
+    records = read_json(export / FILE)[:prompts]
     client = Client(
         deployment.url,
         secret_variable(deployment.key_variable or ""),
@@ -52,35 +52,35 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
         error=DeployError,
     )
     try:
-        found = [_said(_ask(client, deployment.model, one)) for one in known]
+        answers = [_text(_ask(client, deployment.model, record)) for record in records]
     finally:
         client.close()
-    wanted = [_said(one["answer"]) for one in known]
-    share = sum(a == b for a, b in zip(found, wanted, strict=True)) / len(known)
+    expected = [_text(record["answer"]) for record in records]
+    share = sum(a == b for a, b in zip(answers, expected, strict=True)) / len(records)
     if share < agreement:
-        first = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+        first = next(i for i, (a, b) in enumerate(zip(answers, expected, strict=True)) if a != b)
         raise DeployError(
-            f"{deployment.url} answers {share:.2f} of {len(known)} held-out prompts as the policy does, and "
-            f"deploy.canary.agreement is {agreement:g}; prompt {first}: it says {found[first][:300]}, the policy "
-            f"{wanted[first][:300]}"
+            f"{deployment.url} answers {share:.2f} of {len(records)} held-out prompts as the policy does, and "
+            f"deploy.canary.agreement is {agreement:g}; prompt {first}: it answers {answers[first][:300]}, the policy "
+            f"{expected[first][:300]}"
         )
     return share
 
 
-def _ask(client: Client, model: str, asked: dict[str, Any]) -> dict[str, Any]:
+def _ask(client: Client, model: str, record: dict[str, Any]) -> dict[str, Any]:
     body = {
         "model": model,
-        "messages": asked["messages"],
+        "messages": record["messages"],
         "temperature": 0,
-        "max_tokens": asked["max_tokens"],
-        **({"tools": asked["tools"]} if asked["tools"] else {}),
+        "max_tokens": record["max_tokens"],
+        **({"tools": record["tools"]} if record["tools"] else {}),
     }
 
     def read(reply: Reply) -> dict[str, Any]:
         try:
             message = reply.json()["choices"][0]["message"]
         except (KeyError, IndexError, TypeError) as error:
-            raise Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
+            raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
         if not message.get("content") and not message.get("tool_calls"):
             raise Failed("an empty answer", empty=True)
         return message
@@ -88,14 +88,16 @@ def _ask(client: Client, model: str, asked: dict[str, Any]) -> dict[str, Any]:
     return client.now("POST", "/chat/completions", body, read)
 
 
-def _said(message: dict[str, Any]) -> str:
-    """What a message says, without the ids of its calls."""
-    calls = [(one["function"]["name"], _read(one["function"]["arguments"])) for one in message.get("tool_calls") or []]
+def _text(message: dict[str, Any]) -> str:
+    """Return the text and calls of a message, without the ids of the calls."""
+    calls = [
+        (call["function"]["name"], _read(call["function"]["arguments"])) for call in message.get("tool_calls") or []
+    ]
     return json.dumps([(message.get("content") or "").strip(), *calls], ensure_ascii=False)
 
 
 def _read(arguments: str) -> Any:
-    """What JSON says, however it is spaced."""
+    """Return the value of a JSON text; the text itself if it is invalid."""
     try:
         return json.loads(arguments)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""The model card: what was trained, how, what was measured, how to use it, and what it says nothing about.
+"""Model card: what was trained and how, the measured results, usage, and limits.
 
-A card depends on its arguments alone: no clock, no run id, no path of this machine. Equal inputs give an equal card,
-so an export can be found by its stage key. What only says where and how fast a run went is left out of the config.
+A card depends on its arguments alone: no clock, no run id, no path of this machine. Equal inputs give an equal card, so
+an export can be cached under its stage key. Config keys that only affect where and how fast a run executes are omitted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLACEMENT = frozenset(
         "url",
     }
 )
-"""Config keys that do not change a result, and the name of the run in which a fork begins: its policy is an input."""
+"""Config keys that do not affect a result, and the run from which a fork starts: its policy is an input."""
 
 
 _SELECTED = (
@@ -50,11 +50,11 @@ def model_card(
     results: Mapping[str, Mapping[str, Any]],
     differences: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """Markdown with the YAML front matter of a Hugging Face model card.
+    """Return Markdown with the YAML front matter of a Hugging Face model card.
 
-    form: what the folder holds. experiment: the composed config.
-    step: the round after which the policy stood, 0 at the start of the rounds.
-    stage_key: of the deploy stage. inputs: its input artifacts, name to digest.
+    form: format of the export. experiment: the composed config.
+    step: last finished round of the policy; 0 is the start of the rounds.
+    stage_key: key of the deploy stage. inputs: digests of its input artifacts, by name.
     results: label to `evaluation.metrics.summarise(...)`, in order of training; the last is the exported model.
     differences: label ("start to final") to `evaluation.metrics.paired_difference(...)`.
     """
@@ -79,7 +79,7 @@ def model_card(
 
 
 def placeless(value: Any) -> Any:
-    """The config without what depends on the machine: keys of `PLACEMENT`, and folders before a file's own name."""
+    """Return the config without machine-dependent parts: keys of `PLACEMENT`, and the folders of file paths."""
     if isinstance(value, Mapping):
         return {key: placeless(part) for key, part in value.items() if key not in PLACEMENT}
     if isinstance(value, list | tuple):
@@ -119,13 +119,13 @@ def _introduction(form: Format, model: ModelSpec, config: dict[str, Any]) -> str
     base = f"`{placeless(model.name)}`" + (f" (revision `{model.revision}`)" if model.revision else "")
     if model.source == "random":
         base += " (random weights, for tests)"
-    how = f"LoRA of rank {model.lora.rank}" if model.lora else "All weights were trained"
-    how += ", merged into the weights" if model.lora and form != "adapter" else ""
+    method = f"LoRA of rank {model.lora.rank}" if model.lora else "All weights were trained"
+    method += ", merged into the weights" if model.lora and form != "adapter" else ""
     if model.quantization != "none":
-        how += f" of a base that was rounded to {model.quantization}"
+        method += f" of a base that was rounded to {model.quantization}"
     return (
         f"{base}, trained{learned} by Espalier to act in the environment `{_environment(config)}` over several turns. "
-        f"{how}; stored as {'GGUF' if form == 'gguf' else 'safetensors'}."
+        f"{method}; stored as {'GGUF' if form == 'gguf' else 'safetensors'}."
     )
 
 
@@ -145,23 +145,24 @@ def _results(
         lines.append(f"| {label} | {summary['episodes']} | {measures} | {summary['failures']['count']} |")
     text = "\n".join(lines)
     temperature = config.get("evaluate", {}).get("temperature", 0.0)
-    drawn = "greedy answers" if temperature == 0 else f"answers at temperature {temperature:g}"
-    text += f"\n\nMean [95 % interval] over scenarios of the split `{_split(config)}`, {drawn}."
-    for label, found in differences.items():
+    decoding = "greedy answers" if temperature == 0 else f"answers at temperature {temperature:g}"
+    text += f"\n\nMean [95 % interval] over scenarios of the split `{_split(config)}`, {decoding}."
+    for label, difference in differences.items():
         text += (
-            f"\n\nSuccess, {label}: {found['difference']:+.3f} {_interval(found)} on the same {found['n']} scenarios; "
-            f"{len(found['improved'])} got better, {len(found['regressed'])} worse."
+            f"\n\nSuccess, {label}: {difference['difference']:+.3f} {_interval(difference)} on the same "
+            f"{difference['n']} scenarios; {len(difference['improved'])} got better, "
+            f"{len(difference['regressed'])} worse."
         )
     return text
 
 
 def _which(config: dict[str, Any], step: int) -> str:
-    where = f"after round {step}" if step else "at the start of the rounds"
-    chosen = " It was chosen as the best on the held-out scenarios." if _chosen(config) else ""
-    return f"The policy as it stood {where}.{chosen}"
+    moment = f"after round {step}" if step else "at the start of the rounds"
+    chosen = " It was chosen as the best on the held-out scenarios." if _is_best_of_several(config) else ""
+    return f"The policy as it stood {moment}.{chosen}"
 
 
-def _chosen(config: dict[str, Any]) -> bool:
+def _is_best_of_several(config: dict[str, Any]) -> bool:
     return config.get("deploy", {}).get("policy") == "best"
 
 
@@ -234,7 +235,7 @@ def _limits(config: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) ->
     return (
         f"- Measured on {measured} scenarios that training did not see, drawn from the same environment as the "
         "training scenarios. This says nothing about other tasks, other tools or real users.\n"
-        f"{_SELECTED if _chosen(config) else ''}"
+        f"{_SELECTED if _is_best_of_several(config) else ''}"
         f"- One training run with seed {config.get('seed', 'not stated')}; other seeds give other policies. The "
         "intervals cover the choice of scenarios, not the choice of the seed.\n"
         "- The policy was trained to earn a reward, not to be harmless or truthful. What it does with tools has to be "

@@ -1,7 +1,7 @@
-"""The serving check: an export, asked over HTTP, must answer held-out prompts exactly as the trained policy does.
+"""Serving check: an export, served over HTTP, must answer held-out prompts exactly as the trained policy does.
 
-Both are asked greedily and one prompt at a time, in the same order, so that both compute the same batches. Prompts
-are compared as tokens too: a tokenizer or chat template that got lost in the export shows here.
+Both answer greedily, one prompt at a time and in the same order, so that both compute the same batches. Prompts are
+compared as tokens too, which reveals a tokenizer or chat template that was lost in the export.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from components.trajectories.schema import Trajectory
 
 
 class Served(Protocol):
-    """A running server."""
+    """Running model server."""
 
     @property
     def url(self) -> str:
-        """OpenAI's `base_url`."""
+        """Base URL as OpenAI's clients take it (`base_url`)."""
         ...
 
     @property
     def name(self) -> str:
-        """Model name that it serves."""
+        """Name of the served model."""
         ...
 
 
 def opening_requests(
     trajectories: Iterable[Trajectory], count: int, *, policy: str, max_tokens: int
 ) -> list[ChatRequest]:
-    """Greedy requests for the first answer of the first `count` scenarios; fewer where there are fewer."""
+    """Return greedy requests for the first answer of the first `count` scenarios; fewer if there are fewer."""
     sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
     requests: dict[str, ChatRequest] = {}
     for trajectory in trajectories:
@@ -64,29 +64,29 @@ def check_serving(
     serve: Callable[[Path], AbstractContextManager[Served]],
     timeout: float = 600.0,
 ) -> dict[str, float]:
-    """Asks the export in `model_dir`, served by `serve`, what the policy was asked.
+    """Compare the answers of the export in `model_dir`, served by `serve`, with those of the policy.
 
     requests: greedy. answers: the policy's (`deployment.answers`). serve:
     `components.inference.server.serve_model`, with its options bound. timeout: seconds for one answer.
-    Returns `prompts`, `tokens` and `max_logprob_difference` (nats). Raises EngineError at the first difference, where
-    the server fails, and where there is nothing to compare.
+    Returns `prompts`, `tokens` and `max_logprob_difference` (nats). Raises EngineError at the first difference, if the
+    server fails, and if there is nothing to compare.
     """
     if not requests:
-        raise EngineError("no held-out prompt to compare the export on: the evaluation holds no episode with messages")
-    tokens, widest = 0, 0.0
+        raise EngineError("no held-out prompt to compare the export on: the evaluation has no episode with messages")
+    tokens, max_difference = 0, 0.0
     with serve(model_dir) as served:
-        for index, (request, want) in enumerate(zip(requests, answers, strict=True)):
-            # The export is a model of its own: what it holds is its base.
-            got = _ask_server(served, replace(request, policy=BASE_POLICY), timeout)
-            _compare(index, want, got)
-            tokens += len(want.token_ids)
-            gaps = (abs(a - b) for a, b in zip(want.logprobs, got["logprobs"], strict=True))
-            widest = max(widest, *gaps)
-    return {"prompts": len(requests), "tokens": tokens, "max_logprob_difference": widest}
+        for index, (request, expected) in enumerate(zip(requests, answers, strict=True)):
+            # The export is a separate model, which serves its weights as the base policy.
+            answer = _ask_server(served, replace(request, policy=BASE_POLICY), timeout)
+            _compare(index, expected, answer)
+            tokens += len(expected.token_ids)
+            differences = (abs(a - b) for a, b in zip(expected.logprobs, answer["logprobs"], strict=True))
+            max_difference = max(max_difference, *differences)
+    return {"prompts": len(requests), "tokens": tokens, "max_logprob_difference": max_difference}
 
 
 def _ask_server(served: Served, request: ChatRequest, timeout: float) -> dict[str, Any]:
-    """The answer as `{prompt_token_ids, token_ids, logprobs, message, finish_reason}`."""
+    """Return the answer as `{prompt_token_ids, token_ids, logprobs, message, finish_reason}`."""
     sampling = request.sampling
     body = {
         "model": f"{served.name}@{request.policy}",
@@ -108,9 +108,9 @@ def _ask_server(served: Served, request: ChatRequest, timeout: float) -> dict[st
             answer = json.load(response)
     except urllib.error.HTTPError as error:
         with error:
-            raise EngineError(f"the served export refused a held-out prompt: {error.read().decode()}") from None
+            raise EngineError(f"the served export rejected a held-out prompt: {error.read().decode()}") from None
     except OSError as error:
-        raise EngineError(f"the served export did not answer on {served.url}: {error}") from None
+        raise EngineError(f"the served export did not respond on {served.url}: {error}") from None
     choice = answer["choices"][0]
     return {
         "prompt_token_ids": answer["prompt_token_ids"],
@@ -121,33 +121,34 @@ def _ask_server(served: Served, request: ChatRequest, timeout: float) -> dict[st
     }
 
 
-def _compare(index: int, want: ChatCompletion, got: dict[str, Any]) -> None:
-    """Raises EngineError with the first difference."""
-    for what, ours, theirs in (
-        ("prompt", want.prompt_token_ids, got["prompt_token_ids"]),
-        ("answer", want.token_ids, got["token_ids"]),
+def _compare(index: int, expected: ChatCompletion, answer: dict[str, Any]) -> None:
+    """Raise EngineError with the first difference."""
+    for part, policy_tokens, exported_tokens in (
+        ("prompt", expected.prompt_token_ids, answer["prompt_token_ids"]),
+        ("answer", expected.token_ids, answer["token_ids"]),
     ):
-        if ours == theirs:
+        if policy_tokens == exported_tokens:
             continue
-        place = next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        position = next(
+            (i for i, (a, b) in enumerate(zip(policy_tokens, exported_tokens, strict=False)) if a != b),
+            min(len(policy_tokens), len(exported_tokens)),
         )
         raise EngineError(
-            f"the export differs from the policy {want.policy} on held-out prompt {index}: token {place} of the {what} "
-            f"is {_at(theirs, place)}, the policy has {_at(ours, place)}. The policy says "
-            f"{_said(want.message)}, the export {_said(got['message'])}"
+            f"the export differs from the policy {expected.policy} on held-out prompt {index}: token {position} of the "
+            f"{part} is {_at(exported_tokens, position)}, the policy has {_at(policy_tokens, position)}. The policy "
+            f"answers {_text(expected.message)}, the export {_text(answer['message'])}"
         )
-    if want.finish_reason != got["finish_reason"] or _said(want.message) != _said(got["message"]):
+    if expected.finish_reason != answer["finish_reason"] or _text(expected.message) != _text(answer["message"]):
         raise EngineError(
-            f"the export reads the same tokens differently on held-out prompt {index}: {_said(got['message'])} "
-            f"({got['finish_reason']}), the policy {_said(want.message)} ({want.finish_reason})"
+            f"the export parses the same tokens differently on held-out prompt {index}: {_text(answer['message'])} "
+            f"({answer['finish_reason']}), the policy {_text(expected.message)} ({expected.finish_reason})"
         )
 
 
-def _at(tokens: list[int], place: int) -> str:
-    return str(tokens[place]) if place < len(tokens) else "missing"
+def _at(tokens: list[int], position: int) -> str:
+    return str(tokens[position]) if position < len(tokens) else "missing"
 
 
-def _said(message: dict[str, Any]) -> str:
+def _text(message: dict[str, Any]) -> str:
     calls = [call["function"] for call in message.get("tool_calls") or []]
     return json.dumps([message.get("content") or "", *calls], ensure_ascii=False)

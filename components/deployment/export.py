@@ -1,13 +1,13 @@
-"""Export: a trained policy as folders that anything can load, one for each format.
+"""Export: a trained policy as folders that other software can load, one per format.
 
-    merged/     safetensors, config, tokenizer: what was learned is put into the base weights by the same function that
-                the sampling engine uses, so both compute with the same bits
+    merged/     safetensors, config, tokenizer; the learned weights are merged into the base weights by the same
+                function that the sampling engine uses, so both compute with the same bits
     adapter/    PEFT's LoRA folder with the tokenizer; loads on the base model, which it names
     gguf/       the merged model as one file (`components.deployment.gguf`)
 
-The tokenizer's chat template is the one under which the policy was trained, tools included
-(`trajectories.portable`). Each folder has a README.md, the model card. Anything else that lay beside the base model
-(pickled weights, code) is left behind.
+The tokenizer's chat template is the one with which the policy was trained, tools included (`trajectories.portable`).
+Each folder has a README.md, the model card. Other files of the base model's folder (pickled weights, code) are not
+exported.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from components.trajectories.portable import portable_template
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (".safetensors", ".safetensors.index.json", ".json", ".jinja", ".model", ".txt")
-_DROPPED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")
+_EXPORTED = (".safetensors", ".safetensors.index.json", ".json", ".jinja", ".model", ".txt")
+_EXCLUDED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")
 _TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja",
@@ -42,16 +42,16 @@ _LEGAL = ("LICENSE", "LICENCE", "NOTICE")
 
 
 def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> int:
-    """Writes the merged model with its card to the folder `out`; returns its size in bytes.
+    """Write the merged model with its card to the folder `out`; return its size in bytes.
 
-    folder: what the policy has learned (`models.learned`); None exports the base model. Raises ArtifactError where it
-    does not fit the base model, or where the result would hold no safetensors or no tokenizer.
+    folder: learned weights of the policy (`models.learned`); None exports the base model. Raises ArtifactError if they
+    do not fit the base model, or if the result would have no safetensors or no tokenizer.
     """
     base_dir, out = Path(base_dir), Path(out)
-    with _whole(out):
+    with _atomic_folder(out):
         merge(base_dir, Path(folder) if folder else None, out)
         for path in sorted(base_dir.iterdir()):
-            if path.is_file() and not _belongs(path.name):
+            if path.is_file() and not _is_exported(path.name):
                 logger.info("%s of the base model is not exported", path.name)
                 (out / path.name).unlink(missing_ok=True)
         if not list(out.glob("*.safetensors")):
@@ -63,14 +63,14 @@ def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> 
 
 
 def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: str, revision: str | None) -> int:
-    """Writes what was learned as a PEFT folder with the base model's tokenizer to `out`; returns its size in bytes.
+    """Write the adapter as a PEFT folder with the base model's tokenizer to `out`; return its size in bytes.
 
-    base, revision: of the model that it is to be loaded on, for its config. Raises ArtifactError where all weights were
-    trained.
+    base, revision: name and revision of the base model, for the adapter's config. Raises ArtifactError if all weights
+    were trained.
     """
     if trained_weights.is_whole(folder):
-        raise ArtifactError(f"{folder} holds all weights and no adapter; export it as merged")
-    with _whole(out):
+        raise ArtifactError(f"{folder} has all weights and no adapter; export it as merged")
+    with _atomic_folder(out):
         config = read_json(folder / "adapter_config.json")
         config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
         (out / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -83,9 +83,9 @@ def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: 
 
 
 @contextlib.contextmanager
-def _whole(out: Path) -> Iterator[None]:
-    """Make a folder to be filled, which is gone again where that fails. Raise ArtifactError where it holds something
-    already, ResourceError where the disk is full."""
+def _atomic_folder(out: Path) -> Iterator[None]:
+    """Create a folder to fill; remove it on failure. Raise ArtifactError if it is not empty, ResourceError if the disk
+    is full."""
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ArtifactError(f"{out} is not empty; expected a new folder to export to")
@@ -95,14 +95,14 @@ def _whole(out: Path) -> Iterator[None]:
         shutil.rmtree(out, ignore_errors=True)
         if (detail := out_of_space(error)) is not None:
             raise ResourceError(
-                f"the export to {out} does not fit on the disk ({detail}); nothing of it was kept. Make room, then the "
-                "same command goes on from here"
+                f"the export to {out} does not fit on the disk ({detail}) and was removed. Free space and run the same "
+                "command again; it resumes from here"
             ) from error
         raise
 
 
 def _write_template(base_dir: Path, out: Path) -> None:
-    """The chat template of the policy, for whoever serves it."""
+    """Write the policy's chat template, for servers."""
     template = portable_template(ChatFormat(load_tokenizer(base_dir)))
     path, config = out / "chat_template.jinja", out / "tokenizer_config.json"
     path.unlink(missing_ok=True)  # it may be the base model's own file
@@ -114,8 +114,8 @@ def _write_template(base_dir: Path, out: Path) -> None:
 
 
 def export_gguf(merged_dir: Path, out: Path, card: str, *, name: str, precision: Precision) -> int:
-    """Writes the merged model in `merged_dir` as `NAME-PRECISION.gguf` to `out`; returns the folder's size in bytes."""
-    with _whole(out):
+    """Write the merged model in `merged_dir` as `NAME-PRECISION.gguf` to `out`; return the folder's size in bytes."""
+    with _atomic_folder(out):
         write_gguf(merged_dir, gguf_file(out, name, precision), name=name, precision=precision)
         for path in sorted(merged_dir.iterdir()):
             if path.name.startswith(_LEGAL):
@@ -124,6 +124,7 @@ def export_gguf(merged_dir: Path, out: Path, card: str, *, name: str, precision:
 
 
 def gguf_file(folder: Path, name: str, precision: Precision) -> Path:
+    """Return the path of the GGUF file in an export folder."""
     return folder / f"{name}-{precision}.gguf"
 
 
@@ -132,5 +133,5 @@ def _finish(out: Path, card: str) -> int:
     return sum(path.stat().st_size for path in out.iterdir() if path.is_file())
 
 
-def _belongs(name: str) -> bool:
-    return name.startswith(_LEGAL) or (name.endswith(_KEPT) and not name.endswith(_DROPPED))
+def _is_exported(name: str) -> bool:
+    return name.startswith(_LEGAL) or (name.endswith(_EXPORTED) and not name.endswith(_EXCLUDED))

@@ -1,10 +1,10 @@
-"""GGUF: the merged model as one file for llama.cpp and what stands on it (Ollama, LM Studio).
+"""GGUF export: the merged model as one file for llama.cpp and the software based on it (Ollama, LM Studio).
 
-The package `gguf` of llama.cpp knows the format and the names of tensors; the conversion itself is a script of
-llama.cpp's repository, of which no maintained package exists. So this is that conversion, for one architecture, Llama
-(Llama, SmolLM2), with a byte-level BPE tokenizer: names from the package, query and key rows reordered from halves to
-pairs, matrices in float32 or float16, vectors in float32. Any other model is refused by name: a file that loads and
-answers something else would be worse than none.
+llama.cpp's package `gguf` provides the format and the names of tensors; the conversion itself is a script in
+llama.cpp's repository, without a maintained package. This module is that conversion for one architecture, Llama (Llama,
+SmolLM2), with a byte-level BPE tokenizer: names from the package, query and key rows reordered from halves to pairs,
+matrices in float32 or float16, vectors in float32. Any other model is rejected by name: a file that loads and computes
+something else would be worse than none.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "LlamaForCausalLM"
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
-"""Kinds of tokens in the format (`gguf.TokenType`)."""
+"""Token types of the format (`gguf.TokenType`)."""
 
 
 def check_architecture(model_dir: Path) -> None:
-    """Raises ResourceError, naming what, where the model or its tokenizer cannot be written as GGUF here."""
+    """Raise ResourceError, with the reason, if the model or its tokenizer cannot be written as GGUF."""
     config = json.loads((model_dir / "config.json").read_text())
-    named = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+    architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     rope = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type", "default")
     biased = [name for name in ("attention_bias", "mlp_bias") if config.get(name)]
     tokenizer = model_dir / "tokenizer.json"
-    if named != ARCHITECTURE:
-        why = f"its architecture is {named}"
+    if architecture != ARCHITECTURE:
+        reason = f"its architecture is {architecture}"
     elif rope != "default":
-        why = f"its rotary embedding is scaled ({rope})"
+        reason = f"its rotary embedding is scaled ({rope})"
     elif biased:
-        why = f"its linear layers have biases ({', '.join(biased)})"
+        reason = f"its linear layers have biases ({', '.join(biased)})"
     elif not tokenizer.is_file():
-        why = "it has no tokenizer.json"
+        reason = "it has no tokenizer.json"
     elif (kind := json.loads(tokenizer.read_text())["model"]["type"]) != "BPE":
-        why = f"its tokenizer is of the kind {kind}"
+        reason = f"its tokenizer has the type {kind}"
     elif not json.loads(tokenizer.read_text())["model"]["merges"]:
-        why = "its tokenizer merges nothing"
-    elif _splitting(json.loads(tokenizer.read_text())) is None:
-        why = "its tokenizer splits text in a way that has no name in GGUF here"
+        reason = "its tokenizer has no merges"
+    elif _pre_tokenizer(json.loads(tokenizer.read_text())) is None:
+        reason = "GGUF has no name here for the way in which its tokenizer splits text"
     else:
         return
     raise ResourceError(
-        f"deploy.formats: gguf: {model_dir.name} cannot be written as GGUF, as {why}; expected {ARCHITECTURE} (Llama, "
+        f"deploy.formats: gguf: {model_dir.name} cannot be written as GGUF: {reason}; expected {ARCHITECTURE} (Llama, "
         "SmolLM2) with byte-level BPE. Leave gguf out of deploy.formats, or convert the merged export with llama.cpp"
     )
 
 
 def write_gguf(model_dir: Path, out: Path, *, name: str, precision: Precision) -> int:
-    """Writes the model in `model_dir` (safetensors, merged) to the file `out`; returns its size in bytes.
+    """Write the model in `model_dir` (safetensors, merged) to the file `out`; return its size in bytes.
 
-    One tensor is in memory at a time. Raises ResourceError for a model that is no such Llama, ArtifactError for a
-    tensor that the architecture does not have.
+    One tensor is in memory at a time. Raises ResourceError for an unsupported model, ArtifactError for a tensor that
+    the architecture does not have.
     """
     from gguf import MODEL_ARCH, GGUFWriter, LlamaFileType, get_tensor_name_map
 
@@ -81,7 +81,7 @@ def write_gguf(model_dir: Path, out: Path, *, name: str, precision: Precision) -
                 continue
             target = names.get_name(source, try_suffixes=(".weight",))
             if target is None:
-                raise ArtifactError(f"{model_dir}: the tensor {source} has no place in a GGUF of {ARCHITECTURE}")
+                raise ArtifactError(f"{model_dir}: the tensor {source} does not exist in a GGUF of {ARCHITECTURE}")
             stored[source] = target
             shape = weights.where[source].get_slice(source).get_shape()
             kind = _dtype(len(shape), precision)
@@ -100,19 +100,21 @@ def write_gguf(model_dir: Path, out: Path, *, name: str, precision: Precision) -
 
 def _arrays(weights: Weights, names: list[str], config: dict[str, Any], precision: Precision) -> Iterator[np.ndarray]:
     heads = config["num_attention_heads"]
-    grouped = config.get("num_key_value_heads") or heads
+    key_heads = config.get("num_key_value_heads") or heads
     for name in names:
         tensor = weights.get(name).float()
         if name.endswith("self_attn.q_proj.weight"):
             tensor = paired(tensor, heads)
         elif name.endswith("self_attn.k_proj.weight"):
-            tensor = paired(tensor, grouped)
+            tensor = paired(tensor, key_heads)
         yield tensor.numpy().astype(_dtype(tensor.dim(), precision))
 
 
 def paired(weight_OI: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a query or key projection in the order of GGUF: transformers rotates row i of a head together with row
-    i + D/2, GGUF's Llama rows 2i and 2i + 1 (D: rows of a head)."""
+    """Return the rows of a query or key projection in the order of GGUF.
+
+    transformers rotates row i of a head together with row i + D/2, GGUF's Llama rows 2i and 2i + 1 (D: rows of a head).
+    """
     rows, columns = weight_OI.shape
     return weight_OI.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns).contiguous()
 
@@ -142,33 +144,34 @@ def _describe(writer: Any, config: dict[str, Any], name: str, file_type: int) ->
 
 
 def _add_tokenizer(writer: Any, model_dir: Path, vocabulary: int) -> None:
-    """vocabulary: rows of the embedding; those without a token are marked as unused."""
+    """Write tokens, merges and chat template. vocabulary: rows of the embedding; those without a token are marked as
+    unused."""
     data = json.loads((model_dir / "tokenizer.json").read_text())
     tokens = {index: token for token, index in data["model"]["vocab"].items()}
-    kinds = dict.fromkeys(tokens, _NORMAL)
+    token_types = dict.fromkeys(tokens, _NORMAL)
     for added in data.get("added_tokens", []):
         tokens[added["id"]] = added["content"]
-        kinds[added["id"]] = _CONTROL if added["special"] else _USER
+        token_types[added["id"]] = _CONTROL if added["special"] else _USER
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_splitting(data))
+    writer.add_tokenizer_pre(_pre_tokenizer(data))
     writer.add_token_list([tokens.get(index, f"[PAD{index}]") for index in range(vocabulary)])
-    writer.add_token_types([kinds.get(index, _UNUSED) for index in range(vocabulary)])
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in data["model"]["merges"]])
+    writer.add_token_types([token_types.get(index, _UNUSED) for index in range(vocabulary)])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in data["model"]["merges"]])
     tokenizer = load_tokenizer(model_dir)
     writer.add_chat_template(tokenizer.chat_template)
     end = ChatFormat(tokenizer).end_id
-    writer.add_eos_token_id(end)  # where an answer ends, as the policy was trained
-    writer.add_bos_token_id(end if tokenizer.bos_token_id is None else tokenizer.bos_token_id)  # readers want one
+    writer.add_eos_token_id(end)  # the end of an answer in training
+    writer.add_bos_token_id(end if tokenizer.bos_token_id is None else tokenizer.bos_token_id)  # readers require one
     writer.add_unk_token_id(end if tokenizer.unk_token_id is None else tokenizer.unk_token_id)
     if tokenizer.pad_token_id is not None:
         writer.add_pad_token_id(tokenizer.pad_token_id)
-    # The chat template writes everything that a prompt begins with.
+    # The chat template writes the start of the prompt.
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
 
 
-def _splitting(tokenizer: dict[str, Any]) -> str | None:
-    """The name in llama.cpp of how a tokenizer splits text before it merges; None where it has none here."""
+def _pre_tokenizer(tokenizer: dict[str, Any]) -> str | None:
+    """Return llama.cpp's name of the tokenizer's text splitting; None if it has none here."""
     split = tokenizer.get("pre_tokenizer") or {}
     if (tokenizer.get("normalizer") or {}).get("type") not in (None, "Sequence"):
         return None

@@ -1,4 +1,4 @@
-"""Loads an export as its users do, by transformers and PEFT, without our own code."""
+"""Loading of an export as its users load it, by transformers and PEFT, without our own code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from components.models.weights import load_model, load_tokenizer
 
 
 def load_adapter(base_dir: Path, folder: Path, *, dtype: str, device: str) -> tuple[Any, Any]:
-    """Model and tokenizer of an adapter export on the base model in `base_dir`."""
+    """Return model and tokenizer of an adapter export on the base model in `base_dir`."""
     from peft import PeftModel
 
     model = PeftModel.from_pretrained(load_model(base_dir, dtype=dtype, device=device), folder)
@@ -17,10 +17,10 @@ def load_adapter(base_dir: Path, folder: Path, *, dtype: str, device: str) -> tu
 
 
 def load_gguf(folder: Path, *, dtype: str, device: str) -> tuple[Any, Any]:
-    """Model and tokenizer from the one GGUF file in a folder, and nothing else.
+    """Return model and tokenizer from the only GGUF file in a folder.
 
-    transformers reads tokens, merges and weights, but splits text before merging in one way only; where the file names
-    another one, it is put in, as llama.cpp does.
+    transformers reads tokens, merges and weights, but supports only one way of splitting text before merging. If the
+    file names another one, it is set here, as llama.cpp does.
     """
     import torch
     from gguf import GGUFReader

@@ -1,13 +1,13 @@
-"""One recogniser of secrets with two uses: a configuration that holds one is refused, and text is masked.
+"""Recognition of secrets, for two uses: rejecting a configuration that holds one, and masking text.
 
-A run stores and shows its configuration in many places: artifacts that are shared, records, reports, MLflow, Prefect,
-the model card. So a configuration holds no secret; it names the environment variable that does. `refuse_secrets`
-enforces that before anything is written, and `mask` and `mask_text` are the second line of defence wherever something
-is written or shown.
+A run stores and shows its configuration in many places: shared artifacts, records, reports, MLflow, Prefect, the model
+card. So a configuration holds no secret; it names the environment variable that does. `refuse_secrets` enforces that
+before anything is written; `mask` and `mask_text` are the second line of defence wherever something is written or
+shown.
 
     names.py       keys whose value is a secret: `api_key`, `OPENAI_KEY`, `db.password`
-    forms.py       secrets in text: tokens of known shape, credentials in URLs, `password=…`
-    data.py        nested data: the walk that finds and masks
+    forms.py       secrets in text: tokens of known format, credentials in URLs, `password=…`
+    data.py        nested data: the traversal that finds and masks secrets
     references.py  `env:NAME`, a value that is read from the environment at the moment of use
 """
 

@@ -1,4 +1,4 @@
-"""Secrets in nested data: one walk that finds them with their key paths and gives back a copy without them."""
+"""Secrets in nested data: a traversal that returns their key paths and a masked copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from components.redaction.names import (
 )
 from components.redaction.references import reference
 
-_ABOUT = {
+_DESCRIPTIVE = {
     "_target_",
     "enabled",
     "kind",
@@ -32,48 +32,48 @@ _ABOUT = {
     "user",
     "username",
 }
-"""Keys below a secret key whose values are no secrets by that."""
+"""Keys below a secret key whose values are not therefore secrets."""
 _NAMES_OF_VARIABLES = {"headers", "secrets", "variables"}
-"""Keys below which a secret key or an entry may name the variable that holds it."""
-_LISTED = {"cookies", "env", "environ", "envs", "environment", "header", "headers"}
+"""Keys below which a value may be the name of the variable that holds the secret."""
+_PAIR_LISTS = {"cookies", "env", "environ", "envs", "environment", "header", "headers"}
 """Keys of lists of pairs, `[[Authorization, VALUE]]`."""
 
 _TARGETS = {"environment", "reward", "filter", "warmup.filter", "evaluate.reward", "calibrate.truth", "agent.function"}
-"""Where a configuration has a `_target_`, whose arguments take `env:NAME`."""
+"""Config keys that take a `_target_`, whose arguments accept `env:NAME`."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret that was found in data; never the value itself."""
+    """Secret in data, without its value."""
 
     path: str
-    """Its key, as a user would type it."""
+    """Key path, as a user would type it."""
     kind: str
-    """What it was recognised by."""
+    """Reason for recognising it as a secret."""
 
 
 def secrets_in(data: Any, path: str = "") -> list[Secret]:
-    """Return the secrets in plain data. path: of the data, which counts as its key."""
-    found: list[Secret] = []
-    _walk(data, path, False, found)
-    return found
+    """Return the secrets in plain data. path: key path of the data, whose last part counts as its key."""
+    secrets: list[Secret] = []
+    _walk(data, path, False, secrets)
+    return secrets
 
 
 def mask(value: Any, key: str = "") -> Any:
-    """Return a copy of plain data (mappings, sequences, scalars) without its secrets. Absent values, flags and small
-    numbers stay: `token: 3` is a count, and an absent password is worth seeing."""
+    """Return a copy of plain data (mappings, sequences, scalars) with its secrets masked. Absent values, flags and
+    small numbers stay: `token: 3` is a count, and an absent password is useful to see."""
     return _walk(value, key, False, [])
 
 
 def refuse_secrets(data: Any, path: str = "") -> None:
-    """Raise SpecError where plain data of a configuration holds a secret, with every key and never a value."""
-    if found := secrets_in(data, path):
-        raise SpecError(problems(found))
+    """Raise SpecError if the data of a configuration holds secrets, with every key and no value."""
+    if secrets := secrets_in(data, path):
+        raise SpecError(problems(secrets))
 
 
-def problems(found: Iterable[Secret]) -> list[Problem]:
-    """Return the problems that a configuration with these secrets has."""
-    by_path = {secret.path: secret for secret in found}
+def problems(secrets: Iterable[Secret]) -> list[Problem]:
+    """Return the problems of a configuration with these secrets."""
+    by_path = {secret.path: secret for secret in secrets}
     return [
         Problem(
             secret.path or "configuration",
@@ -84,66 +84,66 @@ def problems(found: Iterable[Secret]) -> list[Problem]:
     ]
 
 
-def _walk(value: Any, path: str, inherited: bool, found: list[Secret]) -> Any:
-    """Return the value masked, and add its secrets to `found`. inherited: a key above is secret by its name."""
+def _walk(value: Any, path: str, inherited: bool, secrets: list[Secret]) -> Any:
+    """Return the value masked, and add its secrets to `secrets`. inherited: a parent key is a secret by its name."""
     if isinstance(value, Mapping):
-        return _mapping(value, path, inherited, found)
+        return _mapping(value, path, inherited, secrets)
     if isinstance(value, str):
-        return _string(value, path, inherited, found)
+        return _string(value, path, inherited, secrets)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return _sequence(value, path, inherited, found)
+        return _sequence(value, path, inherited, secrets)
     if isinstance(value, bytes | bytearray):
-        return _string(bytes(value).decode("utf-8", "replace"), path, inherited, found)
+        return _string(bytes(value).decode("utf-8", "replace"), path, inherited, secrets)
     if isinstance(value, int | float) and is_secret(path) and not is_harmless(value, path):
-        found.append(Secret(path, "a value of a secret key"))
+        secrets.append(Secret(path, "a value of a secret key"))
         return MASK
     return value
 
 
-def _mapping(value: Mapping[Any, Any], path: str, inherited: bool, found: list[Secret]) -> dict[Any, Any]:
+def _mapping(value: Mapping[Any, Any], path: str, inherited: bool, secrets: list[Secret]) -> dict[Any, Any]:
     inherited = inherited or is_secret(path)
     title = next((value[name] for name in ("name", "key", "header") if isinstance(value.get(name), str)), "")
     masked = {}
     for name, item in value.items():
-        shown = mask_text(name) if isinstance(name, str) else name
-        below = _joined(path, shown)
-        if shown != name:
-            found.append(Secret(below, "a secret in the name of a key"))
+        masked_name = mask_text(name) if isinstance(name, str) else name
+        item_path = _joined(path, masked_name)
+        if masked_name != name:
+            secrets.append(Secret(item_path, "a secret in the name of a key"))
         if isinstance(name, str) and name.lower() == "value" and is_secret(title):
-            masked[shown] = _walk(item, below, True, found)
+            masked[masked_name] = _walk(item, item_path, True, secrets)
         else:
-            masked[shown] = _walk(item, below, inherited and str(name).lower() not in _ABOUT, found)
+            masked[masked_name] = _walk(item, item_path, inherited and str(name).lower() not in _DESCRIPTIVE, secrets)
     return masked
 
 
-def _sequence(value: Sequence[Any], path: str, inherited: bool, found: list[Secret]) -> list[Any]:
+def _sequence(value: Sequence[Any], path: str, inherited: bool, secrets: list[Secret]) -> list[Any]:
     masked: list[Any] = []
     pair = len(value) == 2 and isinstance(value[0], str) and is_secret(value[0])
     parents = path.replace("/", ".").split(".")
-    for place, item in enumerate(value):
-        before = value[place - 1] if place else None
-        option = isinstance(before, str) and before.startswith("--") and "=" not in before and is_secret(before)
-        listed = pair and place == 1 and any(part in _LISTED for part in parents)
-        own = inherited or is_secret(path) or option or listed
-        masked.append(_walk(item, f"{path}.{place}" if isinstance(item, Mapping | list) else path, own, found))
+    for index, item in enumerate(value):
+        previous = value[index - 1] if index else None
+        option = isinstance(previous, str) and previous.startswith("--") and "=" not in previous and is_secret(previous)
+        listed = pair and index == 1 and any(part in _PAIR_LISTS for part in parents)
+        secret = inherited or is_secret(path) or option or listed
+        masked.append(_walk(item, f"{path}.{index}" if isinstance(item, Mapping | list) else path, secret, secrets))
     return masked
 
 
-def _string(value: str, path: str, inherited: bool, found: list[Secret]) -> str:
+def _string(value: str, path: str, inherited: bool, secrets: list[Secret]) -> str:
     if reference(value) is not None:
         return value
     forms = spans(value)
     if forms:
-        found.append(Secret(path, forms[0].kind))
+        secrets.append(Secret(path, forms[0].kind))
         return MASK if inherited or is_secret(path) else mask_text(value)
     if names_variable(path) and value and not is_harmless(value, path) and not could_be_variable(value):
-        found.append(Secret(path, "something that is no name of a variable"))
+        secrets.append(Secret(path, "a value that is not the name of a variable"))
         return MASK
     if not (inherited or is_secret(path)) or is_harmless(value, path) or _is_name_of_variable(value, path):
         return value
-    if words(path)[-1:] == ["dsn"] and "://" in value:  # it holds no password, or its form would say so
+    if words(path)[-1:] == ["dsn"] and "://" in value:  # a password in it would have been recognised by its form
         return value
-    found.append(Secret(path, "a value of a secret key"))
+    secrets.append(Secret(path, "a value of a secret key"))
     return MASK
 
 
@@ -158,7 +158,7 @@ def _joined(path: str, name: Any) -> str:
 
 
 def _instead(path: str) -> str:
-    """Return how a secret is given at a key, or that none is read there."""
+    """Return the expected replacement of a secret at a key, or a note that none is read there."""
     remedy = _remedy(path)
     if remedy is None:
         return "no secret: nothing reads one here"
@@ -176,7 +176,7 @@ def _remedy(path: str) -> str | None:
         return "a store reads its credentials from variables of its own: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if path == "tracking.uri":
         return "tracking.uri=env:NAME, or MLflow's own MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-    if path == "url":  # of a server that a command is given
+    if path == "url":  # address of a server given to a command
         return "key_variable=NAME, or the option --key-variable NAME"
     if "inference" in parts:
         return f"{'.'.join(parts[: parts.index('inference') + 1])}.key_variable=NAME"

@@ -1,10 +1,10 @@
-"""Secrets in text, by their form: tokens of known shape, credentials in URLs and in headers, `password=…`.
+"""Secrets in text, recognised by their form: tokens of known format, credentials in URLs and headers, `password=…`.
 
-Nothing is judged by its randomness: digests, commits and ids are no secrets. Values of secret environment variables
-are recognised too, should one have come into the text.
+Randomness is not a criterion: digests, commits and ids are no secrets. Values of secret environment variables are
+recognised as well.
 
-The time is linear in the text: each character is looked at by a fixed number of patterns without backtracking, and a
-scan goes on behind what it has consumed. `tests/redaction` holds that.
+The time is linear in the length of the text: a fixed number of patterns without backtracking inspect each character,
+and a scan continues after the part it has consumed. `tests/redaction` verifies this.
 """
 
 from __future__ import annotations
@@ -55,29 +55,29 @@ _NOT_USERS = {
 _DATABASES = ("amqp", "clickhouse", "mariadb", "mongodb", "mssql", "mysql", "oracle", "postgres", "redis", "snowflake")
 _NAME = re.compile(r"[A-Za-z_][\w-]*+")
 _HINT = re.compile(r"key|tok|pass|secret|auth|cred|cookie|pwd|dsn|pat|jwt|bearer|conn|sig|code|sas|session|id", re.I)
-"""Part of every name that is worth a look."""
+"""Pattern that matches part of every secret name, as a fast pre-check."""
 _SEPARATOR = re.compile(r"(?P<quote>\\?[\"']?)(?:\[\])?(?P<sep>[ \t]{0,4}[=:][ \t]{0,4}|[ \t]{1,4})")
 _BARE_VALUE = re.compile(r"[^\s\"'`,;&|}\])]++")
 _QUERY = {"auth", "code", "key", "sig", "signature", "x-amz-signature", "x-amz-credential", "x-goog-signature"}
 _QUERY |= {"x-goog-credential", "awsaccesskeyid", "googleaccessid", "sas", "session"}
 _SHORTEST = 6
-"""Characters of the shortest text that can hold a secret: `sig=ab` has its name, too."""
+"""Length of the shortest text that can hold a secret: `sig=ab` includes its name."""
 _SHORTEST_VALUE = 8
-"""Characters of a variable's value that is looked for in text."""
+"""Minimum length of a variable's value that is searched for in text."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a text that is a secret."""
+    """Part of a text that is a secret."""
 
     start: int
     end: int
     kind: str
-    """What it is, for errors: `a GitHub token`."""
+    """Type of secret, for errors: `a GitHub token`."""
 
 
 def mask_text(text: str) -> str:
-    """Return the text with every secret in it masked; a text without one as it is."""
+    """Return the text with every secret masked; a text without secrets is returned unchanged."""
     parts, last = [], 0
     for span in spans(text):
         parts += [text[last : span.start], MASK]
@@ -86,18 +86,18 @@ def mask_text(text: str) -> str:
 
 
 def spans(text: str) -> list[Span]:
-    """Return the secrets in a text, in order and apart."""
+    """Return the secrets in a text, in order and without overlaps."""
     if len(text) < _SHORTEST:
         return []
-    found = sorted(_all(text), key=lambda span: (span.start, -span.end))
-    apart: list[Span] = []
-    for span in found:
-        if apart and span.start < apart[-1].end:
-            last = apart[-1]
-            apart[-1] = Span(last.start, max(last.end, span.end), last.kind)
+    ordered = sorted(_all(text), key=lambda span: (span.start, -span.end))
+    merged: list[Span] = []
+    for span in ordered:
+        if merged and span.start < merged[-1].end:
+            last = merged[-1]
+            merged[-1] = Span(last.start, max(last.end, span.end), last.kind)
         else:
-            apart.append(span)
-    return apart
+            merged.append(span)
+    return merged
 
 
 def _all(text: str) -> Iterator[Span]:
@@ -123,17 +123,18 @@ def _all(text: str) -> Iterator[Span]:
 
 
 def _is_mixed(token: str) -> bool:
-    """Return whether a token has digits or both cases behind its prefix: `sk-learn-pipeline-steps` has not."""
-    rest = token[3:]
-    return any(map(str.isdigit, rest)) or (rest != rest.lower() and rest != rest.upper()) or token.startswith("AK")
+    """Return True if a token has digits or both cases after its prefix, unlike `sk-learn-pipeline-steps`."""
+    suffix = token[3:]
+    both_cases = suffix != suffix.lower() and suffix != suffix.upper()
+    return any(map(str.isdigit, suffix)) or both_cases or token.startswith("AK")
 
 
 def _private_keys(text: str) -> Iterator[Span]:
-    place = 0
-    while begin := _PEM.search(text, place):
+    position = 0
+    while begin := _PEM.search(text, position):
         end = _PEM_END.search(text, begin.end())
-        place = end.end() if end else len(text)
-        yield Span(begin.start(), place, "a private key")
+        position = end.end() if end else len(text)
+        yield Span(begin.start(), position, "a private key")
 
 
 def _is_credential(scheme: str, value: str) -> bool:
@@ -147,31 +148,31 @@ def _is_credential(scheme: str, value: str) -> bool:
 
 
 def _userinfo(text: str) -> Iterator[Span]:
-    """`https://TOKEN@host`, `postgresql://user:pass/with/slash@host/db`."""
-    place = text.find("://")
-    while place >= 0:
-        start, following = place + 3, text.find("://", place + 3)
-        rest = text[start : following if following >= 0 else len(text)]
-        if (shown := _URL_REST.match(rest)) is not None:
-            rest = shown[0]
-        head = _SCHEME.search(text[max(0, place - 31) : place])
-        if head and (length := _secret_length(head[0].lower(), rest)):
-            begin, end = length
+    """Yield credentials in URLs: `https://TOKEN@host`, `postgresql://user:pass/with/slash@host/db`."""
+    position = text.find("://")
+    while position >= 0:
+        start, following = position + 3, text.find("://", position + 3)
+        remainder = text[start : following if following >= 0 else len(text)]
+        if (url_part := _URL_REST.match(remainder)) is not None:
+            remainder = url_part[0]
+        head = _SCHEME.search(text[max(0, position - 31) : position])
+        if head and (bounds := _secret_bounds(head[0].lower(), remainder)):
+            begin, end = bounds
             yield Span(start + begin, start + end, "a credential in a URL")
-        place = following
+        position = following
 
 
-def _secret_length(scheme: str, rest: str) -> tuple[int, int] | None:
-    """Return where the secret of a URL lies in what follows `://`, or None."""
-    cut = re.search(r"[/?#]", rest)
-    authority = rest[: cut.start()] if cut else rest
+def _secret_bounds(scheme: str, remainder: str) -> tuple[int, int] | None:
+    """Return start and end of the secret in the part of a URL after `://`, or None."""
+    cut = re.search(r"[/?#]", remainder)
+    authority = remainder[: cut.start()] if cut else remainder
     at = authority.rfind("@")
-    if at < 0 and cut and "@" in rest:  # a password may hold a slash
+    if at < 0 and cut and "@" in remainder:  # a password may contain a slash
         user, colon, port = authority.partition(":")
         database = any(name in scheme for name in _DATABASES)
         if colon and not authority.startswith("[") and (database or not port.isdigit()):
-            at = rest.rfind("@")
-            return (len(user) + 1, at) if not is_placeholder(rest[len(user) + 1 : at]) else None
+            at = remainder.rfind("@")
+            return (len(user) + 1, at) if not is_placeholder(remainder[len(user) + 1 : at]) else None
         return None
     if at < 0:
         return None
@@ -185,7 +186,7 @@ def _secret_length(scheme: str, rest: str) -> tuple[int, int] | None:
 
 
 def _bare_userinfo(text: str) -> Iterator[Span]:
-    """`user:pass/with/slash@host`, without a scheme."""
+    """Yield passwords in `user:pass/with/slash@host`, without a scheme."""
     for match in _BARE.finditer(text):
         password = match[2]
         if (
@@ -197,10 +198,10 @@ def _bare_userinfo(text: str) -> Iterator[Span]:
 
 
 def _assignments(text: str) -> Iterator[Span]:
-    """`password=…`, `?token=…`, `AccountKey=…`, `--api-key …`, `{"secret": "…"}`, `X-Api-Key: …`."""
-    place = depth = counted = 0
-    while name := _NAME.search(text, place):
-        place = name.end()
+    """Yield values in `password=…`, `?token=…`, `AccountKey=…`, `--api-key …`, `{"secret": "…"}`, `X-Api-Key: …`."""
+    position = depth = counted = 0
+    while name := _NAME.search(text, position):
+        position = name.end()
         if not _HINT.search(name[0]):
             continue
         query = text[name.start() - 1 : name.start()] in ("?", "&", "#") and name[0].lower() in _QUERY
@@ -212,15 +213,15 @@ def _assignments(text: str) -> Iterator[Span]:
         if separator is None or not _assigns(text, name, separator, depth > 0):
             continue
         begin, end = _value(text, separator.end())
-        shown = text[begin : min(end, begin + 200)]
-        code = _is_code(shown, name[0], text, end, separator["sep"])
-        if end > begin and not is_harmless(shown, name[0]) and not code:
-            place = end
+        value = text[begin : min(end, begin + 200)]
+        code = _is_code(value, name[0], text, end, separator["sep"])
+        if end > begin and not is_harmless(value, name[0]) and not code:
+            position = end
             yield Span(begin, end, f"a value of {name[0][:60]}")
 
 
 def _assigns(text: str, name: re.Match[str], separator: re.Match[str], in_braces: bool) -> bool:
-    """Return whether what follows a name is its value."""
+    """Return True if the text after a name is its value."""
     before = text[max(0, name.start() - 2) : name.start()]
     sep = separator["sep"]
     if "=" in sep:
@@ -239,7 +240,7 @@ def _has_digit(text: str, place: int) -> bool:
 
 
 def _value(text: str, place: int) -> tuple[int, int]:
-    """Return where a value begins and ends; one in quotes that are never closed ends with the text."""
+    """Return start and end of a value; an unterminated quote ends with the text."""
     quote = text[place : place + 1]
     if quote and quote in "\"'":
         if begins_placeholder(text[place + 1 : place + 60].lstrip(quote)):
@@ -249,12 +250,12 @@ def _value(text: str, place: int) -> tuple[int, int]:
     if text[place : place + 2] in ('\\"', "\\'"):
         end = text.find(text[place : place + 2], place + 2)
         return place + 2, len(text) if end < 0 else end
-    found = _BARE_VALUE.match(text, place)
-    return (place, found.end()) if found else (place, place)
+    match = _BARE_VALUE.match(text, place)
+    return (place, match.end()) if match else (place, place)
 
 
 def _is_code(value: str, name: str, text: str, end: int, separator: str) -> bool:
-    """Return whether a value is an expression, the name of a variable, or a word of prose."""
+    """Return True if a value is an expression, the name of a variable, or a word of prose."""
     if "(" in value or "[" in value[:40] or value == name or value.startswith("self."):
         return True
     if separator != "=" and VARIABLE.fullmatch(value):
@@ -263,7 +264,7 @@ def _is_code(value: str, name: str, text: str, end: int, separator: str) -> bool
 
 
 def _of_environment(text: str) -> Iterator[Span]:
-    """Values of secret environment variables."""
+    """Yield occurrences of values of secret environment variables."""
     if len(text) < _SHORTEST_VALUE:
         return
     for name, value in os.environ.items():
@@ -280,6 +281,6 @@ def _of_environment(text: str) -> Iterator[Span]:
 
 
 def _is_distinct(value: str) -> bool:
-    """Return whether a variable's value can be told from an ordinary word or a path."""
+    """Return True if a variable's value can be distinguished from an ordinary word or a path."""
     mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
     return (mixed or len(value) >= 16) and not (value.startswith(("/", "~", "http://127.")) and os.path.exists(value))

@@ -1,7 +1,7 @@
-"""Keys whose value is a secret by their name, and values under such keys that are none.
+"""Keys whose value is a secret by their name, and harmless values under such keys.
 
-Names are compared word by word, so `max_tokens`, `tokenizer` and `eos_token` are no secrets. What a name ends in
-decides: `api_key_variable`, `password_file` and `token_budget` speak about a secret and do not hold one.
+Names are compared word by word, so `max_tokens`, `tokenizer` and `eos_token` are no secrets. The last word decides:
+`api_key_variable`, `password_file` and `token_budget` describe a secret and do not hold one.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from components.redaction.references import reference
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LONGEST = 200
-"""Characters of a name that are looked at, from its end."""
+"""Maximum number of characters of a name that are inspected, from its end."""
 
 _SECRET = {
     "apikey", "apikeys", "auth", "authorization", "bearer", "cookie", "cookies", "cred", "credential", "credentials",
     "creds", "dsn", "htpasswd", "jwt", "otp", "passcode", "passphrase", "passphrases", "passwd", "password",
     "passwords", "pat", "pw", "pwd", "secret", "secrets", "sessionid",
 }  # fmt: skip
-_GLUED = (
+_SUFFIXES = (
     "accesskey", "accesstoken", "apikey", "apitoken", "authtoken", "bearertoken", "hftoken", "passphrase", "passwd",
     "password", "privatekey", "refreshtoken", "secretkey",
 )  # fmt: skip
-"""Endings of words that are written together."""
+"""Suffixes of words that are written without a separator."""
 _PASSWORDS = {"passcode", "passphrase", "passwd", "password", "passwords", "pwd", "secret"}
 """Words under which even a number is a secret."""
-_NOT_HELD = {
+_METADATA_WORDS = {
     "budget", "class", "column", "count", "dir", "directory", "enabled", "env", "envvar", "expiry", "factory", "field",
     "file", "files", "folder", "format", "header", "hint", "kind", "length", "level", "limit", "location", "manager",
     "max", "method", "min", "mode", "name", "names", "number", "path", "paths", "pattern", "policy", "position",
@@ -36,7 +36,7 @@ _NOT_HELD = {
     "size", "source", "strategy", "target", "template", "timeout", "ttl", "type", "types", "var", "variable",
     "variables", "vars",
 }  # fmt: skip
-"""Last words of names that only speak about a secret."""
+"""Last words of names that only describe a secret."""
 _BEFORE_TOKENS = {"access", "api", "auth", "bearer", "hf", "id", "personal", "refresh", "secret", "session"}
 _NO_TOKEN = {
     "added", "additional", "answer", "assistant", "begin", "blank", "bos", "by", "class", "cls", "control", "each",
@@ -45,7 +45,7 @@ _NO_TOKEN = {
     "start", "stop", "suffix", "system", "text", "think", "thinking", "tool", "turn", "unk", "unknown", "user",
     "vocab", "word",
 }  # fmt: skip
-"""Words before `token` that make it one of a tokenizer."""
+"""Words before `token` that mark a tokenizer's token."""
 _NO_KEY = {
     "accept", "answer", "any", "arrow", "artifact", "by", "cache", "checkpoint", "column", "config", "data", "dataset",
     "dict", "down", "enter", "evaluation", "feature", "field", "foreign", "from", "full", "gold", "group", "hash", "id",
@@ -55,25 +55,25 @@ _NO_KEY = {
     "state", "step", "sub", "table", "tag", "target", "task", "text", "the", "to", "tree", "unique", "up", "value",
     "with", "yaml",
 }  # fmt: skip
-"""Words before `key` that make it one of a table or of data."""
+"""Words before `key` that mark a key of a table or of data."""
 _BEFORE_KEY = {
     "access", "account", "anthropic", "api", "auth", "aws", "azure", "client", "cohere", "encryption", "gemini",
     "google", "groq", "hf", "license", "master", "mistral", "openai", "openrouter", "private", "secret", "service",
     "sharedaccess", "shared", "signing", "ssh", "storage", "subscription", "together", "wandb",
 }  # fmt: skip
-"""Words before `key` or `keys` that make it a secret wherever they stand in the name."""
+"""Words before `key` or `keys` that mark a secret anywhere in the name."""
 _BEFORE_PASS = {"admin", "db", "ftp", "git", "http", "imap", "mail", "mysql", "pg", "proxy", "redis", "root", "smtp"}
 _AFTER = {"id", "secret", "string", "text"}
 """Words that may follow `key` and `token`: `aws_access_key_id`."""
 
-_SAID_TO_BE_NONE = {
+_NULL_VALUES = {
     "", "-", "...", "anonymous", "basic", "bearer", "digest", "dummy", "empty", "false", "n/a", "no-key", "none",
     "not-needed", "null", "oauth", "oauth2", "true", "unused", "…", "???",
 }  # fmt: skip
 _PLACEHOLDER = re.compile(
     r"[*]{3}|\$(?:\{|\(|[A-Z_][A-Z0-9_]*\b)|<[^<>]{1,60}>|\{\{|\{[\w.]{0,40}\}|%[({]|%s(?!\w)|\\|\(|\.\*|\[[A-Z_]{0,30}\]$|\[\^|os\.|env\[|getenv|process\.env"
 )
-"""Beginnings of a value that stands for one, or for any: `$NAME`, `<token>`, `{name}`, `\\w+`."""
+"""Prefixes of placeholders: `$NAME`, `<token>`, `{name}`, `\\w+`."""
 _WHOLE_PLACEHOLDER = re.compile(
     r"[*]{3,20}|\$[A-Z_][A-Z0-9_]*+|\$\{[^{}]{1,200}\}|\$\([^()]{1,200}\)|<[^<>]{1,60}>|\{\{[^{}]{0,200}\}\}|\{[\w.]{0,40}\}"
     r"|%\(\w{1,40}\)s|%s|\[[A-Z_]{0,30}\]|(?:os\.|process\.)?(?:environ|getenv|env)(?:[.\[(][\w.\[\]()\"']{0,100})?"
@@ -81,7 +81,7 @@ _WHOLE_PLACEHOLDER = re.compile(
 VARIABLE = re.compile(
     r"(?<![A-Z0-9])[A-Z][A-Z0-9]*+(?:_[A-Z0-9]++)++|(?:API)?(?:KEY|TOKEN)|PASSWORD|SECRET|AUTHORIZATION"
 )
-"""Names of environment variables as they are written: capitals."""
+"""Names of environment variables in capitals."""
 _ANY_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}|[a-z_][a-z0-9_]{0,99}|[A-Za-z_]{1,100}")
 
 
@@ -92,7 +92,7 @@ def words(key: str) -> list[str]:
 
 
 def is_secret(key: str) -> bool:
-    """Return whether a key's name says that its value is a secret. Only its last part counts: `auth.timeout` is none.
+    """Return True if a key is a secret by its name. Only its last part counts: `auth.timeout` is none.
 
     A path such as `reward.model.api_key`, an option such as `--api-key` and a variable such as `OPENAI_KEY` are keys.
     """
@@ -101,10 +101,10 @@ def is_secret(key: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_secret(key: str) -> bool:
-    found = words(key)
-    if not found or found[-1] in _NOT_HELD:
+    name_words = words(key)
+    if not name_words or name_words[-1] in _METADATA_WORDS:
         return False
-    pairs = list(zip(["", *found], found, [*found[1:], ""], strict=False))[: len(found)]
+    pairs = list(zip(["", *name_words], name_words, [*name_words[1:], ""], strict=False))[: len(name_words)]
     return any(_secret_word(before, word, after) for before, word, after in pairs)
 
 
@@ -120,35 +120,33 @@ def _secret_word(before: str, word: str, after: str) -> bool:
         return last and before in _BEFORE_PASS
     if word in ("string", "str"):
         return before in ("connection", "conn")
-    return word in _SECRET or word.endswith(_GLUED)
+    return word in _SECRET or word.endswith(_SUFFIXES)
 
 
 def takes_password(key: str) -> bool:
-    """Return whether even a number is a secret under this key."""
-    found = words(key)
-    return any(word in _PASSWORDS or word.endswith(("password", "apikey")) for word in found) or found[-2:] == [
-        "api",
-        "key",
-    ]
+    """Return True if even a number is a secret under this key."""
+    name_words = words(key)
+    password = any(word in _PASSWORDS or word.endswith(("password", "apikey")) for word in name_words)
+    return password or name_words[-2:] == ["api", "key"]
 
 
 def names_variable(key: str) -> bool:
-    """Return whether a key's value is the name of the variable that holds a secret: `api_key_env`, `key_variable`."""
-    found = words(key)
-    if len(found) < 2 or found[-1] not in ("env", "envvar", "var", "variable"):
+    """Return True if a key's value is the name of the variable that holds a secret: `api_key_env`, `key_variable`."""
+    name_words = words(key)
+    if len(name_words) < 2 or name_words[-1] not in ("env", "envvar", "var", "variable"):
         return False
-    found = found[:-1] if found[-1] != "var" or found[-2] != "env" else found[:-2]
-    return bool(found) and (found[-1] == "key" or is_secret("_".join(found)))
+    name_words = name_words[:-1] if name_words[-1] != "var" or name_words[-2] != "env" else name_words[:-2]
+    return bool(name_words) and (name_words[-1] == "key" or is_secret("_".join(name_words)))
 
 
 def could_be_variable(value: str) -> bool:
-    """Return whether a text could be the name of a variable, and is not likely to be its value."""
+    """Return True if a text could be the name of a variable and is unlikely to be its value."""
     digits = sum(map(str.isdigit, value))
     return bool(_ANY_VARIABLE.fullmatch(value)) and ("_" in value or not (digits and len(value) >= 16))
 
 
 def is_harmless(value: Any, key: str = "") -> bool:
-    """Return whether a value under a key that is secret by name is none: a placeholder, a reference, a count."""
+    """Return True if a value is no secret even under a secret key: a placeholder, a reference, a count."""
     if value is None or isinstance(value, bool):
         return True
     if isinstance(value, int | float):
@@ -156,14 +154,14 @@ def is_harmless(value: Any, key: str = "") -> bool:
     text = value.strip().rstrip(".")
     if text.isdigit() and not takes_password(key) and len(text) < 7:
         return True
-    return (len(text) <= 16 and text.lower() in _SAID_TO_BE_NONE) or reference(text) is not None or is_placeholder(text)
+    return (len(text) <= 16 and text.lower() in _NULL_VALUES) or reference(text) is not None or is_placeholder(text)
 
 
 def is_placeholder(value: str) -> bool:
-    """Return whether a whole value stands for another one."""
+    """Return True if a whole value is a placeholder."""
     return not value or bool(_WHOLE_PLACEHOLDER.fullmatch(value))
 
 
 def begins_placeholder(text: str) -> bool:
-    """Return whether a text begins with what stands for a value, in prose or code whose end is not known."""
+    """Return True if a text begins with a placeholder, in prose or code whose end is unknown."""
     return not text or bool(_PLACEHOLDER.match(text))

@@ -1,4 +1,4 @@
-"""Where code that a model wrote is run."""
+"""Sandbox for code written by a model."""
 
 from components.sandbox.bubblewrap import Sandbox
 from components.sandbox.limits import Limits, Result

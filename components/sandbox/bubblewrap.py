@@ -1,19 +1,18 @@
-"""Programs that a model wrote run here and nowhere else: in bubblewrap, on Linux.
+"""Sandbox for untrusted programs, based on bubblewrap, on Linux.
 
 A program sees a file system of its own: `/usr` read-only with what Python needs, a few devices, a private `/proc`, and
-a home in memory that is gone afterwards. It has no network, none of our environment variables, files or processes, no
-privileges and no way to new ones, and the system calls of `seccomp.py` fail. Where Espalier runs as root, the program
+a temporary home folder in memory. It has no network, none of our environment variables, files or processes, no
+privileges and no way to gain any, and the system calls of `seccomp.py` fail. If Espalier runs as root, the program
 runs as nobody.
 
-What it uses is bounded. The kernel bounds each process (address space, CPU time, size of a file) and the number of
-processes; the home has a size; a control group bounds all memory together, where one can be created (`cgroups.py`). And
-while a program runs it is looked at every few milliseconds: one that takes too long, creates too many files or prints
-without end, is killed with everything that it started. Without a control group memory is counted in this way, too
-(`watch.py`); the program then runs on one processor, so that it cannot use much more between two looks. Nothing
-outlives its run.
+Its usage is bounded. The kernel bounds each process (address space, CPU time, size of a file) and the number of
+processes; the home folder has a size; a control group bounds all memory together, if one can be created (`cgroups.py`).
+A running program is checked every few milliseconds: one that takes too long, creates too many files or prints too much
+is killed with all its subprocesses. Without a control group memory is counted in this way as well (`watch.py`); the
+program then runs on one processor, so that it cannot use much more between two checks. Nothing outlives its run.
 
-Output is bytes of any kind: what is not UTF-8 is shown as U+FFFD, and of much output the beginning and the end are
-kept, with a mark between them.
+Output is arbitrary bytes: invalid UTF-8 is decoded as U+FFFD, and of long output the beginning and the end are kept,
+with a mark between them.
 
     sandbox = Sandbox(Limits(seconds=5))
     sandbox.python("print(6 * 7)").stdout                       # "42\\n"
@@ -60,13 +59,13 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",  # each arena reserves 64 MB of addresses, which are limited
+    "MALLOC_ARENA_MAX": "1",  # each arena reserves 64 MB of the limited address space
 }
-"""All environment variables of a program."""
+"""Environment variables of a program; it has no others."""
 
 INSTALL = "Install bubblewrap 0.8 or later (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)"
 NAMESPACES = (
-    "User namespaces may be off. To see whether they are: `bwrap --unshare-all --ro-bind / / true` as the same user; "
+    "User namespaces may be off. To test them, run `bwrap --unshare-all --ro-bind / / true` as the same user; "
     "`sysctl user.max_user_namespaces` must not be 0; on Debian `sysctl kernel.unprivileged_userns_clone` must be 1; "
     "on Ubuntu from 24.04 `sysctl kernel.apparmor_restrict_unprivileged_userns` must be 0, or bwrap needs an AppArmor "
     "profile with `userns`; in Docker, run with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
@@ -84,7 +83,7 @@ _WITHOUT_HUGE_PAGES = """
 import ctypes, os, sys
 PR_SET_THP_DISABLE = 41  # children inherit it
 if ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
-    sys.exit("the kernel does not turn huge pages off")
+    sys.exit("the kernel cannot disable huge pages")
 os.execv(sys.argv[1], sys.argv[1:])
 """
 _PACKAGES = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages", "lib*/python3*/ensurepip/_bundled")
@@ -92,7 +91,7 @@ _processors = itertools.count()
 
 
 class Sandbox:
-    """Runs programs. It holds nothing: one instance serves many threads, and each run starts afresh."""
+    """Runner of sandboxed programs. Stateless: one instance serves many threads, and each run starts afresh."""
 
     def __init__(self, limits: Limits | None = None):
         self.limits = limits or Limits()
@@ -106,11 +105,11 @@ class Sandbox:
         stop: threading.Event | None = None,
         answer: Answer | None = None,
     ) -> Result:
-        """Runs a command to its end.
+        """Run a command to its end.
 
-        files: by path below the home, there before the command starts. stop: kills the program when it is set.
-        answer: what the program may call (`components.sandbox.calls`).
-        Raises ResourceError where there is no sandbox, and OSError where it did not start this once.
+        files: contents by path below the home folder, written before the command starts. stop: event that kills the
+        program. answer: enables calls of the program and answers them (`components.sandbox.calls`).
+        Raises ResourceError if the sandbox is not available, and OSError if this run did not start.
         """
         check()
         return _run(self.limits, command, stdin, files or {}, stop, answer)
@@ -124,9 +123,9 @@ class Sandbox:
         stop: threading.Event | None = None,
         answer: Answer | None = None,
     ) -> Result:
-        """Runs Python code, with the standard library and what `files` holds."""
-        given = {**(files or {}), ".main.py": code}
-        return self.run([interpreter()[0], f"{HOME}/.main.py"], stdin=stdin, files=given, stop=stop, answer=answer)
+        """Run Python code with the standard library and the contents of `files`."""
+        contents = {**(files or {}), ".main.py": code}
+        return self.run([interpreter()[0], f"{HOME}/.main.py"], stdin=stdin, files=contents, stop=stop, answer=answer)
 
     async def run_async(
         self,
@@ -135,14 +134,14 @@ class Sandbox:
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
     ) -> Result:
-        """As `run`, without holding up the loop. A program whose task is cancelled is killed."""
+        """Run a command as `run` does, without blocking the event loop. Cancelling the task kills the program."""
         stop = threading.Event()
         return await stoppable(functools.partial(self.run, command, stdin=stdin, files=files, stop=stop), stop)
 
 
 async def stoppable(work: Callable[[], T], stop: threading.Event, pool: Executor | None = None) -> T:
-    """What `work` returns, done in a thread. Cancelled, `stop` is set and the end of the work awaited. pool: of threads
-    of its own, for work that waits for what is done in other threads."""
+    """Return the result of `work`, run in a thread. On cancellation, set `stop` and wait for the work to end. pool:
+    separate threads, for work that waits for the results of other threads."""
     task = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
         return await asyncio.shield(task)
@@ -155,53 +154,53 @@ async def stoppable(work: Callable[[], T], stop: threading.Event, pool: Executor
 
 @functools.cache
 def interpreter() -> tuple[str, str]:
-    """The Python of the sandbox, and the folder that it needs besides `/usr`, if any: the one that runs Espalier
-    (without its packages), or the system's, where the sandbox's user cannot read that."""
+    """Return the Python of the sandbox, and the folder that it needs besides `/usr`, if any: the interpreter that runs
+    Espalier (without its packages), or the system's if the sandbox's user cannot read that one."""
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     prefix = Path(sys.base_prefix).resolve()
     for python, folder in (
         (own, prefix),
-        *((Path(f"{at}/bin/python3"), Path("/usr")) for at in ("/usr", "/usr/local")),
+        *((Path(f"{usr}/bin/python3"), Path("/usr")) for usr in ("/usr", "/usr/local")),
     ):
         if not os.access(python, os.X_OK) or not python.resolve().is_relative_to(folder):
             continue
         if folder.is_relative_to("/usr"):
             return str(python), ""
-        if not _drops() or all(one.stat().st_mode & 0o005 == 0o005 for one in [folder, *folder.parents]):
+        if not _drops() or all(parent.stat().st_mode & 0o005 == 0o005 for parent in [folder, *folder.parents]):
             return str(python), str(folder)
     raise ResourceError(
-        f"the sandbox has no Python: it runs as nobody, who cannot read {prefix}, and there is no /usr/bin/python3. "
+        f"the sandbox has no Python: it runs as nobody, who cannot read {prefix}, and /usr/bin/python3 does not exist. "
         f"Install one (Debian, Ubuntu: apt-get install python3), or do not run as root"
     )
 
 
 def check() -> None:
-    """Raises ResourceError, saying what to do, where programs cannot be run here."""
+    """Raise ResourceError, saying what to do, if the sandbox is not available."""
     if sys.platform != "linux":
         raise ResourceError(
-            f"the sandbox needs Linux; this is {sys.platform}. Run this on Linux, or in a virtual machine"
+            f"the sandbox needs Linux; this is {sys.platform}. Use Linux, or a virtual machine with Linux"
         )
     for tool, install in (("bwrap", INSTALL), ("prlimit", "Install util-linux")):
         if shutil.which(tool) is None:
-            raise ResourceError(f"the sandbox needs {tool}, which is not here. {install}")
+            raise ResourceError(f"the sandbox needs {tool}, which is not installed. {install}")
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        raise ResourceError("the sandbox needs /proc/PID/task/PID/children, which this kernel does not have")
+        raise ResourceError("the sandbox needs /proc/PID/task/PID/children, which this kernel does not provide")
     _works(shutil.which("bwrap"), interpreter())
 
 
 @functools.lru_cache(maxsize=4)
 def _works(bwrap: str, python: tuple[str, str]) -> None:
-    """Tries it once; a failure is not remembered."""
+    """Run a test program once; a failure is not cached."""
     script = "import socket, ssl, subprocess; subprocess.run(['true'], check=True); print('works')"
     try:
-        found = _run(Limits(seconds=60), [python[0], "-I", "-c", script], b"", {}, None)
+        result = _run(Limits(seconds=60), [python[0], "-I", "-c", script], b"", {}, None)
     except OSError as error:
         raise ResourceError(f"the sandbox does not work here: {error}. {INSTALL}. {NAMESPACES}") from error
-    if found.stdout != "works\n":
+    if result.stdout != "works\n":
         raise ResourceError(
-            f"the sandbox does not work here: Python ended with {found.exit_code} in it "
-            f"(killed for: {found.killed or 'nothing'}), saying "
-            f"{(found.stdout + found.stderr).strip()!r:.300}; expected it to start another program. "
+            f"the sandbox does not work here: Python exited with {result.exit_code} "
+            f"(killed for: {result.killed or 'nothing'}) and the output "
+            f"{(result.stdout + result.stderr).strip()!r:.300}; expected it to start another program. "
             f"Limits of processes need Linux 5.14 or later"
         )
 
@@ -216,12 +215,12 @@ def _run(
 ) -> Result:
     began = time.monotonic()
     with ExitStack() as stack:
-        passed: list[int] = []
+        inherited_fds: list[int] = []
         environment = ENVIRONMENT
         calls = None if answer is None else Calls(answer, limits.calls)
         if calls is not None:
             stack.callback(calls.close)
-            passed.append(calls.inside.fileno())
+            inherited_fds.append(calls.inside.fileno())
             environment = ENVIRONMENT | calls.environment()
 
         def sealed(data: str | bytes) -> int:
@@ -229,21 +228,21 @@ def _run(
             stack.callback(os.close, fd)
             return fd
 
-        def handed(data: str | bytes) -> str:
-            passed.append(sealed(data))
-            return str(passed[-1])
+        def inherited_fd(data: str | bytes) -> str:
+            inherited_fds.append(sealed(data))
+            return str(inherited_fds[-1])
 
         options = _namespaces(limits)
         for name, content in files.items():
-            options += ["--perms", "0644", "--file", handed(content), _below_home(name)]
+            options += ["--perms", "0644", "--file", inherited_fd(content), _below_home(name)]
         status_read, status_write = os.pipe()
         stack.callback(os.close, status_read)
-        with ExitStack() as theirs:
-            theirs.callback(os.close, status_write)
-            options += ["--seccomp", handed(seccomp.program()), "--json-status-fd", str(status_write)]
-            # bwrap waits for its options: it is bounded before it reads them, and so is all that it starts.
+        with ExitStack() as child_files:
+            child_files.callback(os.close, status_write)
+            options += ["--seccomp", inherited_fd(seccomp.program()), "--json-status-fd", str(status_write)]
+            # bwrap waits for its options, so it and all its subprocesses are bounded before they start.
             options_read, options_write = os.pipe()
-            theirs.callback(os.close, options_read)
+            child_files.callback(os.close, options_read)
             gate = stack.enter_context(os.fdopen(options_write, "wb", buffering=0))
             group = _group(limits, stack)
             process = subprocess.Popen(
@@ -251,9 +250,9 @@ def _run(
                 stdin=sealed(stdin),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,  # not only of the program: /proc/1/environ in the sandbox is that of bwrap
+                env=environment,  # also of bwrap itself: /proc/1/environ in the sandbox is bwrap's
                 cwd="/",
-                pass_fds=[*passed, status_write, options_read],
+                pass_fds=[*inherited_fds, status_write, options_read],
                 start_new_session=True,
                 **({"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if _drops() else {}),  # type: ignore[call-overload]
             )
@@ -263,12 +262,12 @@ def _run(
                 os.sched_setaffinity(process.pid, {processors[next(_processors) % len(processors)]})
             else:
                 group.add(process.pid)
-            with suppress(BrokenPipeError):  # it has ended, and says why
+            with suppress(BrokenPipeError):  # it has ended, and its stderr has the reason
                 _write(gate.fileno(), "\0".join([*options, ""]).encode())
             gate.close()
             if calls is not None:
                 calls.begin()
-            killed, kept = watch(process, limits, began, stop, calls, group)
+            killed, buffers = watch(process, limits, began, stop, calls, group)
         finally:
             kill(process)
         os.set_blocking(status_read, False)
@@ -276,18 +275,18 @@ def _run(
         with suppress(BlockingIOError):
             status = os.read(status_read, 4096)
     seconds = time.monotonic() - began
-    stdout, stderr = (one.text() for one in kept)
-    *lines, _ = status.split(b"\n")  # killed, it may have been in the middle of one
-    ends = [json.loads(line).get("exit-code") for line in lines]
-    ended = [code for code in ends if code is not None]
-    if not ended and not killed:
-        raise OSError(f"bwrap did not run the program: {stderr.strip() or f'it ended with {process.returncode}'}")
-    code = ended[0] if ended else 128 + signal.SIGKILL
-    return Result(code, stdout, stderr, killed, any(one.cut for one in kept), seconds)
+    stdout, stderr = (buffer.text() for buffer in buffers)
+    *lines, _ = status.split(b"\n")  # if killed, it may have written part of a line
+    reported = [json.loads(line).get("exit-code") for line in lines]
+    exit_codes = [code for code in reported if code is not None]
+    if not exit_codes and not killed:
+        raise OSError(f"bwrap did not run the program: {stderr.strip() or f'exit code {process.returncode}'}")
+    code = exit_codes[0] if exit_codes else 128 + signal.SIGKILL
+    return Result(code, stdout, stderr, killed, any(buffer.cut for buffer in buffers), seconds)
 
 
 def _group(limits: Limits, stack: ExitStack) -> cgroups.Group | None:
-    """Return a control group, removed with the stack, or None where there is none."""
+    """Return a control group that is removed with the stack; None if groups cannot be created."""
     hierarchy = cgroups.hierarchy()
     if hierarchy is None:
         return None
@@ -297,8 +296,8 @@ def _group(limits: Limits, stack: ExitStack) -> cgroups.Group | None:
 
 
 def _launcher(group: cgroups.Group | None) -> list[str]:
-    """Return the command that starts bwrap. Where memory is counted, it has no huge pages, which a program could keep
-    while it shows 4 kB of each."""
+    """Return the command that starts bwrap. If memory is counted, huge pages are disabled: a program could hold 2 MB
+    while it reports 4 kB of each."""
     bwrap = shutil.which("bwrap") or "bwrap"
     if group is not None or "[always]" not in _read(_HUGE_PAGES):
         return [bwrap]
@@ -306,14 +305,14 @@ def _launcher(group: cgroups.Group | None) -> list[str]:
 
 
 def _namespaces(limits: Limits) -> list[str]:
-    """Return the options of bwrap: everything of a program's own, and read-only, but for its home."""
+    """Return the options of bwrap for separate namespaces and a read-only file system, except the home folder."""
     options = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     options += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
     options += _system()
     options += ["--proc", "/proc"]
     for name in _DEVICES:
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    # A shared mapping of /dev/zero holds pages that no count sees; /dev/full reads the same.
+    # A shared mapping of /dev/zero holds pages that are not counted; /dev/full reads the same.
     options += ["--symlink", "full", "/dev/zero"]
     for name, at in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         options += ["--symlink", f"/proc/self/fd{at}", f"/dev/{name}"]
@@ -324,36 +323,37 @@ def _namespaces(limits: Limits) -> list[str]:
 
 
 def _system() -> list[str]:
-    """Return the options of bwrap for what a program can read: the host's programs and libraries, and a Python with
-    its standard library. Python packages are hidden, ours above all."""
-    shown = [f"/usr/{name}" for name in _USR] + [f"/usr/local/{name}" for name in _USR_LOCAL]
-    shown += ["/etc/ld.so.cache", "/etc/alternatives"]
+    """Return the options of bwrap for the readable part of the file system: the host's programs and libraries, and a
+    Python with its standard library. Python packages are hidden, especially our own."""
+    visible = [f"/usr/{name}" for name in _USR] + [f"/usr/local/{name}" for name in _USR_LOCAL]
+    visible += ["/etc/ld.so.cache", "/etc/alternatives"]
     python, folder = interpreter()
     if folder:
-        shown += [str(Path(python).resolve()), f"{folder}/lib", f"{folder}/lib64"]
+        visible += [str(Path(python).resolve()), f"{folder}/lib", f"{folder}/lib64"]
     options: list[str] = []
-    for path in shown + [f"/{name}" for name in _SYSTEM]:
+    for path in visible + [f"/{name}" for name in _SYSTEM]:
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
             options += ["--ro-bind", path, path]
-    for hidden in _hidden_packages(tuple(filter(os.path.isdir, shown)), folder):
+    for hidden in _hidden_packages(tuple(filter(os.path.isdir, visible)), folder):
         options += ["--size", "4096", "--perms", "0555", "--tmpfs", hidden, "--remount-ro", hidden]
     return options
 
 
 @functools.cache
-def _hidden_packages(shown: tuple[str, ...], prefix: str) -> list[str]:
-    """Return the folders below what is shown that hold Python packages, and that of Espalier."""
+def _hidden_packages(visible: tuple[str, ...], prefix: str) -> list[str]:
+    """Return the folders below the visible ones that contain Python packages, including Espalier's."""
     folders = {Path("/usr/share/python-wheels"), Path(__file__).resolve().parents[2]}
-    for at in filter(None, ("/usr", "/usr/local", prefix)):
-        folders |= {path for pattern in _PACKAGES for path in Path(at).glob(pattern)}
+    for folder in filter(None, ("/usr", "/usr/local", prefix)):
+        folders |= {path for pattern in _PACKAGES for path in Path(folder).glob(pattern)}
     below = {path.resolve() for path in folders if path.is_dir()}
-    return sorted(str(path) for path in below if any(path.is_relative_to(at) and str(path) != at for at in shown))
+    return sorted(str(path) for path in below if any(path.is_relative_to(at) and str(path) != at for at in visible))
 
 
 def _limiter(limits: Limits) -> list[str]:
-    """Inside of the sandbox, as the number of processes is counted for each user namespace."""
+    """Return the command prefix that limits each process. It runs inside, where the number of processes is counted per
+    user namespace."""
     return [
         "/usr/bin/prlimit",
         f"--as={limits.memory_mb * _MB}",
@@ -370,7 +370,7 @@ def _limiter(limits: Limits) -> list[str]:
 
 
 def _sealed(data: str | bytes) -> int:
-    """Return a file in memory that nobody can change: a program can open its standard input again, to write."""
+    """Return a sealed file in memory: a program could otherwise reopen its standard input for writing."""
     fd = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     _write(fd, data.encode(errors="surrogatepass") if isinstance(data, str) else data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
@@ -381,27 +381,27 @@ def _sealed(data: str | bytes) -> int:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except FileNotFoundError:  # a kernel without huge pages
+    except FileNotFoundError:  # the kernel has no huge pages
         return ""
 
 
 def _write(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(fd, remaining) :]
 
 
 def _below_home(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ValueError(f"files: {name!r} is no path below the home; expected one such as data/input.txt")
+        raise ValueError(f"files: {name!r} is not a path below the home; expected one such as data/input.txt")
     return f"{HOME}/{path}"
 
 
 @functools.cache
 def _drops() -> bool:
-    """Whether the sandbox is started as nobody: root is bound by no limit of processes, and owns the system's files."""
+    """Return True if the sandbox is started as nobody: root has no process limit and owns the system's files."""
     if os.geteuid() != 0:
         return False
-    ranges = [[int(one) for one in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    ranges = [[int(number) for number in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(start <= _NOBODY < start + count for start, _, count in ranges)

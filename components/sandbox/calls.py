@@ -1,8 +1,8 @@
-"""What a program in the sandbox may ask of whoever runs it: lines of JSON over a socket, answered one after the other.
+"""Calls from a sandboxed program to its host: lines of JSON over a socket, answered one at a time.
 
-The socket is the only way out, and carries nothing but these lines: each is answered by a function of the one who runs
-the program, in a thread of this module. What comes is untrusted. A line has a greatest length, the number of lines is
-bounded (`Limits.calls`), and the time that an answer takes does not count as the program's.
+The socket is the program's only connection, and carries only these lines. A function of the host answers each, in a
+thread of this module. The input is untrusted. The length of a line and the number of lines (`Limits.calls`) are
+bounded, and the time that an answer takes does not count towards the program's time limit.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ from collections.abc import Callable
 from contextlib import suppress
 
 FILE = "CALLS"
-"""The environment variable of a program that names the socket: a number of a file."""
+"""Environment variable of the program that holds the socket's file descriptor."""
 LONGEST = 100_000
-"""Bytes of one line."""
+"""Maximum length of a line in bytes."""
 
 Answer = Callable[[bytes], bytes]
-"""From a line to its answer, both without the end of the line. It may block; it must not raise."""
+"""Function from a line to its answer, both without the line end. It may block; it must not raise."""
 
 
 class Calls:
-    """Serves one program. most: lines that it may send."""
+    """Call server of one program. limit: number of lines that the program may send."""
 
-    def __init__(self, answer: Answer, most: int):
+    def __init__(self, answer: Answer, limit: int):
         self._answer = answer
-        self._left = most
-        self._ours, self.inside = socket.socketpair()
-        """Our end, and the program's."""
+        self._remaining = limit
+        self._host_end, self.inside = socket.socketpair()
+        """Host's end and program's end."""
         self._waited = 0.0
         self._since: float | None = None
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
         self.exceeded = False
-        """Whether the program asked too often, or too much at once. It is then not answered any more."""
+        """True if the program sent too many lines, or one that is too long. It then gets no more answers."""
 
     @property
     def waited(self) -> float:
-        """Seconds for which the program has waited for answers."""
+        """Seconds that the program has waited for answers."""
         since = self._since
         return self._waited + (time.monotonic() - since if since is not None else 0.0)
 
     def begin(self) -> None:
-        """The program runs, and has its end."""
+        """Start serving. The program has started and holds its end of the socket."""
         self.inside.close()
         self._thread.start()
 
     def close(self) -> None:
-        """The program has ended. An answer under way is waited for: whoever gives it is not left in the middle."""
+        """Stop serving after the program has ended. Waits for an answer in progress, so that it is not interrupted."""
         self.inside.close()
         with suppress(OSError):
-            self._ours.shutdown(socket.SHUT_RDWR)
+            self._host_end.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
             self._thread.join()
-        self._ours.close()
+        self._host_end.close()
 
     def environment(self) -> dict[str, str]:
         return {FILE: str(self.inside.fileno())}
 
     def _serve(self) -> None:
-        with suppress(OSError), self._ours.makefile("rb") as lines:  # OSError: the program is gone
+        with suppress(OSError), self._host_end.makefile("rb") as lines:  # OSError: the program has ended
             while line := lines.readline(LONGEST + 1):
-                self._left -= 1
-                if self._left < 0 or len(line) > LONGEST:
+                self._remaining -= 1
+                if self._remaining < 0 or len(line) > LONGEST:
                     self.exceeded = True
                     return
                 self._since = time.monotonic()
@@ -71,4 +71,4 @@ class Calls:
                     answer = self._answer(line.rstrip(b"\n"))
                 finally:
                     self._waited, self._since = self.waited, None
-                self._ours.sendall(answer + b"\n")
+                self._host_end.sendall(answer + b"\n")

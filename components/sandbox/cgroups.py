@@ -1,10 +1,10 @@
-"""Control groups of the kernel around a sandbox: they charge and bound all memory that its processes cause.
+"""Control groups around a sandbox, which charge and bound all memory that its processes cause.
 
-That is memory of processes, files in the home, and the kernel's own for pipes, sockets, page tables and the rest. A
-group is created next to our own, where we may do so: as root on most hosts, in a container with a writable
-`/sys/fs/cgroup`, and as an ordinary user in a group that systemd delegated (`systemd-run --user --scope`). Version 2
-has `memory.max`, `memory.swap.max` and `pids.max`; of version 1, the memory controller is used. Where no group can be
-created, `components.sandbox.watch` counts.
+That includes memory of processes, files in the home folder, and kernel memory for pipes, sockets and page tables. A
+group is created next to our own if permitted: as root on most hosts, in a container with a writable `/sys/fs/cgroup`,
+and as an ordinary user in a group that systemd delegated (`systemd-run --user --scope`). Version 2 provides
+`memory.max`, `memory.swap.max` and `pids.max`; of version 1, the memory controller is used. If no group can be created,
+`components.sandbox.watch` counts memory.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ LOG = logging.getLogger(__name__)
 _PREFIX = "espalier-sandbox-"
 _MB = 1024 * 1024
 _HELPERS = 4
-"""Processes of bubblewrap itself that `pids.max` counts."""
+"""Processes of bubblewrap itself that count towards `pids.max`."""
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A place where control groups for sandboxes can be created."""
+    """Folder in which control groups for sandboxes can be created."""
 
     folder: Path
     version: int
 
 
 class Group:
-    """A control group of one sandbox."""
+    """Control group of one sandbox."""
 
     def __init__(self, hierarchy: Hierarchy, limits: Limits):
-        """Raises OSError where the kernel refuses it."""
+        """Raises OSError if the kernel refuses it."""
         self._version = hierarchy.version
         self.folder = hierarchy.folder / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         self.folder.mkdir()
@@ -53,24 +53,24 @@ class Group:
             raise
 
     def add(self, pid: int) -> None:
-        """Move a process in, before it starts others."""
+        """Move a process into the group, before it starts others."""
         self._write("cgroup.procs", str(pid))
 
     @property
     def exceeded(self) -> bool:
-        """Whether the kernel killed a process of it for want of memory."""
+        """True if the kernel killed a process of the group because of its memory limit."""
         events = (self.folder / ("memory.oom_control" if self._version == 1 else "memory.events")).read_text()
         return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in events.splitlines())
 
     def close(self) -> None:
-        """Remove it, once its last process has ended; what does not end soon is left to `hierarchy`."""
+        """Remove the group after its last process has ended; if that takes too long, `hierarchy` removes it later."""
         deadline = time.monotonic() + 2
         while self.folder.exists():
             try:
                 self.folder.rmdir()
             except OSError as error:
                 if time.monotonic() > deadline:
-                    LOG.warning("control group %s is not removed: %s", self.folder, error)
+                    LOG.warning("cannot remove control group %s: %s", self.folder, error)
                     return
                 time.sleep(0.002)
 
@@ -92,23 +92,23 @@ class Group:
 
 @functools.cache
 def hierarchy() -> Hierarchy | None:
-    """Return where groups can be created, or None. Groups that a killed process of ours left there are removed."""
+    """Return the folder for control groups; None without one. Removes groups left by killed processes."""
     memberships = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
-    for version, own in (
+    for version, own_path in (
         (1, next((path for _, controllers, path in memberships if "memory" in controllers.split(",")), None)),
         (2, next((path for number, controllers, path in memberships if number == "0" and not controllers), None)),
     ):
-        place = None if own is None else _place(version, own)
-        if place is not None:
-            _sweep(place)
-            found = Hierarchy(place, version)
-            if _works(found):
-                return found
+        folder = None if own_path is None else _place(version, own_path)
+        if folder is not None:
+            _sweep(folder)
+            candidate = Hierarchy(folder, version)
+            if _works(candidate):
+                return candidate
     return None
 
 
 def _works(hierarchy: Hierarchy) -> bool:
-    """Try it with a process: the kernel may refuse to move one where it allows groups."""
+    """Return True if a process can be moved to a new group: the kernel may allow groups and still refuse this."""
     process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
     group = None
     try:
@@ -116,7 +116,7 @@ def _works(hierarchy: Hierarchy) -> bool:
         group.add(process.pid)
         return not group.exceeded
     except OSError as error:
-        LOG.info("sandboxes have no control group below %s: %s", hierarchy.folder, error)
+        LOG.info("cannot create control groups for sandboxes below %s: %s", hierarchy.folder, error)
         return False
     finally:
         process.kill()
@@ -125,26 +125,26 @@ def _works(hierarchy: Hierarchy) -> bool:
             group.close()
 
 
-def _place(version: int, own: str) -> Path | None:
-    mounted = _mounted(version, own)
+def _place(version: int, own_path: str) -> Path | None:
+    mounted = _mounted(version, own_path)
     if mounted is None:
         return None
     if version == 1:
         return mounted if os.access(mounted, os.W_OK) else None
-    # A group with controllers for its children has no processes of its own: beside our own group, not in it. Only the
-    # root of the hierarchy may have both.
-    place = mounted if own == "/" else mounted.parent
-    if not os.access(place, os.W_OK) or not os.access(place / "cgroup.procs", os.W_OK):
+    # In version 2 a group with controllers for its children has no processes of its own, so the new group is a sibling
+    # of our own. Only the root of the hierarchy may have both.
+    folder = mounted if own_path == "/" else mounted.parent
+    if not os.access(folder, os.W_OK) or not os.access(folder / "cgroup.procs", os.W_OK):
         return None
     for _ in range(2):
         with suppress(OSError):
-            if "memory" in (place / "cgroup.subtree_control").read_text().split():
-                return place
-            (place / "cgroup.subtree_control").write_text("+memory +pids")
+            if "memory" in (folder / "cgroup.subtree_control").read_text().split():
+                return folder
+            (folder / "cgroup.subtree_control").write_text("+memory +pids")
     return None
 
 
-def _mounted(version: int, own: str) -> Path | None:
+def _mounted(version: int, own_path: str) -> Path | None:
     """Return the folder of our own group."""
     for line in _lines("/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
@@ -154,14 +154,14 @@ def _mounted(version: int, own: str) -> Path | None:
             continue
         if version == 1 and "memory" not in options.split(","):
             continue
-        relative = os.path.relpath(own, root)
+        relative = os.path.relpath(own_path, root)
         if not relative.startswith(".."):
             return Path(mountpoint) / relative
     return None
 
 
-def _sweep(place: Path) -> None:
-    for folder in place.glob(f"{_PREFIX}*"):
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if not os.path.exists(f"/proc/{pid}"):
             with suppress(OSError):

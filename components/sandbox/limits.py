@@ -1,10 +1,10 @@
-"""What a program may use, and how it ended."""
+"""Resource limits of a sandboxed program, and its result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_LEAST = {
+_MINIMUM = {
     "seconds": 0.1,
     "cpu_seconds": 1,
     "memory_mb": 32,
@@ -18,44 +18,44 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use."""
+    """Resource limits of a program."""
 
     seconds: float = 10.0
-    """Of time, with all that it starts."""
+    """Wall-clock seconds of the program and all its subprocesses."""
     cpu_seconds: int = 10
-    """Of CPU time, for each process."""
+    """CPU seconds of each process."""
     memory_mb: int = 512
-    """Of memory, for all processes, the files in the home and the kernel's buffers for them together, and of addresses
-    for each process."""
+    """Memory in MB: of all processes, the files in the home folder and the kernel's buffers together, and the address
+    space of each process."""
     processes: int = 32
-    """And threads, at once."""
+    """Concurrent processes and threads."""
     disk_mb: int = 64
-    """In its home, for all files together."""
+    """Size in MB of all files in the home folder."""
     files: int = 4096
-    """And folders in its home."""
+    """Number of files and folders in the home folder."""
     output_bytes: int = 20_000
-    """Bytes that are kept of stdout, and of stderr; of more, the middle is cut."""
+    """Bytes of stdout, and of stderr, that are returned; longer output is cut in the middle."""
     calls: int = 32
-    """That it may make to whoever runs it, where it is given a way (`components.sandbox.calls`)."""
+    """Calls that the program may make to its host, if calls are enabled (`components.sandbox.calls`)."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value >= _LEAST[name]:
-                raise ValueError(f"{name} is {value}; a program needs {_LEAST[name]} or more")
+            if not value >= _MINIMUM[name]:
+                raise ValueError(f"{name} = {value}: expected at least {_MINIMUM[name]}")
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a program ended."""
+    """Outcome of a program."""
 
     exit_code: int
-    """As a shell says it: 128 + the signal where a signal ended it."""
+    """Exit code as in a shell: 128 + the signal if a signal ended the program."""
     stdout: str
     stderr: str
     killed: str
-    """Why it was killed: time, memory, files, output, calls or stopped; empty where it ended by itself."""
+    """Reason for killing it: time, memory, files, output, calls or stopped; empty if it ended by itself."""
     truncated: bool
-    """Whether output was cut."""
+    """True if output was cut."""
     seconds: float
 
     @property

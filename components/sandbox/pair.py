@@ -1,16 +1,17 @@
-"""A program and its test in two sandboxes, connected here.
+"""A program and its test in two sandboxes, connected by the host.
 
     with Program(sandbox, code) as program:
         program.value_of("add(3, 4)")               # "7", as JSON
         program.verdict("assert add(3, 4) == 7")    # Verdict(passed=True)
 
 Both processes run `components/sandbox/remote.py`. They share nothing: neither sees the other's files, memory or
-processes, and each talks only to this module, by the socket of `components.sandbox.calls`, in turns: a request of the
-test, then the answer of the program. Messages of the program are passed on unread, up to a largest size.
+processes, and each communicates only with this module, through the socket of `components.sandbox.calls`, in turns: a
+request of the test, then the response of the program. Messages of the program are forwarded unread, up to a maximum
+size.
 
-Each side has the limits of the sandbox for itself; waiting for the other does not count. Since at any time one of the
-two computes, and is killed when its time is up, nothing waits for ever. Where a sandbox does not start, OSError is
-raised; anything that the program does ends as a result.
+Each side has the sandbox limits for itself; waiting for the other does not count. At any time one of the two computes,
+and is killed when its time is up, so there is no deadlock. If a sandbox does not start, OSError is raised; anything
+that the program does is reported as a result.
 """
 
 from __future__ import annotations
@@ -32,27 +33,26 @@ from components.sandbox.limits import Result
 
 EARLY = "the program ended before the test was over"
 LARGEST_VALUE = 1_000_000
-"""Bytes of an answer that is read here."""
+"""Maximum bytes of a response that is parsed here."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a test."""
+    """Result of a test."""
 
     passed: bool
     reason: str = ""
-    """Why it failed."""
+    """Reason for the failure."""
     invalid: bool = False
-    """Whether the test itself cannot be run, whatever the program."""
+    """True if the test itself cannot run, whatever the program."""
 
 
 class ProgramFailed(Exception):
-    """The program, or the evaluation of an expression in it, raised, ended or used more than it may."""
+    """Program, or expression evaluated in it, that raised, ended or exceeded a limit."""
 
 
 class Program:
-    """A program that has run, and answers questions about its names. Entering raises ProgramFailed if it did not run
-    to its end."""
+    """Program that has run, and evaluates expressions. Entering raises ProgramFailed if it did not run to its end."""
 
     def __init__(self, sandbox: Sandbox, code: str):
         self._sandbox = sandbox
@@ -90,7 +90,7 @@ class Program:
         """Run a test in a sandbox of its own."""
         verdicts: list[list[Any]] = []
 
-        def asked(message: bytes) -> bytes:
+        def forward(message: bytes) -> bytes:
             if message.startswith(b'["verdict"'):
                 verdicts.append(json.loads(message)[1:])
                 return b"true"
@@ -98,30 +98,30 @@ class Program:
             return self._answer()
 
         stdin = json.dumps({"test": test})
-        result = self._sandbox.python(_script(), stdin=stdin, answer=_messages(asked))
+        result = self._sandbox.python(_script(), stdin=stdin, answer=_messages(forward))
         ended = self._ended()
         if verdicts and not result.killed:
             outcome, *reasons = verdicts[0]
             reason = reasons[0] if reasons and not ended else ended
             return Verdict(outcome == "passed" and not ended, _clean(reason), outcome == "invalid")
-        return Verdict(False, ended or f"the test {_how(result)}")
+        return Verdict(False, ended or f"the test {_ending(result)}")
 
     def _answered(self, message: bytes) -> bytes:
-        """Take an answer of the program and return the next request."""
+        """Accept a response of the program and return the next request."""
         self._answers.put(message)
         request = self._requests.get()
         if not request:
-            self._requests.put(request)  # the program may have sent more lines, which nobody reads
+            self._requests.put(request)  # the program may have sent more lines, which are ignored
         return request
 
     def _answer(self) -> bytes:
         answer = self._answers.get()
         if not answer:
-            self._answers.put(answer)  # nothing comes after it
+            self._answers.put(answer)  # the end mark stays in the queue
         return answer
 
     def _read(self, answer: bytes, expected: str) -> str:
-        """Return what an answer of the program holds. It is untrusted."""
+        """Return the content of an untrusted response of the program."""
         if not answer:
             raise ProgramFailed(self._ended())
         if len(answer) > LARGEST_VALUE:
@@ -139,7 +139,7 @@ class Program:
         raise ProgramFailed(EARLY)
 
     def _ended(self) -> str:
-        """Return why the program has ended; empty if it has not."""
+        """Return the reason why the program has ended; empty while it runs."""
         if not self._running.done():
             return ""
         result = self._running.result()
@@ -154,16 +154,17 @@ class Program:
 
 
 def _clean(text: str) -> str:
-    """Replace lone surrogates, which no file can hold."""
+    """Replace lone surrogates, which cannot be written to a file."""
     return text.encode(errors="replace").decode()
 
 
-def _how(result: Result) -> str:
+def _ending(result: Result) -> str:
     return f"was ended for {result.killed}" if result.killed else "ended before it was over"
 
 
 def _messages(answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """Join the lines of each message. One that is too large is taken for an empty one."""
+    """Return a function that joins the lines of each message and answers it. A message that is too large counts as
+    empty."""
     parts = bytearray()
     size = 0
 

@@ -1,19 +1,20 @@
-"""A program and its test in two processes: the script that both run, each in a sandbox of its own.
+"""Script run by a program and by its test, each in a process and a sandbox of its own.
 
-The process of the program runs it and then answers requests: read a name, call a function, read an attribute. The
-process of the test runs the test, whose names of the program are stand-ins that send such requests. Nothing of the
-program is imported or unpickled there, and the test's own text never leaves it: the program sees the arguments of its
-calls and nothing that its results are compared with.
+The program's process runs the program and then answers requests: read a name, call a function, read an attribute. The
+test's process runs the test, in which the program's names are proxies that send such requests. Nothing of the program
+is imported or unpickled there, and the test's text never leaves its process: the program sees the arguments of its
+calls, and nothing that its results are compared with.
 
-Plain data crosses as a copy: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset,
-range, and from the standard library Counter, OrderedDict, defaultdict (as dict), deque, Decimal, Fraction, date,
-datetime and timedelta. Types are exact: an instance of a subclass is no plain data. Any other object of the program
-stays where it is; the test holds an `Opaque` reference that it may call, iterate, index and read attributes of, but not
-compare. Functions of the test may be passed to the program, which calls them back. Exceptions cross by type and
-arguments; types that the program defines are stood in for by a subclass of their built-in base.
+Plain data is copied: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
+and from the standard library Counter, OrderedDict, defaultdict (as dict), deque, Decimal, Fraction, date, datetime and
+timedelta. Types are exact: an instance of a subclass is not plain data. Any other object of the program stays in its
+process; the test holds an `Opaque` reference that it may call, iterate, index and read attributes of, but not compare.
+Functions of the test may be passed to the program, which calls them back. Exceptions are sent as type and arguments;
+types that the program defines are represented by a subclass of their built-in base.
 
-The program can tamper with everything in its own process, this script included, so what it sends is untrusted: decoded
-here, it can be nothing but the above. Only the standard library is imported, as little as possible: it is run as text.
+The program can tamper with everything in its own process, this script included, so its messages are untrusted: decoded
+here, they can only be the types above. Only the standard library is imported, as little as possible, because the script
+is run as text.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LARGEST = 4_000_000
-"""Bytes of one message."""
+"""Maximum bytes of a message."""
 CHUNK = 60_000
-"""Bytes of one line: less than `components.sandbox.calls.LONGEST`."""
+"""Maximum bytes of a line: less than `components.sandbox.calls.LONGEST`."""
 
-# How a value that is no JSON is written: a list of its kind and what it consists of.
+# A value that JSON cannot express is encoded as a list of its kind and its parts.
 _SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _BYTES: dict[str, type] = {kind.__name__: kind for kind in (bytes, bytearray)}
 _TYPES: dict[str, type] = {
@@ -73,11 +74,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Gone(BaseException):
-    """The other side has ended."""
+    """Disconnection: the other side has ended."""
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """Return a value as JSON. refer: encodes what is no plain data."""
+    """Return a value as JSON. refer: encodes a value that is not plain data."""
     kind = type(value)
     if value is None or kind in (bool, float, str):
         return value
@@ -112,8 +113,8 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, resolve: Callable[[list[Any]], Any]) -> Any:
-    """Return the value of JSON that `encode` wrote. resolve: of what is no plain data. Untrusted input raises an
-    Exception of some kind."""
+    """Return the value of JSON written by `encode`. resolve: decodes a value that is not plain data. Untrusted input
+    may raise any Exception."""
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise TypeError("a message with an object in it")
@@ -152,14 +153,14 @@ def _library(module: str, name: str) -> Any:
 
 
 class Link:
-    """The way to whoever runs this process: messages in JSON, each answered by one."""
+    """Connection to the host: each JSON message gets one response."""
 
     def __init__(self, file: int):
         self._file = file
         self._read = bytearray()
 
     def exchange(self, message: Any) -> Any:
-        """Send a message and return the answer. Raises ValueError if it is too large, Gone if there is no answer."""
+        """Send a message and return the response. Raise ValueError if it is too large, Gone without a response."""
         data = json.dumps(message).encode()
         if len(data) > LARGEST:
             raise ValueError(f"the value takes {len(data)} bytes; at most {LARGEST} can be passed")
@@ -194,7 +195,7 @@ class Link:
 
 
 class Program:
-    """The program's side: its objects by number, and the answers to requests."""
+    """Program's side: its objects by number, and the responses to requests."""
 
     def __init__(self, link: Link):
         self._link = link
@@ -204,19 +205,19 @@ class Program:
         self.names: dict[str, Any] = {}
 
     def run(self, code: str) -> None:
-        """Run the program, then answer requests until nobody asks any more."""
+        """Run the program, then answer requests until the other side ends."""
         self.names = main_module()
         try:
             exec(compile(code, "program", "exec"), self.names)
             answer: Any = ["ready"]
         except SystemExit:
             answer = ["exit"]
-        except BaseException as error:  # noqa: BLE001  whatever the program raises is sent
+        except BaseException as error:  # noqa: BLE001  any exception of the program is sent
             answer = ["raised", self._error(error)]
         self._until_returned(answer)
 
     def _until_returned(self, answer: Any) -> list[Any]:
-        """Answer requests until one is no request but the result of a function of the test."""
+        """Answer requests until a message is the result of a function of the test; return that message."""
         while True:
             try:
                 request = self._link.exchange(answer)
@@ -225,16 +226,16 @@ class Program:
             if request[0] in ("returned", "failed"):
                 return list(request)
             try:
-                answer = self._carried_out(*request)
+                answer = self._execute(*request)
             except Gone:
                 raise
-            except BaseException as error:  # noqa: BLE001  as above
+            except BaseException as error:  # noqa: BLE001  sent as above
                 answer = ["raised", self._error(error)]
 
-    def _carried_out(self, what: str, *details: Any) -> Any:
-        if what == "evaluate":
+    def _execute(self, kind: str, *details: Any) -> Any:
+        if kind == "evaluate":
             return ["json", json.dumps(eval(compile(details[0], "test", "eval"), self.names))]
-        if what == "get":
+        if kind == "get":
             if details[0] not in self.names:
                 return ["missing"]
             return ["value", self._encode(self.names[details[0]])]
@@ -245,9 +246,9 @@ class Program:
         return ["value", result, name == "call" and self._changed(arguments[1:], values[1:])]
 
     def _changed(self, arguments: list[Any], values: list[Any]) -> bool:
-        """Whether a call changed one of its arguments, which the test does not see."""
-        both = zip(arguments, values, strict=True)
-        return any(type(value) in (list, dict, bytearray) and self._encode(value) != data for value, data in both)
+        """Return True if a call changed one of its arguments; the test does not see that."""
+        pairs = zip(arguments, values, strict=True)
+        return any(type(value) in (list, dict, bytearray) and self._encode(value) != data for value, data in pairs)
 
     def _encode(self, value: Any) -> Any:
         return encode(value, self._refer)
@@ -273,14 +274,14 @@ class Program:
         return _Function(self, number) if kind == "function" else self._objects[number]
 
     def _kinds(self, kind: type[BaseException]) -> list[Any]:
-        """The types of an exception that the program defines, each with its number, and the first built-in one."""
-        found: list[Any] = []
-        for each in kind.__mro__:
-            if getattr(builtins, each.__name__, None) is each:
-                return [*found, each.__name__]
-            if issubclass(each, BaseException):
-                found.append([self._number(each), each.__name__])
-        return [*found, "Exception"]
+        """Return an exception's types that the program defines, each with its number, and the first built-in one."""
+        kinds: list[Any] = []
+        for base in kind.__mro__:
+            if getattr(builtins, base.__name__, None) is base:
+                return [*kinds, base.__name__]
+            if issubclass(base, BaseException):
+                kinds.append([self._number(base), base.__name__])
+        return [*kinds, "Exception"]
 
     def _error(self, error: BaseException) -> Any:
         try:
@@ -305,7 +306,7 @@ class Program:
 
 
 class _Function:
-    """A function of the test, for the program."""
+    """Proxy of a function of the test, for the program."""
 
     def __init__(self, program: Program, number: int):
         self._program = program
@@ -316,7 +317,7 @@ class _Function:
 
 
 class Test:
-    """The test's side: requests to the program, and what they return."""
+    """Test's side: requests to the program, and their results."""
 
     __test__ = False
 
@@ -328,10 +329,10 @@ class Test:
         self._exceptions: dict[int, type[Exception]] = {}
         self.gone = False
         self.changed = False
-        """Whether a call changed its arguments in the program, where the test has its own."""
+        """True if a call changed its arguments in the program; the test has its own copies."""
 
     def run(self, test: str) -> Any:
-        """Return the verdict on a test: passed, failed with a reason, or invalid with one."""
+        """Return the verdict on a test: passed, failed with a reason, or invalid with a reason."""
         try:
             tree = ast.parse(test, "test")
             code = compile(tree, "test", "exec")
@@ -344,7 +345,7 @@ class Test:
         try:
             names.look_up()
             exec(code, names)
-        except BaseException as error:  # noqa: BLE001  whatever is raised fails the test
+        except BaseException as error:  # noqa: BLE001  any exception fails the test
             return ["failed", f"it raised {_described(error, test)}{self._hint()}"]
         return ["failed", "the program ended before the test was over"] if self.gone else ["passed"]
 
@@ -357,14 +358,14 @@ class Test:
         )
 
     def get(self, name: str) -> Any:
-        """Return the value of a name of the program. Raises KeyError if there is none."""
+        """Return the value of a name of the program. Raise KeyError if the program does not define it."""
         answer = self._ask(["get", name])
         if answer[0] != "value":
             raise KeyError(name)
         return self._decode(answer[1])
 
     def do(self, operation: str, *values: Any, **named: Any) -> Any:
-        """Have the program carry out an operation."""
+        """Execute an operation in the program and return its result."""
         keywords = {key: self._encode(value) for key, value in named.items()}
         answer = self._ask(["do", operation, [self._encode(value) for value in values], keywords])
         if answer[0] == "raised":
@@ -390,7 +391,7 @@ class Test:
             arguments = [self._decode(value) for value in values]
             keywords = {key: self._decode(value) for key, value in named.items()}
             return ["returned", self._encode(self._functions[number](*arguments, **keywords))]
-        except Exception as error:  # noqa: BLE001  raised in the program, which called it
+        except Exception as error:  # noqa: BLE001  re-raised in the program, which is the caller
             name = type(error).__name__
             return ["failed", name if name in _EXCEPTIONS else "RuntimeError", str(error)]
 
@@ -424,7 +425,7 @@ class Test:
         raise TypeError(f"a message with {data[0]!r:.40} in it")
 
     def _exception(self, kinds: list[Any]) -> type[Exception]:
-        """Return the exception type that stands in for one of the program's."""
+        """Return the exception type that represents one of the program's."""
         *own, base = kinds
         kind = _EXCEPTIONS.get(base, RuntimeError)
         for number, name in reversed(own):
@@ -441,7 +442,7 @@ class Test:
             if kinds[-1] not in _EXCEPTIONS:
                 return RuntimeError(f"{kinds[-1]}: {text}")
             return self._exception(kinds)(*(self._decode(value) for value in arguments))
-        except Exception:  # noqa: BLE001  arguments that the type does not take
+        except Exception:  # noqa: BLE001  the type rejects the arguments
             return RuntimeError(f"{kinds[-1]}: {text}")
 
 
@@ -450,16 +451,16 @@ _EXCEPTIONS: dict[str, type[Exception]] = {
     for name, kind in vars(builtins).items()
     if isinstance(kind, type)
     and issubclass(kind, Exception)
-    and not issubclass(kind, StopIteration | StopAsyncIteration)  # would end a loop of the test early, in silence
+    and not issubclass(kind, StopIteration | StopAsyncIteration)  # would silently end a loop of the test
 }
 
 
 class Names(dict[str, Any]):
-    """The names of a test: its own, Python's, and for any other the program is asked.
+    """Namespace of a test: its own names, Python's, and for any other a lookup in the program.
 
-    What a test compares with must not be the program's: built-in names are Python's, and so is a module of the standard
-    library whose attributes the test uses, even if the test leaves its import to the program. Only a test that uses no
-    other name which it does not define means the program's function by a name such as `sum` (`shadowed`).
+    Names that affect a comparison must not be the program's: built-in names are Python's, and so is a module of the
+    standard library whose attributes the test uses, even if only the program imports it. A name such as `sum` refers to
+    the program's function only if the test uses no other undefined name (`shadowed`).
     """
 
     def __init__(self, test: Test, tree: ast.Module):
@@ -472,11 +473,11 @@ class Names(dict[str, Any]):
         self.shadowed = set() if own else self._free & _SHADOWABLE
 
     def look_up(self) -> None:
-        """Read the functions and classes of the program that the test names. Other values are read at each use."""
+        """Look up the functions and classes of the program that the test names. Other values are read at each use."""
         for name in sorted(self._free):
             try:
                 value = self[name]
-            except KeyError:  # it is built-in, or there is none
+            except KeyError:  # built-in, or undefined
                 continue
             if type(value) is Opaque or isinstance(value, (type, types.ModuleType)):
                 self[name] = value
@@ -494,34 +495,34 @@ _SHADOWABLE = {
     function.__name__
     for function in (abs, all, any, bin, chr, divmod, enumerate, filter, hash, hex, len, map, max, min, oct, ord, pow)
 } | {"range", "reversed", "round", "sorted", "sum", "zip"}
-"""Built-in names that a task may give to the function which it asks for."""
+"""Built-in names that a task may use as the name of the requested function."""
 
 
 def _defined(tree: ast.Module) -> set[str]:
-    """Return the names that a test binds somewhere."""
-    found = set()
+    """Return the names that a test binds."""
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.arg):
-            found.add(node.arg)
+            names.add(node.arg)
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
+            names.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 def _used_whole(tree: ast.Module) -> set[str]:
-    """Return the names that a test uses otherwise than to read an attribute, as nobody uses a module."""
+    """Return the names that a test uses other than to read an attribute; a module is not used like that."""
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bases}
 
 
 class Opaque:
-    """An object of the program. It is never compared: what the program would say about that is no evidence."""
+    """Reference to an object of the program. It is never compared: the program's answer would be no evidence."""
 
     __slots__ = ("__name", "__number", "__test")
     __hash__ = None  # type: ignore[assignment]
@@ -604,11 +605,12 @@ class Opaque:
 
 
 def number_of(value: Opaque) -> int:
+    """Return the number of the referenced object."""
     return object.__getattribute__(value, "_Opaque__number")
 
 
 def main_module() -> dict[str, Any]:
-    """Return the names of a new `__main__`: what is run finds nothing of this script in it."""
+    """Return the namespace of a new `__main__`, so that the executed code finds nothing of this script there."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     return vars(module)

@@ -1,19 +1,19 @@
-"""The system calls that sandboxed programs are refused, as a filter for the kernel.
+"""Filter of the system calls that sandboxed programs may not use.
 
-Namespaces hide the host's files, processes and network; limits bound what a program uses. The filter closes what
-these leave open:
+Namespaces hide the host's files, processes and network; limits bound a program's usage. The filter closes what these
+leave open:
 
-- sockets other than unix sockets: AF_VSOCK reaches the hypervisor, and TCP buffers are in no process's memory;
+- sockets other than unix sockets: AF_VSOCK reaches the hypervisor, and TCP buffers belong to no process's memory;
 - kernel memory that no limit and no count covers: System V objects, memfd, anonymous shared mappings (their pages
   outlive the part of the mapping that shows them), larger buffers of pipes and sockets, epoll, inotify, splice;
-- new namespaces, inside of which a program would be root; tracing of other processes;
-- parts of the kernel that no puzzle needs and that had holes before.
+- new namespaces, in which a program would be root; tracing of other processes;
+- parts of the kernel that programs do not need and that had vulnerabilities.
 
 A refused call fails with EPERM, a socket of another family with EAFNOSUPPORT. `clone3` fails with ENOSYS, because a
-filter cannot see its flags: C libraries then use `clone`. Calls that are newer than this table fail with ENOSYS, too. A
-call by another calling convention (32 bits, x32) kills the program, as its numbers mean other calls.
+filter cannot see its flags: C libraries then fall back to `clone`. Calls newer than this table also fail with ENOSYS. A
+call with another calling convention (32 bits, x32) kills the program, because its numbers mean other calls.
 
-`semop`, `shmat` and the like need no rule of their own: they work on objects of the IPC namespace, which is empty.
+`semop`, `shmat` and similar calls need no rule: they work on objects of the IPC namespace, which is empty.
 """
 
 from __future__ import annotations
@@ -98,31 +98,31 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "vmsplice": (278, 75),
 }
 NEWEST = 462
-"""The last number that both tables share (`mseal`, Linux 6.10)."""
+"""Last number that both tables share (`mseal`, Linux 6.10)."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which values of one argument of a call pass. The kernel takes these arguments as 32-bit integers, or tests bits
-    of the lower half only, so the filter ignores the upper half, too."""
+    """Allowed values of one argument of a call. The kernel takes these arguments as 32-bit integers, or tests bits of
+    the lower half only, so the filter ignores the upper half as well."""
 
     numbers: tuple[int, int]
-    """Of the call, on x86_64 and aarch64."""
+    """Number of the call on x86_64 and aarch64."""
     argument: int
-    """From 0."""
+    """Index of the argument, from 0."""
     allowed: tuple[int, ...] = ()
-    """Only these pass, if there are any."""
+    """Only these values pass, if there are any."""
     refused: tuple[int, ...] = ()
-    """All but these pass."""
+    """All values except these pass."""
     mask: int = 0xFFFFFFFF
-    """Bits that are compared."""
+    """Mask of the compared bits."""
     error: int = errno.EPERM
 
 
 _AF_UNIX = 1
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 NEW_NAMESPACES = 0x7E020000
-"""The flags of `clone` that make namespaces."""
+"""Flags of `clone` that create namespaces."""
 
 RULES = {
     "socket": Rule((41, 198), 0, allowed=(_AF_UNIX,), error=errno.EAFNOSUPPORT),
@@ -145,28 +145,28 @@ RULES = {
     # TIOCSTI, TIOCLINUX
     "ioctl": Rule((16, 29), 1, refused=(0x5412, 0x541C)),
 }
-"""Calls of which some arguments are refused. `clone` has two conditions, and stands in `program`."""
+"""Calls with some arguments refused. `clone` has two conditions and is handled in `program`."""
 
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the table, and the kernel's number of the architecture."""
 
-# Offsets in the kernel's `struct seccomp_data`; of an argument, its lower half on a little-endian machine.
+# Offsets in the kernel's `struct seccomp_data`; for an argument, of its lower half on a little-endian machine.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 # Instructions of classic BPF.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 Line = tuple[int, int, int, int]
-"""Instruction, lines to skip where it holds, lines to skip where not, operand."""
+"""Instruction, lines to skip if it holds, lines to skip if not, operand."""
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter, in the form in which the kernel takes it. machine: as `uname -m` says; this one by default."""
+    """Return the filter in the kernel's format. machine: as in `uname -m`; default: this machine."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
-        raise ResourceError(f"the sandbox knows no system calls of {machine}; it runs on {' and '.join(MACHINES)}")
+        raise ResourceError(f"the sandbox does not support {machine}; expected {' or '.join(MACHINES)}")
     column, architecture = MACHINES[machine]
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -183,8 +183,8 @@ def program(machine: str | None = None) -> bytes:
             lines += [(_EQUAL, 0, 1, number), _fail(errno.EPERM)]
     for rule in RULES.values():
         lines += _call(rule.numbers[column], _checked(rule))
-    # Either a thread with the open files of its process, or a process with open files of its own: what they hold is
-    # counted for each process.
+    # Either a thread that shares the open files of its process, or a process with open files of its own: their memory
+    # is counted per process.
     tables = Rule(CLONE, 0, refused=(_CLONE_FILES, _CLONE_THREAD), mask=_CLONE_FILES | _CLONE_THREAD)
     namespaces: list[Line] = [(_LOAD, 0, 0, _ARGUMENTS), (_ANY_BIT, 0, 1, NEW_NAMESPACES), _fail(errno.EPERM)]
     lines += _call(CLONE[column], [*namespaces, *_checked(tables)])
@@ -193,13 +193,13 @@ def program(machine: str | None = None) -> bytes:
 
 
 def _call(number: int, body: Iterable[Line]) -> list[Line]:
-    """Lines that decide about one call."""
+    """Return the lines that decide about one call."""
     body = list(body)
     return [(_EQUAL, 0, len(body), number), *body]
 
 
 def _checked(rule: Rule) -> list[Line]:
-    """Lines that load an argument and return a decision."""
+    """Return the lines that load an argument and return a decision."""
     verdict = _ALLOW if rule.allowed else _FAIL | rule.error
     lines: list[Line] = [(_LOAD, 0, 0, _ARGUMENTS + 8 * rule.argument)]
     if rule.mask != 0xFFFFFFFF:

@@ -1,8 +1,8 @@
-"""Reads what a program prints, looks at what it uses, and ends it.
+"""Supervision of a sandboxed program: captures its output, measures its usage, and kills it.
 
-Memory is bounded by a control group where there is one (`components.sandbox.cgroups`). Elsewhere it is counted here,
-as a sum of upper bounds for everything that the system calls of `seccomp.py` can still make the kernel hold. The sum
-is at most `_RATE` times the time between two looks too late: a program that is counted runs on one processor.
+A control group bounds memory if one can be created (`components.sandbox.cgroups`). Otherwise it is counted here, as a
+sum of upper bounds for everything that the system calls allowed by `seccomp.py` can make the kernel hold. The excess
+before detection is at most `_RATE` times the interval between two checks: a counted program runs on one processor.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from components.sandbox.cgroups import Group
 from components.sandbox.limits import Limits
 
 HOME = "/home/agent"
-"""Where a program starts, and the only place where it can write; `/tmp` is a folder in it."""
+"""Working directory of a program, and the only writable folder; `/tmp` is a folder in it."""
 
 _MB = 1024 * 1024
 _LOOK = 0.02
-"""Seconds between two looks at what a program uses; fewer when it comes close to its limit."""
+"""Seconds between two checks of usage; less if the program is close to its limit."""
 _LEAST_LOOK = 0.004
 _RATE = 16 * 1024 * _MB
-"""Bytes that one processor fills in a second."""
+"""Bytes per second that one processor can fill."""
 OPEN_FILES = 128
-"""That a process may have. In flight between unix sockets are at most these and another 253, uncounted."""
-# Bytes that are counted for what the kernel does not say the size of. Each is the most that one can hold.
-_PER_THREAD = 64 * 1024  # its stack in the kernel, and what describes it and its process
-_PER_OPEN_FILE = 64 * 1024  # a pipe of the default size
+"""Open files per process. In flight between unix sockets are at most these and another 253, uncounted."""
+# Upper bounds in bytes for kernel objects whose size the kernel does not report.
+_PER_THREAD = 64 * 1024  # kernel stack, and the descriptors of thread and process
+_PER_OPEN_FILE = 64 * 1024  # pipe of the default size
 _PER_FILE = 2048
 _PER_LOCK = 256
 _PAGES_PER_PAGE_OF_MAPPINGS = 16  # each page may be a mapping, which takes 256 bytes
 _FLOOD = 64
-"""Times the kept output that a program may print."""
+"""Factor on `output_bytes` that a program may print before it is killed."""
 
 
-class Kept:
-    """Beginning and end of what a program prints."""
+class OutputBuffer:
+    """Beginning and end of a program's output."""
 
     def __init__(self, limit: int):
         self.half = limit // 2
@@ -51,14 +51,14 @@ class Kept:
 
     def add(self, data: bytes) -> None:
         self.size += len(data)
-        room = self.half - len(self.first)
-        self.first += data[:room]
-        self.last += data[room:] if room else data
+        free = self.half - len(self.first)
+        self.first += data[:free]
+        self.last += data[free:] if free else data
         del self.last[: -self.half]
 
     @property
     def cut(self) -> int:
-        """Bytes that are left out."""
+        """Bytes that were dropped from the middle."""
         return self.size - len(self.first) - len(self.last)
 
     def text(self) -> str:
@@ -75,22 +75,22 @@ def watch(
     stop: threading.Event | None,
     calls: Calls | None = None,
     group: Group | None = None,
-) -> tuple[str, list[Kept]]:
-    """Read what the program prints until it ends, or a reason to kill it. Time in which it waits for the answer to a
-    call does not count."""
+) -> tuple[str, list[OutputBuffer]]:
+    """Capture the program's output until it ends, or is killed for the reason returned. Time spent waiting for answers
+    to calls does not count."""
     assert process.stdout is not None
     assert process.stderr is not None
-    kept = [Kept(limits.output_bytes), Kept(limits.output_bytes)]
-    most, next_look, killed = _FLOOD * limits.output_bytes, began, ""
+    buffers = [OutputBuffer(limits.output_bytes), OutputBuffer(limits.output_bytes)]
+    output_limit, next_look, killed = _FLOOD * limits.output_bytes, began, ""
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
         usage = Usage(process.pid, limits, group)
         stack.callback(usage.close)
         ended = os.pidfd_open(process.pid)
         stack.callback(os.close, ended)
         selector.register(ended, selectors.EVENT_READ)
-        for pipe, sink in zip((process.stdout, process.stderr), kept, strict=True):
+        for pipe, buffer in zip((process.stdout, process.stderr), buffers, strict=True):
             stack.enter_context(pipe)
-            selector.register(pipe, selectors.EVENT_READ, sink)
+            selector.register(pipe, selectors.EVENT_READ, buffer)
         alive, pause = True, 0.0
         while alive or len(selector.get_map()) > 0:
             for key, _ in selector.select(pause):
@@ -106,7 +106,7 @@ def watch(
             pause = _LOOK if killed or not alive else max(0.0, next_look - now)
             now -= calls.waited if calls is not None else 0.0
             if killed and now > began + limits.seconds + 10:
-                raise OSError("the program's output did not end after it was killed")
+                raise OSError("the output of the sandboxed program did not end within 10 s of killing it")
             if killed or not alive or pause > 0:
                 continue
             if stop is not None and stop.is_set():
@@ -115,7 +115,7 @@ def watch(
                 killed = "time"
             elif calls is not None and calls.exceeded:
                 killed = "calls"
-            elif max(one.size for one in kept) > most:
+            elif max(buffer.size for buffer in buffers) > output_limit:
                 killed = "output"
             else:
                 killed = usage.excess()
@@ -125,24 +125,24 @@ def watch(
             next_look = time.monotonic() + pause
     if not killed and group is not None and group.exceeded:
         killed = "memory"
-    return killed, kept
+    return killed, buffers
 
 
 class Usage:
-    """Memory and files that a sandbox holds, looked at from outside."""
+    """Memory and files of a sandbox, measured from outside."""
 
     def __init__(self, pid: int, limits: Limits, group: Group | None):
-        """pid: of bwrap."""
+        """pid: process id of bwrap."""
         self._pid = pid
         self._limits = limits
         self._group = group
         self._home: int | None = None
         self._proc: int | None = None
-        """Folders of the sandbox, open once it has them."""
+        """Folders of the sandbox, opened once it has set them up."""
         self._socket = 2 * int(Path("/proc/sys/net/core/wmem_default").read_text())
-        """Bytes that a socket holds at most: a full buffer, and a message that it took with room left."""
+        """Maximum bytes held by a socket: a full buffer, and one message accepted while there was room."""
         self.pause = _LOOK
-        """Seconds until the next look."""
+        """Seconds until the next check."""
 
     def close(self) -> None:
         for folder in (self._home, self._proc):
@@ -150,7 +150,7 @@ class Usage:
                 os.close(folder)
 
     def excess(self) -> str:
-        """Return what the sandbox uses too much of: memory, files, or nothing."""
+        """Return the exceeded resource, memory or files; empty if none."""
         if self._proc is None:
             self._open()
         files, blocks = 0, 0
@@ -160,32 +160,32 @@ class Usage:
         if self._group is not None:
             exceeded = self._group.exceeded
         else:
-            left = self._limits.memory_mb * _MB - self._memory() - blocks - files * _PER_FILE
-            exceeded = left < 0
-            self.pause = min(_LOOK, max(left / _RATE, _LEAST_LOOK))
+            remaining = self._limits.memory_mb * _MB - self._memory() - blocks - files * _PER_FILE
+            exceeded = remaining < 0
+            self.pause = min(_LOOK, max(remaining / _RATE, _LEAST_LOOK))
         if exceeded:
             return "memory"
         return "files" if files > self._limits.files else ""
 
     def _open(self) -> None:
-        """Open the sandbox's folders, if its first process has them for its root already."""
+        """Open the sandbox's folders, if its first process has already changed its root to them."""
         for first in _children(self._pid):
             root = f"/proc/{first}/root"
             try:
                 home = os.open(root + HOME, os.O_RDONLY | os.O_DIRECTORY)
-                found = os.fstatvfs(home)
-                if found.f_blocks * found.f_frsize > self._limits.disk_mb * _MB:  # a folder of the host
+                status = os.fstatvfs(home)
+                if status.f_blocks * status.f_frsize > self._limits.disk_mb * _MB:  # a folder of the host
                     os.close(home)
                     continue
                 self._home = home
                 self._proc = os.open(f"{root}/proc", os.O_RDONLY | os.O_DIRECTORY)
-            except PermissionError as error:  # not to run a program that nobody watches
-                raise OSError(f"the sandbox cannot be looked into, to count what its program uses: {error}") from error
+            except PermissionError as error:  # an unmeasured program must not run
+                raise OSError(f"cannot measure the usage of the sandboxed program: {error}") from error
             except OSError:
                 continue  # not set up yet, or ended
 
     def _memory(self) -> int:
-        """Return the most bytes that the processes, and the kernel for them, can hold at present."""
+        """Return an upper bound of the bytes that the processes, and the kernel for them, currently hold."""
         if self._proc is None:
             return 0  # only bwrap itself runs
         total = 0
@@ -194,31 +194,31 @@ class Usage:
                 with suppress(OSError):
                     total += self._process(name)
                 if total > self._limits.memory_mb * _MB:
-                    return total  # enough to know, and the rest may be much to read
+                    return total  # already exceeded; the rest may be slow to read
         with suppress(OSError):
             sockets = re.search(r"^sockets: used (\d+)", self._read("1/net/sockstat"), re.MULTILINE)
             total += self._socket * int(sockets[1]) if sockets else 0
         return total
 
     def _process(self, name: str) -> int:
-        # The first thread may have ended before the others, and then has no memory to show.
+        # The first thread may have ended before the others, and then reports no memory.
         for thread in self._list(f"{name}/task"):
             status = dict(_FIELDS.findall(self._read(f"{name}/task/{thread}/status")))
             if "VmSize" in status:
                 break
         else:
-            return _PER_THREAD  # a process that has ended, and whose parent has not noticed
-        kilobytes = sum(int(status.get(field, 0)) for field in _HELD)
+            return _PER_THREAD  # a zombie
+        kilobytes = sum(int(status.get(field, 0)) for field in _MEMORY_FIELDS)
         kilobytes += int(status["VmSize"]) // _PAGES_PER_PAGE_OF_MAPPINGS
-        held = kilobytes * 1024 + int(status["Threads"]) * _PER_THREAD
+        size = kilobytes * 1024 + int(status["Threads"]) * _PER_THREAD
         try:
             descriptors = self._list(f"{name}/fd")
         except OSError:
-            return held + int(status["FDSize"]) * _PER_OPEN_FILE
+            return size + int(status["FDSize"]) * _PER_OPEN_FILE
         for descriptor in descriptors:
             with suppress(OSError):
-                held += _PER_LOCK * self._read(f"{name}/fdinfo/{descriptor}").count("\nlock:")
-        return held + len(descriptors) * _PER_OPEN_FILE
+                size += _PER_LOCK * self._read(f"{name}/fdinfo/{descriptor}").count("\nlock:")
+        return size + len(descriptors) * _PER_OPEN_FILE
 
     def _list(self, path: str) -> list[str]:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
@@ -232,8 +232,8 @@ class Usage:
             return file.read()
 
 
-_HELD = ("RssAnon", "RssShmem", "VmSwap", "VmPTE", "HugetlbPages")
-_FIELDS = re.compile(rf"^({'|'.join(_HELD)}|VmSize|FDSize|Threads):\s+(\d+)", re.MULTILINE)
+_MEMORY_FIELDS = ("RssAnon", "RssShmem", "VmSwap", "VmPTE", "HugetlbPages")
+_FIELDS = re.compile(rf"^({'|'.join(_MEMORY_FIELDS)}|VmSize|FDSize|Threads):\s+(\d+)", re.MULTILINE)
 
 
 def _children(pid: int) -> list[int]:
@@ -243,8 +243,8 @@ def _children(pid: int) -> list[int]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End the sandbox: with its first process, the kernel ends all others in it. That one asks to end with bwrap only
-    a moment after it began, so it is killed too; bwrap is held before, or it could begin one that nobody has seen."""
+    """Kill the sandbox. When its first process ends, the kernel ends all others in it. That process asks to end with
+    bwrap only after it has started, so it is killed explicitly; bwrap is stopped first, so it cannot start another."""
     if process.poll() is None:
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

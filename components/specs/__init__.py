@@ -1,12 +1,13 @@
 """Specs: plain, typed, immutable descriptions of what to build.
 
-Two kinds. A `Spec` is a pydantic model that lives beside the component it configures; every field has a docstring. A
-`Target` names a class or function by dotted path, `{"_target_": "components.environments.worlds.shop.Shop", ...}`, with
-its arguments; this is how environments, rewards and filters, ours or a user's own, are chosen. Its arguments are
-checked against the signature. Only names below the allowed packages are imported.
+There are two kinds. A `Spec` is a pydantic model that is defined beside the component it configures; every field has a
+docstring. A `Target` names a class or function by dotted path,
+`{"_target_": "components.environments.worlds.shop.Shop", ...}`, with its arguments; it selects environments, rewards
+and filters, built-in or a user's own. Its arguments are validated against the signature. Only names below the allowed
+packages are imported.
 
-Specs are light: nothing here, and nothing that only defines a spec, imports torch, prefect, mlflow or hydra.
-`validate` turns every mistake into one `SpecError`, each with its key path and the nearest valid name.
+Specs are light: nothing here, and no module that only defines a spec, imports torch, prefect, mlflow or hydra.
+`validate` collects every mistake into one `SpecError`, each with its key path and the nearest valid name.
 """
 
 from components.specs.base import Spec, nearest

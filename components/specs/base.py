@@ -1,4 +1,4 @@
-"""The base of all specs."""
+"""Base class of all specs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from components.errors import Problem
 
 
-def no_switch_for_a_number(cls: type[BaseModel], data: Any) -> Any:
-    """A validator of a model: true and false are no numbers, though Python counts with them. They become words, which
-    the fields then refuse."""
+def reject_bool_for_number(cls: type[BaseModel], data: Any) -> Any:
+    """Turn true and false in numeric fields into text, which the fields then reject. Python would accept a bool as a
+    number. A model validator."""
     if not isinstance(data, Mapping):
         return data
     keys = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
-    wrong = {key for key, value in data.items() if isinstance(value, bool) and _is_number(keys.get(key))}
-    return {key: str(value).lower() if key in wrong else value for key, value in data.items()} if wrong else data
+    bools = {key for key, value in data.items() if isinstance(value, bool) and _is_number(keys.get(key))}
+    return {key: str(value).lower() if key in bools else value for key, value in data.items()} if bools else data
 
 
 def _is_number(annotation: Any) -> bool:
@@ -27,7 +27,7 @@ def _is_number(annotation: Any) -> bool:
 
 
 def _kinds(annotation: Any) -> Iterable[Any]:
-    """The types of an annotation, those inside of lists and mappings left out."""
+    """Yield the types of an annotation, without those inside lists and mappings."""
     if get_origin(annotation) is Annotated:
         yield from _kinds(get_args(annotation)[0])
     elif get_origin(annotation) is Literal:
@@ -44,27 +44,27 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    _numbers = model_validator(mode="before")(classmethod(no_switch_for_a_number))  # type: ignore[arg-type]
+    _numbers = model_validator(mode="before")(classmethod(reject_bool_for_number))  # type: ignore[arg-type]
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterable[Problem]:
-        """What is wrong between fields that are right on their own. `parts` holds the valid fields by name, so that
-        these mistakes are reported together with those of single fields."""
+        """Yield the problems between fields that are valid on their own. `parts` holds the valid fields by name, so
+        these problems are reported together with those of single fields."""
         return ()
 
 
 LONGEST_NAME = 100
-"""Characters of a name for which a similar one is searched, which takes time in proportion to their square."""
+"""Characters of the longest name for which a similar one is searched; the search takes quadratic time."""
 
 
 def nearest(name: Any, valid: Iterable[Any]) -> str | None:
-    """The valid name most like `name`, or None where none is like it."""
+    """Return the valid name most similar to `name`; None if none is similar."""
     names = [str(v) for v in valid]
     if len(str(name)) > LONGEST_NAME:
         return None
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return close[0]
-    last = {n.rsplit(".", 1)[-1]: n for n in names}
-    close = difflib.get_close_matches(str(name).rsplit(".", 1)[-1], last, n=1, cutoff=0.6)
-    return last[close[0]] if close else None
+    last_parts = {n.rsplit(".", 1)[-1]: n for n in names}
+    close = difflib.get_close_matches(str(name).rsplit(".", 1)[-1], last_parts, n=1, cutoff=0.6)
+    return last_parts[close[0]] if close else None

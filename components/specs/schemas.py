@@ -1,8 +1,8 @@
-"""JSON schemas of others, held against what a model wrote, in bounded time.
+"""Validation of model output against untrusted JSON schemas, in bounded time.
 
-The package jsonschema matches `pattern` with `re`, which can backtrack for ever, and compares `uniqueItems` pairwise.
-Here patterns are matched with a limit of time for a whole validation, and items are compared by hash. Needs the package
-jsonschema, which is imported where it is used.
+The package jsonschema matches `pattern` with `re`, which can backtrack exponentially, and compares `uniqueItems`
+pairwise. Here patterns share a time limit per validation, and items are compared by hash. Needs the package jsonschema,
+which is imported at the point of use.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 import regex
 
 SECONDS = 1.0
-"""Time of all patterns of one validation."""
+"""Time limit of all patterns of one validation."""
 _seconds_left: ContextVar[list[float] | None] = ContextVar("seconds_left", default=None)
 _has_patterns: ContextVar[bool] = ContextVar("has_patterns", default=True)
-"""Whether `patternProperties` occurs anywhere in the schema of the validation under way."""
+"""True if `patternProperties` occurs anywhere in the schema of the current validation."""
 
 
 class _TimeUp(Exception):
-    """The patterns of a validation took longer than they may."""
+    """Time limit of the patterns of a validation exceeded."""
 
 
 def first_error(validator: Any, instance: Any) -> Any:
-    """Return the most relevant ValidationError, or None. validator: of a class that `bounded` returned."""
+    """Return the most relevant ValidationError, or None. validator: instance of a class returned by `bounded`."""
     from jsonschema.exceptions import ValidationError, best_match
 
     before = _seconds_left.set([SECONDS])
@@ -36,7 +36,7 @@ def first_error(validator: Any, instance: Any) -> Any:
         return best_match(validator.iter_errors(instance))
     except _TimeUp as error:
         return ValidationError(str(error))
-    except ValidationError as error:  # a pattern that is none
+    except ValidationError as error:  # an invalid pattern
         return error
     finally:
         _has_patterns.reset(patterns_before)
@@ -45,14 +45,14 @@ def first_error(validator: Any, instance: Any) -> Any:
 
 @functools.cache
 def bounded(kind: Any) -> Any:
-    """Return the validator class with the keywords replaced whose time is not bounded."""
+    """Return the validator class with bounded-time versions of its unbounded keywords."""
     from jsonschema import validators
     from jsonschema.exceptions import ValidationError
 
     original = kind.VALIDATORS
 
     def pattern(validator: Any, expression: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if validator.is_type(instance, "string") and not _found(expression, instance):
+        if validator.is_type(instance, "string") and not _matches(expression, instance):
             yield ValidationError(f"{instance!r:.200} does not match {expression!r}")
 
     def pattern_properties(validator: Any, properties: Any, instance: Any, schema: Any) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def bounded(kind: Any) -> Any:
             return
         for expression, inner in properties.items():
             for name, value in instance.items():
-                if _found(expression, name):
+                if _matches(expression, name):
                     yield from validator.descend(value, inner, path=name, schema_path=expression)
 
     def additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
@@ -71,7 +71,8 @@ def bounded(kind: Any) -> Any:
         others = {
             name: value
             for name, value in instance.items()
-            if name not in schema.get("properties", {}) and not any(_found(one, name) for one in expressions)
+            if name not in schema.get("properties", {})
+            and not any(_matches(expression, name) for expression in expressions)
         }
         plain = {key: value for key, value in schema.items() if key != "patternProperties"}
         yield from original["additionalProperties"](validator, allowed, others, {**plain, "properties": {}})
@@ -85,7 +86,7 @@ def bounded(kind: Any) -> Any:
     def unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[Any]:
         if not unique or not validator.is_type(instance, "array"):
             return
-        distinct = {_hashable(one) for one in instance}
+        distinct = {_hashable(item) for item in instance}
         if len(distinct) < len(instance):
             yield ValidationError(f"{instance!r:.200} has non-unique elements")
 
@@ -99,25 +100,25 @@ def bounded(kind: Any) -> Any:
     return validators.extend(kind, {name: check for name, check in keywords.items() if name in original})
 
 
-def _found(expression: Any, text: str) -> bool:
+def _matches(expression: Any, text: str) -> bool:
     from jsonschema.exceptions import ValidationError
 
-    left = _seconds_left.get() or [SECONDS]
+    seconds_left = _seconds_left.get() or [SECONDS]
     began = time.monotonic()
     try:
-        found = regex.search(expression, text, timeout=max(left[0], 0.001), concurrent=True) is not None
+        matches = regex.search(expression, text, timeout=max(seconds_left[0], 0.001), concurrent=True) is not None
     except TimeoutError:
         raise _TimeUp(f"the patterns of the schema were not done after {SECONDS:g} s") from None
     except (regex.error, RecursionError, OverflowError) as error:
         raise ValidationError(f"the schema's pattern {expression!r:.100} is no regular expression: {error}") from None
-    left[0] -= time.monotonic() - began
-    return found
+    seconds_left[0] -= time.monotonic() - began
+    return matches
 
 
 def _hashable(value: Any) -> Any:
-    """Return what is equal for values that JSON schemas take for equal: 1 is 1.0, and is not true."""
+    """Return a hashable value that is equal for equal JSON values: 1 equals 1.0, but not true."""
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, Mapping):
-        return ("object", frozenset((name, _hashable(one)) for name, one in value.items()))
+        return ("object", frozenset((name, _hashable(member)) for name, member in value.items()))
     return ("array", *map(_hashable, value)) if isinstance(value, list) else value

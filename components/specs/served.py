@@ -1,7 +1,7 @@
-"""What a server is, in a configuration: where it is, and the name of the variable that holds its key.
+"""Spec of a model server: its address, and the environment variable that holds its key.
 
-An address with a user or a password would be stored, logged and tracked with them: it is refused. A key is never
-written down, only the environment variable that holds it.
+An address with a user or a password is rejected, because it would be stored, logged and tracked. A configuration names
+the environment variable of a key, never the key.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from components.redaction import secret_variable
 from components.specs.base import Spec
 
 SERVER_KEY_VARIABLE = "ESPALIER_SERVER_KEY"
-"""Environment variable that holds the key of a server of our own (`python -m components.inference.server`)."""
+"""Environment variable with the key of Espalier's own server (`python -m components.inference.server`)."""
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable."""
 
 
 def check_address(value: str, example: str = "http://127.0.0.1:8000/v1", key: str = "") -> None:
-    """Raises ValueError, which says what was expected and repeats nothing. key: what takes the name of a key's
-    variable, if anything does."""
+    """Raise ValueError for an invalid address, without repeating it. key: configuration key that names a key's
+    variable; empty without one."""
     try:
         parts = urlsplit(value)
         _ = parts.port
@@ -37,25 +37,25 @@ def check_address(value: str, example: str = "http://127.0.0.1:8000/v1", key: st
 
 
 def key_of(variable: str | None, key_path: str, server: str) -> str:
-    """The key in an environment variable; empty where none is named. Raises ResourceError where it is not set."""
-    found = secret_variable(variable) if variable else ""
-    if variable and not found:
+    """Return the key in an environment variable; empty without a variable. Raise ResourceError if it is not set."""
+    key = secret_variable(variable) if variable else ""
+    if variable and not key:
         raise ResourceError(
             f"{key_path}.key_variable: the environment variable {variable} is not set; set it to the key of {server}"
         )
-    return found
+    return key
 
 
 class Served(Spec):
     """A model behind a URL that speaks OpenAI's chat completions."""
 
     key_path: ClassVar[str]
-    """Where it stands in a configuration."""
+    """Key path of the section, for messages."""
 
     url: str
-    """What OpenAI's clients take as `base_url`: `http://127.0.0.1:8000/v1`."""
+    """Base URL as OpenAI's clients take it (`base_url`): `http://127.0.0.1:8000/v1`."""
     model: str = Field(min_length=1)
-    """Name under which the server has the model."""
+    """Name of the model on the server."""
     key_variable: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds the server's key; null sends none."""
 
@@ -66,10 +66,10 @@ class Served(Spec):
         return value.rstrip("/")
 
     def key(self) -> str:
-        """The server's key; empty where none is sent. Raises ResourceError where the variable is not set."""
+        """Return the server's key; empty without a variable. Raise ResourceError if the variable is not set."""
         return key_of(self.key_variable, self.key_path, f"{self.url}{self.or_else()}")
 
     @classmethod
     def or_else(cls) -> str:
-        """What else one can do without the model; empty or a clause."""
+        """Return an alternative to setting the key, as a clause for the error message; empty without one."""
         return ""

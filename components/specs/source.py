@@ -1,9 +1,9 @@
-"""The digest of code that is not ours.
+"""Digests of user source code.
 
-Where an environment, a reward or a filter comes from a user's package, its source is part of what its stage computes:
-an edited environment must not be answered from the cache. The digest covers the module of the class and, of the same
-top-level package, all modules that it imports, directly or not, as the import statements say. A program of the user's
-own, which runs in a process of its own, is read where it lies: nothing of it is imported here.
+If an environment, a reward or a filter comes from a user's package, its source is part of the stage key: an edited
+environment must not be served from the cache. The digest covers the module of the class and all modules of the same
+top-level package that it imports, directly or indirectly, according to the import statements. A user's program that
+runs as a subprocess is read from its files; nothing of it is imported here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from components.errors import Problem, SpecError
 
 
 def source_digest(module: str) -> str:
-    """sha256 over the names and source files of a module and of what it imports from its own package.
+    """Return the sha256 over the names and source files of a module and of its imports from the same package.
 
-    Raises SpecError where the module has no source.
+    Raises SpecError if the module has no source file.
     """
     source = _source(module)
     if source is None:
@@ -30,19 +30,19 @@ def source_digest(module: str) -> str:
 
 
 def script_digest(script: Path) -> str:
-    """sha256 over a Python script and the modules beside or below it that it imports."""
+    """Return the sha256 over a Python script and the modules beside or below it that it imports."""
     return _digest({script.name: script}, lambda name: _below(script.parent, name))
 
 
 def module_digest(folder: Path, module: str) -> str | None:
-    """The same of a module that is run from a folder (`python -m`); None where it is not below it."""
+    """Return the sha256 over a module run from a folder (`python -m`) and its imports; None if it is not below it."""
     names = [*_parents(module), f"{module}.__main__"]
-    found = {name: path for name in names if (path := _below(folder, name)) is not None}
-    return _digest(found, lambda name: _below(folder, name)) if found else None
+    files = {name: path for name in names if (path := _below(folder, name)) is not None}
+    return _digest(files, lambda name: _below(folder, name)) if files else None
 
 
 def _digest(files: Mapping[str, Path | None], find: Callable[[str], Path | None]) -> str:
-    """Over the names and contents of the files and of what they import, as far as it is found."""
+    """Return the sha256 over the names and contents of files and of their imports, as far as `find` locates them."""
     files = dict(files)
     todo = list(files)
     while todo:
@@ -60,32 +60,33 @@ def _digest(files: Mapping[str, Path | None], find: Callable[[str], Path | None]
 
 def _source(module: str) -> Path | None:
     try:
-        found = importlib.util.find_spec(module)
+        module_spec = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
-        return None  # a name looked up as if it were a module; or `__main__`, which no other process could import
-    path = Path(found.origin) if found is not None and found.origin is not None else None
+        return None  # an attribute rather than a module; or `__main__`, which no other process could import
+    path = Path(module_spec.origin) if module_spec is not None and module_spec.origin is not None else None
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
 
 
 def _below(folder: Path, module: str) -> Path | None:
     path = folder.joinpath(*module.split("."))
-    return next((one for one in (path.with_name(f"{path.name}.py"), path / "__init__.py") if one.is_file()), None)
+    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _parents(module: str) -> list[str]:
-    """The packages around a module, and itself."""
+    """Return the packages around a module, and the module itself."""
     parts = module.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def _imports(module: str, path: Path | None) -> Iterator[str]:
-    """Modules that a file may import, with names that turn out to be none."""
+    """Yield the modules that a file may import, including names that turn out not to be modules."""
     if path is None:
         return
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # of another Python, or none: what it imports is not known
+    except (SyntaxError, ValueError):  # invalid, or for another Python version: its imports are unknown
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,8 +1,8 @@
 """Targets: a class or function by dotted path, with its arguments.
 
-Only what an allowed package itself defines is taken: a name that a module merely imports (`os.system` by way of
-somebody's `import os`) is refused. Arguments are checked by a pydantic model made from the signature, so annotations
-such as `Annotated[float, Field(ge=0)]` and `Literal["a", "b"]` count.
+Only a definition of an allowed package is accepted: a name that a module merely imports (`os.system` through an
+`import os`) is rejected. A pydantic model made from the signature validates the arguments, so annotations such as
+`Annotated[float, Field(ge=0)]` and `Literal["a", "b"]` apply.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to
 
 from components.errors import SpecError
 from components.redaction import dereference
-from components.specs.base import Spec, nearest, no_switch_for_a_number
+from components.specs.base import Spec, nearest, reject_bool_for_number
 from components.specs.registered import registered_name
 from components.specs.source import source_digest
 
 _NUMBERS: dict[str, Any] = {
-    "numbers": model_validator(mode="before")(classmethod(no_switch_for_a_number))  # type: ignore[arg-type]
+    "numbers": model_validator(mode="before")(classmethod(reject_bool_for_number))  # type: ignore[arg-type]
 }
 OWN_PACKAGE = "components"
-"""The package from which a `_target_` may always come."""
+"""Package from which a `_target_` is always accepted."""
 
 
 class Target(Spec):
@@ -52,19 +52,19 @@ class Target(Spec):
 
     Written flat: `{"_target_": "package.module.Name", "argument": value}`. A class must accept the arguments as
     keywords. A function is called later with one positional argument (a reward: the trajectory); the arguments here
-    fill its other parameters. A nested `{"_target_": ...}` is built too, except where the parameter asks for a Target.
+    bind its other parameters. A nested `{"_target_": ...}` is built too, unless the parameter's type is Target.
     """
 
     target: str = Field(alias="_target_")
     """Dotted path: module, then the name of a class or function defined in an allowed package."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Checked against the signature and converted to its types."""
+    """Arguments, validated against the signature and converted to its types."""
 
     called_with: ClassVar[tuple[str, ...] | None] = None
-    """Parameters that a function is given when it is called, and no config may fill; None: its first positional one."""
+    """Parameters that the caller binds and a config may not; None: the first positional one."""
 
     called_by_name: ClassVar[bool] = False
-    """Whether a function is given all its parameters by name when it is called, but for those that a config fills."""
+    """True if the caller passes every parameter by name, except those that a config binds."""
 
     model_config = ConfigDict(validate_by_name=True)
 
@@ -78,65 +78,67 @@ class Target(Spec):
             )
         path, arguments = data["_target_"], {k: v for k, v in data.items() if k != "_target_"}
         allow = (info.context or {}).get("allow", ())
-        problem, found = locate(path, allow)
+        problem, component = locate(path, allow)
         if problem is not None:
             raise _invalid([(("_target_",), path, problem)])
-        assert found is not None
+        assert component is not None
         if not _below(path, OWN_PACKAGE):
             try:
-                source_digest(found.__module__)
+                source_digest(component.__module__)
             except SpecError as error:
                 reason = PydanticCustomError("target", "{message}", {"message": str(error.problems[0])})
                 raise _invalid([(("_target_",), path, reason)]) from error
-        return {"target": path, "arguments": _check_arguments(path, found, arguments, info.context, cls)}
+        return {"target": path, "arguments": _check_arguments(path, component, arguments, info.context, cls)}
 
     def below(self, place: str = "") -> Iterator[tuple[str, Target]]:
-        """The targets nested in the arguments, with their key paths, those furthest down first."""
+        """Yield the targets nested in the arguments with their key paths, deepest first."""
         for path, target in _targets_in(self.arguments, place):
             yield from target.below(path)
             yield path, target
 
     def has(self, method: str) -> bool:
-        """Whether its class, or that of a target nested in it, has a method."""
-        return any(hasattr(one.factory(), method) for one in [self, *(target for _, target in self.below())])
+        """Return True if its class, or that of a nested target, has a method."""
+        return any(hasattr(target.factory(), method) for target in [self, *(nested for _, nested in self.below())])
 
     @model_serializer
     def _flat(self) -> dict[str, Any]:
         return {"_target_": self.target, **to_jsonable_python(self.arguments)}
 
     def factory(self) -> Callable[..., Any]:
-        """The class or function itself."""
+        """Return the class or function."""
         return _import(self.target)
 
     def build(self, **runtime: Any) -> Any:
-        """A class becomes an instance, a function a `functools.partial`; an argument `env:NAME` is the value of that
-        environment variable, and its absence a ResourceError. `runtime` adds keyword arguments that are
-        no configuration; it may not repeat one that is."""
+        """Return an instance of a class, or a `functools.partial` of a function.
+
+        An argument `env:NAME` is read from that environment variable; raises ResourceError if it is not set. `runtime`
+        adds keyword arguments outside the configuration; it must not repeat a configured one."""
         assert not runtime.keys() & self.arguments.keys(), f"{self.target}: {runtime.keys() & self.arguments.keys()}"
-        thing = _import(self.target)
-        parameters = _parameters(thing)
+        component = _import(self.target)
+        parameters = _parameters(component)
         arguments = {
             name: value if _takes_target(parameters, name) else _built(value, f"{self.target}.{name}")
             for name, value in copy.deepcopy(self.arguments).items()
         }
-        if inspect.isclass(thing):
-            return thing(**arguments, **runtime)
-        return functools.partial(thing, **arguments, **runtime)
+        if inspect.isclass(component):
+            return component(**arguments, **runtime)
+        return functools.partial(component, **arguments, **runtime)
 
     def resolved(self) -> dict[str, Any]:
-        """Plain data for a stage key: the registered name or the path, every argument with its default, and, for code
-        that is not ours, the digest of the module's source, so that an edited environment is not taken from the cache.
-        A class that reads files says with a static method `key_arguments` what stands for them in the key: their
-        content, not their place."""
-        thing = _import(self.target)
-        parameters = _parameters(thing)
+        """Return plain data for a stage key: registered name or path, and every argument, including defaults.
+
+        For user code it includes the digest of the module's source, so an edited environment is not served from the
+        cache. A class that reads files defines a static method `key_arguments`, which replaces paths by digests of the
+        files' content."""
+        component = _import(self.target)
+        parameters = _parameters(component)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
-        given = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
-        if hasattr(thing, "key_arguments"):
-            given = thing.key_arguments(given)
+        arguments = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
+        if hasattr(component, "key_arguments"):
+            arguments = component.key_arguments(arguments)
         data: dict[str, Any] = {
-            "_target_": registered_name(thing) or self.target,
-            **{name: _resolved(value) for name, value in given.items()},
+            "_target_": registered_name(component) or self.target,
+            **{name: _resolved(value) for name, value in arguments.items()},
         }
         if not _below(self.target, OWN_PACKAGE):
             data["source_sha256"] = source_digest(_import(self.target).__module__)
@@ -148,12 +150,12 @@ def _below(path: str, package: str) -> bool:
 
 
 def key_name(path: str) -> str:
-    """Return what a stage key holds for a target's path: the registered name of a built-in component, else the path."""
+    """Return the name in stage keys of a target's path: the registered name of a built-in component, else the path."""
     if not _below(path, OWN_PACKAGE):
         return path
     try:
         return registered_name(_import(path)) or path
-    except (ImportError, AttributeError):  # a path of an earlier version
+    except (ImportError, AttributeError):  # path of an earlier version
         return path
 
 
@@ -163,44 +165,48 @@ def _import(path: str) -> Callable[..., Any]:
 
 
 def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None, Callable[..., Any] | None]:
-    """The class or function at `path`, or why there is none."""
+    """Return (None, class or function) for a valid path, else (problem, None)."""
 
     def problem(message: str, near: str | None = None) -> tuple[PydanticCustomError, None]:
         return PydanticCustomError("target", "{message}", {"message": message, "nearest": near}), None
 
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
         return problem(f"{path!r} is not a dotted path such as package.module.Name")
-    packages = [OWN_PACKAGE, *(one for one in allow if one.partition(".")[0] not in sys.stdlib_module_names)]
+    packages = [
+        OWN_PACKAGE,
+        *(p for p in allow if p.partition(".")[0] not in sys.stdlib_module_names),
+    ]
     if path.partition(".")[0] in sys.stdlib_module_names:
         return problem(
-            f"{path!r} is of Python's standard library, from which no target comes; wrap it in a function of your own"
+            f"{path!r} belongs to Python's standard library; expected a class or function of your own that wraps it"
         )
     if any(part.startswith("__") for part in path.split(".")):
-        return problem(f"{path!r} holds a name of Python itself; expected a class or function of a module")
+        return problem(f"{path!r} contains a double-underscore name; expected a public class or function of a module")
     if not any(_below(path, package) for package in packages):
         return problem(
-            f"{path!r} is outside the packages from which classes may come ({', '.join(packages)}); "
-            f"to trust another: allow=[{path.partition('.')[0]}]"
+            f"{path!r} is outside the allowed packages ({', '.join(packages)}); "
+            f"to trust it, set allow=[{path.partition('.')[0]}]"
         )
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and _below(module_name, error.name):
-            return problem(f"there is no module {error.name!r}", _nearest_module(error.name))
+            return problem(f"no module named {error.name!r}", _nearest_module(error.name))
         return problem(f"cannot import {module_name!r}: {_reason(error)}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001  code of the user: whatever it raises is the answer
+    except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any exception is reported as the problem
         return problem(f"cannot import {module_name!r}: {_reason(error)}")
-    thing = getattr(module, name, None)
-    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
-        ours = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and callable(v)]
-        what = "is neither a class nor a function" if thing is not None else "is not there"
+    component = getattr(module, name, None)
+    if not (inspect.isclass(component) or inspect.isfunction(component)):
+        names = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and callable(v)]
+        reason = "is neither a class nor a function" if component is not None else "does not exist"
         return problem(
-            f"{name!r} {what} in {module_name}; it has {', '.join(sorted(ours)) or 'none'}", nearest(name, ours)
+            f"{name!r} {reason} in {module_name}; expected one of {', '.join(sorted(names)) or 'none'}",
+            nearest(name, names),
         )
-    if not any(_below(thing.__module__, package) for package in packages):
-        return problem(f"{path!r} is defined in {thing.__module__!r}, outside the allowed packages")
-    return None, thing
+    if not any(_below(component.__module__, package) for package in packages):
+        return problem(f"{path!r} is defined in {component.__module__!r}, outside the allowed packages")
+    return None, component
 
 
 def _reason(error: BaseException) -> str:
@@ -219,77 +225,77 @@ def _nearest_module(name: str) -> str | None:
     return nearest(name, [f"{parent}.{m.name}" for m in pkgutil.iter_modules(paths)])
 
 
-def _parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Parameters by name, with annotations evaluated where that is possible (Any where it is not)."""
-    function = inspect.unwrap(thing.__init__ if inspect.isclass(thing) else thing)
+def _parameters(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters by name, with evaluated annotations (Any where evaluation fails)."""
+    function = inspect.unwrap(component.__init__ if inspect.isclass(component) else component)
     names = getattr(function, "__globals__", {})
     parameters = {}
-    for name, parameter in inspect.signature(thing).parameters.items():
+    for name, parameter in inspect.signature(component).parameters.items():
         annotation = parameter.annotation
         if isinstance(annotation, str):
-            one = SimpleNamespace(__annotations__={name: annotation})
+            holder = SimpleNamespace(__annotations__={name: annotation})
             try:
-                annotation = get_type_hints(one, globalns=names, include_extras=True)[name]
-            except (NameError, AttributeError, TypeError, SyntaxError):  # imported for type checkers only, or no type
+                annotation = get_type_hints(holder, globalns=names, include_extras=True)[name]
+            except (NameError, AttributeError, TypeError, SyntaxError):  # a TYPE_CHECKING import, or not a type
                 annotation = Any
         annotation = Any if annotation is inspect.Parameter.empty else annotation
         parameters[name] = parameter.replace(annotation=annotation)
     return parameters
 
 
-def settable(thing: Callable[..., Any], called_with: tuple[str, ...] | None = None) -> dict[str, inspect.Parameter]:
-    """Parameters that a config may fill: all of a class, all of a function but those that it is called with (None: the
+def settable(component: Callable[..., Any], called_with: tuple[str, ...] | None = None) -> dict[str, inspect.Parameter]:
+    """Return the parameters that a config may bind: all of a class; of a function all except `called_with` (None: the
     first positional one)."""
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    parameters = _parameters(thing)
-    if called_with is not None and not inspect.isclass(thing):
-        parameters = {name: one for name, one in parameters.items() if name not in called_with}
-    elif not inspect.isclass(thing):
+    parameters = _parameters(component)
+    if called_with is not None and not inspect.isclass(component):
+        parameters = {name: parameter for name, parameter in parameters.items() if name not in called_with}
+    elif not inspect.isclass(component):
         positional = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         parameters.pop(positional[0], None) if positional else None
     return {name: p for name, p in parameters.items() if p.kind not in fixed}
 
 
-def _takes_one(thing: Callable[..., Any]) -> bool:
-    """Whether a function can be called with one thing, without its name."""
+def _takes_positional(component: Callable[..., Any]) -> bool:
+    """Return True if a function accepts one positional argument."""
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    return any(p.kind not in by_name for p in inspect.signature(thing).parameters.values())
+    return any(p.kind not in by_name for p in inspect.signature(component).parameters.values())
 
 
 def _check_arguments(
     path: str,
-    thing: Callable[..., Any],
+    component: Callable[..., Any],
     arguments: dict[str, Any],
     context: Any,
     kind: type[Target],
 ) -> dict[str, Any]:
-    by_name = kind.called_by_name and not inspect.isclass(thing)
+    by_name = kind.called_by_name and not inspect.isclass(component)
     called_with = () if by_name else kind.called_with
-    parameters = settable(thing, called_with)
-    if called_with is None and (columns := {"completions", "prompts"} & set(list(_parameters(thing))[:1])):
+    parameters = settable(component, called_with)
+    if called_with is None and (columns := {"completions", "prompts"} & set(list(_parameters(component))[:1])):
         name = columns.pop()
         message = (
-            f"{path} is a function of columns, its first parameter being {name!r}, and is called with one thing here; "
+            f"{path} takes columns (its first parameter is {name!r}), but is called with a single object here; "
             f"expected reward=columns reward.function={path}"
         )
         raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
-    if called_with is None and not inspect.isclass(thing) and not _takes_one(thing):
-        message = f"{path} takes nothing, and is called with one thing here; expected a parameter for it"
+    if called_with is None and not inspect.isclass(component) and not _takes_positional(component):
+        message = f"{path} takes no positional argument, but is called with one; give it a parameter"
         raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
-    lacking = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
-    if called_with is not None and lacking and not by_name:
-        known = f"expected some of {', '.join(called_with)}, and values for others in the configuration"
-        message = f"{path} asks for {', '.join(lacking)}; {known}"
+    missing = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
+    if called_with is not None and missing and not by_name:
+        hint = f"expected some of {', '.join(called_with)}, and values for others in the configuration"
+        message = f"{path} requires {', '.join(missing)}; {hint}"
         raise PydanticCustomError("target", "{message}", {"message": message})
-    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(thing).values())
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(component).values())
     fields: dict[str, Any] = {}
     for i, (name, parameter) in enumerate(parameters.items()):
         annotation = parameter.annotation
         if has_target(arguments.get(name)) and not _takes_target(parameters, name):
-            kept = _mentions(annotation, Spec)  # what else it says about the nested targets is checked, too
-            annotation = Annotated[annotation, BeforeValidator(_nested)] if kept else _NestedTargets
-        needed = parameter.default is inspect.Parameter.empty and not by_name
-        default = ... if needed else None if by_name else parameter.default
+            typed = _mentions(annotation, Spec)  # the rest of the annotation also constrains the nested targets
+            annotation = Annotated[annotation, BeforeValidator(_nested)] if typed else _NestedTargets
+        required = parameter.default is inspect.Parameter.empty and not by_name
+        default = ... if required else None if by_name else parameter.default
         fields[f"p{i}"] = (annotation, Field(default, alias=name))
     config = ConfigDict(extra="allow" if free else "forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     try:
@@ -308,10 +314,10 @@ def has_target(value: Any) -> bool:
     return isinstance(value, list) and any(map(has_target, value))
 
 
-def _mentions(annotation: Any, what: type) -> bool:
+def _mentions(annotation: Any, base: type) -> bool:
     if inspect.isclass(annotation) and get_origin(annotation) is None:
-        return issubclass(annotation, what)
-    return any(_mentions(a, what) for a in get_args(annotation))
+        return issubclass(annotation, base)
+    return any(_mentions(a, base) for a in get_args(annotation))
 
 
 def _takes_target(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
@@ -319,7 +325,7 @@ def _takes_target(parameters: Mapping[str, inspect.Parameter], name: str) -> boo
 
 
 def _nested(value: Any, info: ValidationInfo) -> Any:
-    """Nested targets become Target; the objects that they build are checked by whoever takes them."""
+    """Convert nested mappings to Target. The component that takes the built objects checks their types."""
     if isinstance(value, Mapping) and "_target_" in value:
         return Target.model_validate(value, context=info.context)
     if isinstance(value, Mapping):
@@ -330,8 +336,8 @@ def _nested(value: Any, info: ValidationInfo) -> Any:
 
 
 def _built(value: Any, path: str, dereferences: bool = True) -> Any:
-    """Return an argument with targets built and `env:NAME` replaced. A spec keeps its references: what it describes
-    resolves them, and its own key and copies must not hold the value."""
+    """Return an argument with targets built and `env:NAME` replaced. A spec keeps its references and resolves them
+    itself: its key and its copies must not hold the value."""
     if isinstance(value, Target):
         return value.build()
     if isinstance(value, Spec):
@@ -362,13 +368,13 @@ def _targets_in(value: Any, place: str) -> Iterator[tuple[str, Target]]:
         value = {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, dict | list | tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, one in items:
-            yield from _targets_in(one, f"{place}.{name}" if place else str(name))
+        for name, item in items:
+            yield from _targets_in(item, f"{place}.{name}" if place else str(name))
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value can stand in a key; a default such as a sentinel object cannot, and is left to the version of
-    the code."""
+    """Return True if a value can be part of a key. A default such as a sentinel object cannot; the code version covers
+    it."""
     try:
         to_jsonable_python(value)
     except ValueError:
@@ -382,7 +388,7 @@ def _invalid(errors: list[tuple[tuple[str | int, ...], Any, PydanticCustomError]
 
 
 class _NestedTargets:
-    """Annotation for a parameter that is filled by nested targets."""
+    """Annotation of a parameter that takes nested targets."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:

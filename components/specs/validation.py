@@ -1,6 +1,7 @@
-"""From plain data to a spec, or to the list of everything that is wrong with it.
+"""Validation of plain data into a spec, reporting every problem at once.
 
-pydantic finds the mistakes; here they get the key path that a user would type, words, and the nearest valid name.
+pydantic detects the problems; this module adds the key path as typed on the command line, plain wording, and the
+nearest valid name.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from components.specs.base import Spec, nearest
 from components.specs.target import Target, locate, settable
 
 MISSING = "???"
-"""How a config file marks a value that the user must give."""
+"""Marker in a config file for a value that the user must set."""
 
 LARGEST = 2**63 - 1
-"""Largest integer that numpy, torch and SQLite hold."""
+"""Largest integer that numpy, torch and SQLite can store."""
 
 MAX_PROBLEMS, MAX_PROBLEMS_OF_REQUEST = 100, 10
-"""Most problems of single fields that are reported. A request may be wrong everywhere, on purpose."""
+"""Limit on reported problems of single fields. A request may be wrong everywhere, on purpose."""
 SHOWN = 80
-"""Most characters of a value in a problem."""
+"""Characters of a value that a problem quotes."""
 
 S = TypeVar("S", bound=Spec)
 
@@ -42,7 +43,7 @@ _KINDS = {
     "null": ("none_required",),
 }
 _EXPECTED = {kind: words for words, kinds in _KINDS.items() for kind in kinds}
-"""pydantic's kinds of errors in a user's words."""
+"""pydantic's error types, in a user's words."""
 
 _BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least", "ge"),
            "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
@@ -56,22 +57,26 @@ def validate(
     allow: Iterable[str] | None = None,
     configuration: bool = True,
 ) -> S:
-    """Turns plain data into a spec.
+    """Return plain data as a spec.
 
-    `path` is put before every key path in messages. `allow` lists the packages from which a `_target_` may come
-    besides our own; None reads the key `allow` of the data. configuration: `???` marks a value that is missing; in a
-    request it is what somebody said, and may be anything. Raises SpecError with every problem that was found; of single
-    fields the first MAX_PROBLEMS, or MAX_PROBLEMS_OF_REQUEST; where a configuration holds secrets, with these alone, so
-    that no other message repeats one. Takes time in proportion to the data.
+    Args:
+        path: Prefix of every key path in messages.
+        allow: Packages besides our own from which a `_target_` may come; None reads the key `allow` of the data.
+        configuration: True if `???` marks a missing value and secrets are rejected. False for a request, whose values
+            are arbitrary user input.
+
+    Raises SpecError with every problem; of problems of single fields at most MAX_PROBLEMS, or MAX_PROBLEMS_OF_REQUEST.
+    If a configuration contains secrets, only these are reported, so that no other message repeats one. Takes time
+    linear in the size of the data.
     """
     if configuration:
         refuse_secrets(data, path)
     if not isinstance(data, Mapping):
         shown = mask_text(shortened(data))
-        raise SpecError([Problem(path or cls.__name__, f"{shown} is not a mapping of keys to values")])
-    given = data.get("allow") if allow is None else allow
-    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
-    packages = [p for p in given or () if isinstance(p, str)] if listed else []
+        raise SpecError([Problem(path or cls.__name__, f"{shown}: expected a mapping of keys to values")])
+    allowed = data.get("allow") if allow is None else allow
+    listed = isinstance(allowed, Iterable) and not isinstance(allowed, str | Mapping)
+    packages = [p for p in allowed or () if isinstance(p, str)] if listed else []
     context = {"allow": packages}
     unset = list(_unset(data)) if configuration else []
     problems = [Problem(_key(p), f"needs a value: {_key(p)}=VALUE") for p in unset]
@@ -84,8 +89,8 @@ def validate(
         most = MAX_PROBLEMS if configuration else MAX_PROBLEMS_OF_REQUEST
         problems += [p for p in _problems(cls, data, error, context, most) if p.path not in {_key(u) for u in unset}]
         parts = dict(_valid_parts(cls, data, context, {u[0] for u in unset}))
-    seen = {problem.path for problem in problems}
-    problems += [problem for problem in large if problem.path not in seen]
+    reported = {problem.path for problem in problems}
+    problems += [problem for problem in large if problem.path not in reported]
     roots = {problem.path.partition(".")[0] for problem in large}
     problems += cls.cross_problems({name: part for name, part in parts.items() if name not in roots})
     if problems:
@@ -95,7 +100,7 @@ def validate(
 
 
 def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: Iterable[str] = ()) -> list[str]:
-    """Valid keys of the mapping that lies at `path` in `data`; empty where it is free or not a mapping."""
+    """Return the valid keys of the mapping at `path` in `data`; empty if any key is valid or it is not a mapping."""
     annotation: Any = cls
     for part in path:
         annotation = _annotation(annotation, data, part, allow)
@@ -105,27 +110,27 @@ def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: It
     if model is None:
         return []
     if issubclass(model, Target):
-        found = locate(data["_target_"], allow)[1] if isinstance(data, Mapping) and "_target_" in data else None
-        return ["_target_", *(settable(found) if found else ())]
+        component = locate(data["_target_"], allow)[1] if isinstance(data, Mapping) and "_target_" in data else None
+        return ["_target_", *(settable(component) if component else ())]
     return list(model.model_fields)
 
 
 def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any], most: int) -> list[Problem]:
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     details = [(_path(data, d["loc"], d["type"] == "missing"), d) for d in error.errors(include_url=False)]
     inner = {tuple(path[:length]) for path, _ in details for length in range(len(path))}
     for path, detail in details:
-        if len(found) == most:
+        if len(problems) == most:
             break
         if detail["type"] in _EXPECTED and tuple(path) in inner:
-            continue  # of a union: another member had the right type, and says what is wrong within
+            continue  # another member of the union matched the type and reports the inner problem
         problem = _problem(cls, data, path, detail, context["allow"])
-        earlier = found.get(problem.path)
-        if earlier is not None:  # the members of a union, each with its complaint
+        earlier = problems.get(problem.path)
+        if earlier is not None:  # the members of a union report one problem each
             _, _, more = problem.message.rpartition("expected ")
             problem = Problem(problem.path, f"{earlier.message} or {more}", earlier.nearest)
-        found[problem.path] = problem
-    return list(found.values())
+        problems[problem.path] = problem
+    return list(problems.values())
 
 
 def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, allow: list[str]) -> Problem:
@@ -134,7 +139,7 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
     if kind == "extra_forbidden":
         names = names_below(cls, data, path[:-1], allow)
         where = _key(path[:-1])
-        message = f"no such key{f' in {where}' if where else ''}; there are {', '.join(names)}"
+        message = f"no such key{f' in {where}' if where else ''}; expected one of {', '.join(names)}"
         near = nearest(path[-1], names)
         return Problem(key, message, _key([*path[:-1], near]) if near else None)
     if kind == "missing":
@@ -165,8 +170,8 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
 
 
 def shortened(value: Any) -> str:
-    """Return a value as it is shown in a problem: its first characters, without secrets. A large value is never written
-    out whole."""
+    """Return a value as quoted in a problem: its first characters, with secrets masked. A large value is never
+    rendered whole."""
     text, length = [], 0
     for piece in _repr(value):
         text.append(piece)
@@ -178,7 +183,7 @@ def shortened(value: Any) -> str:
 
 
 def _repr(value: Any) -> Iterator[str]:
-    """Yield the pieces of Python's repr. Of a text so much that the end of a password in a URL is among it."""
+    """Yield the pieces of Python's repr. A long text is cut late enough to include a password inside a URL."""
     match value:
         case str():
             yield repr(value[: 20 * SHOWN])
@@ -203,7 +208,7 @@ def _repr(value: Any) -> Iterator[str]:
 
 
 def _path(data: Any, loc: tuple[str | int, ...], missing: bool) -> list[str | int]:
-    """The key path of an error. pydantic's location also names members of unions; these are no keys."""
+    """Return the key path of an error. pydantic's location also contains members of unions, which are not keys."""
     path: list[str | int] = []
     for i, part in enumerate(loc):
         absent = missing and i == len(loc) - 1
@@ -233,7 +238,7 @@ def _unset(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 
 def _too_large(data: Any, path: tuple[str | int, ...] = ()) -> Iterator[Problem]:
-    """Yield the integers that no library takes, whatever key they stand at."""
+    """Yield a problem for each integer that exceeds what libraries can store, at any key."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _too_large(value, (*path, key))
@@ -253,14 +258,14 @@ def _valid_parts(cls: type[Spec], data: Mapping[str, Any], context: Any, skip: s
                 yield name, field.get_default(call_default_factory=True, validated_data={})
             continue
         try:
-            yield name, getattr(_alone(cls, name).model_validate({name: data[name]}, context=context), name)
+            yield name, getattr(_field_model(cls, name).model_validate({name: data[name]}, context=context), name)
         except ValidationError:
             continue
 
 
 @functools.cache
-def _alone(cls: type[Spec], name: str) -> type[BaseModel]:
-    """A model of one field. Without docstrings: pydantic would search all modules for them."""
+def _field_model(cls: type[Spec], name: str) -> type[BaseModel]:
+    """Return a model with one field. It uses no docstrings: pydantic would search all modules for them."""
     field = cls.model_fields[name]
     definition: Any = {name: (field.annotation, field)}
     return create_model(cls.__name__, __config__=cls.model_config | {"use_attribute_docstrings": False}, **definition)
@@ -273,7 +278,7 @@ def _child(data: Any, part: str | int) -> Any:
 
 
 def _model(annotation: Any, value: Any) -> type[Spec] | None:
-    """The spec class that an annotation means for this value; a union of specs is told apart by `name`."""
+    """Return the spec class of an annotation for this value; `name` selects a member of a union of specs."""
     models = [a for a in _flat_types(annotation) if inspect.isclass(a) and issubclass(a, Spec)]
     if len(models) > 1 and isinstance(value, Mapping):
         tag = value.get("name")
@@ -290,11 +295,11 @@ def _flat_types(annotation: Any) -> Iterator[Any]:
 
 
 def _annotation(annotation: Any, value: Any, part: str | int, allow: Iterable[str]) -> Any:
-    """The type expected at `part` of a value of type `annotation`."""
+    """Return the type expected at `part` of a value of type `annotation`."""
     model = _model(annotation, value)
     if model is not None and issubclass(model, Target):
-        found = locate(value["_target_"], allow)[1] if isinstance(value, Mapping) and "_target_" in value else None
-        parameters = settable(found) if found else {}
+        component = locate(value["_target_"], allow)[1] if isinstance(value, Mapping) and "_target_" in value else None
+        parameters = settable(component) if component else {}
         return parameters[str(part)].annotation if part in parameters else None
     if model is not None:
         return model.model_fields[str(part)].annotation if part in model.model_fields else None

@@ -1,1 +1,1 @@
-"""MLflow."""
+"""Experiment tracking with MLflow."""

@@ -1,11 +1,11 @@
-"""What people say of the episodes of a run, as assessments of their MLflow traces: source HUMAN, with the author.
+"""Feedback of people on the episodes of a run, as assessments of MLflow traces with source HUMAN and the author.
 
     score        feedback `human_score`, 1 to 5
-    choice       feedback `human_choice` on both episodes: better, worse or tie; one for each other episode
-    correction   expectation `correction`; one for each corrected message
+    choice       feedback `human_choice` on both episodes: better, worse or tie; one per compared episode
+    correction   expectation `correction`; one per corrected message
 
-An episode of which the run logged no trace gets one. The files of answers are the truth: `tell` makes the assessments
-of an episode what stands there, so it can be said again at any time.
+An episode without a trace gets one. The files of answers are the source of truth: `tell` synchronises the assessments
+of an episode with them and is idempotent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _NAMES = ("human_score", "human_choice", "correction")
 _ANSWER = "answer"
-"""Metadata of an assessment: the id of the answer that it stands for."""
+"""Metadata key of an assessment: the id of its answer."""
 _SIDES = {"a": ("better", "worse"), "b": ("worse", "better"), "tie": ("tie", "tie")}
 
 
 class People:
-    """Of one stage of a run. label: of the stage, `evaluate[final]`. Raises MlflowException where MLflow does not know
-    the run or is away."""
+    """Human assessments of one stage of a run. label: label of the stage, `evaluate[final]`. Raises MlflowException if
+    MLflow does not have the run or is unreachable."""
 
     def __init__(self, client: MlflowClient, run_id: str, label: str):
         from mlflow.tracing.client import TracingClient
@@ -40,7 +40,7 @@ class People:
         self._label = label
         self._experiment = client.get_run(run_id).info.experiment_id
         self._traces: dict[str, str] = {}
-        """Ids of traces by trajectory."""
+        """Trace ids by trajectory."""
         token = None
         while True:
             page = self._client.search_traces(
@@ -53,22 +53,25 @@ class People:
                 break
 
     def tell(self, episode: Trajectory, answers: Sequence[Answer]) -> str:
-        """Makes the assessments by people what these answers say of the episode; returns the id of its trace."""
-        trace_id = self._traces.get(episode.id) or self._made(episode)
-        wanted = {str((one.metadata or {})[_ANSWER]): one for one in assessments(episode, answers, self._run_id)}
-        there: dict[str, str] = {}
-        for one in self._client.get_trace_info(trace_id).assessments:
-            if one.source.source_type == "HUMAN" and one.name in _NAMES and one.assessment_id:
-                there[str((one.metadata or {}).get(_ANSWER))] = one.assessment_id
-        for answer, assessment_id in there.items():
-            if answer not in wanted:
+        """Synchronise the human assessments of the episode with these answers; return the id of its trace."""
+        trace_id = self._traces.get(episode.id) or self._create_trace(episode)
+        expected = {
+            str((assessment.metadata or {})[_ANSWER]): assessment
+            for assessment in assessments(episode, answers, self._run_id)
+        }
+        stored: dict[str, str] = {}
+        for assessment in self._client.get_trace_info(trace_id).assessments:
+            if assessment.source.source_type == "HUMAN" and assessment.name in _NAMES and assessment.assessment_id:
+                stored[str((assessment.metadata or {}).get(_ANSWER))] = assessment.assessment_id
+        for answer, assessment_id in stored.items():
+            if answer not in expected:
                 self._client.delete_assessment(trace_id, assessment_id)
-        for answer, assessment in wanted.items():
-            if answer not in there:
+        for answer, assessment in expected.items():
+            if answer not in stored:
                 self._client.log_assessment(trace_id, assessment)
         return trace_id
 
-    def _made(self, episode: Trajectory) -> str:
+    def _create_trace(self, episode: Trajectory) -> str:
         info, spans = traces.to_trace(
             episode,
             experiment_id=self._experiment,
@@ -83,30 +86,32 @@ class People:
 
 
 def assessments(episode: Trajectory, answers: Sequence[Answer], run_id: str) -> Iterator[Assessment]:
-    """One for each answer about the episode."""
+    """Yield one assessment for each answer about the episode."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback
 
     for answer in answers:
         if episode.id not in (answer.trajectory, getattr(answer, "other", None)):
             continue
-        rest: dict[str, Any] = {
+        common: dict[str, Any] = {
             "source": AssessmentSource(source_type="HUMAN", source_id=answer.author),
             "create_time_ms": int(answer.moment * 1000),
             "last_update_time_ms": int(answer.moment * 1000),
         }
         metadata = {_ANSWER: answer.id, **({"note": answer.note} if answer.note else {})}
-        made: Assessment
+        assessment: Assessment
         if isinstance(answer, Rating):
-            made = Feedback("human_score", answer.score, rationale=answer.note or None, metadata=metadata, **rest)
+            assessment = Feedback(
+                "human_score", answer.score, rationale=answer.note or None, metadata=metadata, **common
+            )
         elif isinstance(answer, Choice):
             side = int(answer.trajectory != episode.id)
             metadata |= {"other": (answer.other, answer.trajectory)[side]}
             value = _SIDES[answer.better][side]
-            made = Feedback("human_choice", value, rationale=answer.note or None, metadata=metadata, **rest)
+            assessment = Feedback("human_choice", value, rationale=answer.note or None, metadata=metadata, **common)
         else:
             assert isinstance(answer, Correction)
             metadata |= {"history": str(answer.history), "message": str(answer.message)}
-            said = {"text": answer.text, "calls": [one.model_dump() for one in answer.calls]}
-            made = Expectation("correction", said, metadata=metadata, **rest)
-        made.run_id = run_id
-        yield made
+            correction = {"text": answer.text, "calls": [call.model_dump() for call in answer.calls]}
+            assessment = Expectation("correction", correction, metadata=metadata, **common)
+        assessment.run_id = run_id
+        yield assessment

@@ -1,5 +1,5 @@
-"""How artifacts appear in MLflow: datasets as inputs of the run, checkpoints as models that it made, and an export as
-a version in the model registry. All of it by reference: no weights are copied.
+"""Artifacts in MLflow: datasets as inputs of the run, checkpoints as its output models, and an export as a version in
+the model registry. All of them are references: no weights are copied.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from components.artifacts import Artifact
 
 DATASETS = {"trajectories": "train", "evaluation": "evaluation"}
-"""Kinds of artifacts that MLflow lists as datasets, and what they are used for."""
-RACES = 10
-"""Times that another process may insert the same dataset before us, or one of the same moment."""
+"""Kinds of artifacts that MLflow lists as datasets, and their context."""
+INSERT_ATTEMPTS = 10
+"""Attempts to insert a dataset, which fail if another process inserts one at the same moment."""
 _MAX_DIGEST = 36
-"""Longest digest that MLflow keeps for a dataset."""
+"""Maximum length of a dataset's digest in MLflow."""
 _SIZE_LIMIT = 1 << 20
-"""Files from this size on (bytes) are logged by reference only."""
+"""Size in bytes from which files are logged by reference only."""
 
 
 def files(folder: Path) -> list[tuple[Path, int]]:
-    """All files below a folder with their sizes in bytes, in a fixed order."""
+    """Return all files below a folder with their sizes in bytes, sorted by path."""
     return sorted((path, path.stat().st_size) for path in folder.rglob("*") if path.is_file())
 
 
 def describe(artifact: Artifact, label: str, status: str, seconds: float) -> tuple[dict[str, Any], list[Path]]:
-    """The reference to an artifact (JSON data: where it is, its key and digest, each file with its size), and those of
+    """Return the reference to an artifact (JSON data: location, key and digest, each file with its size), and those of
     its files that are small enough to be logged in full."""
     listed = files(artifact.path)
     small = [path for path, size in listed if size < _SIZE_LIMIT]
@@ -60,8 +60,8 @@ def describe(artifact: Artifact, label: str, status: str, seconds: float) -> tup
 
 
 def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: str) -> None:
-    """Lists a trajectories or evaluation artifact among the run's input datasets. Runs that name the same one at the
-    same moment find it: MLflow looks for a dataset and then inserts it, and refuses the second of two inserts."""
+    """Add a trajectories or evaluation artifact to the run's input datasets. Retried if another run adds the same one
+    concurrently: MLflow looks a dataset up and then inserts it, and rejects the second of two inserts."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.exceptions import MlflowException
 
@@ -73,11 +73,11 @@ def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: st
         profile=json.dumps(artifact.metrics),
     )
     context = InputTag(key="mlflow.data.context", value=DATASETS[artifact.kind])
-    for left in reversed(range(RACES)):
+    for retries_left in reversed(range(INSERT_ATTEMPTS)):
         try:
             return client.log_inputs(run_id, datasets=[DatasetInput(dataset, [context])])
         except MlflowException as error:
-            if not left or "IntegrityError" not in str(error):
+            if not retries_left or "IntegrityError" not in str(error):
                 raise
 
 
@@ -88,10 +88,10 @@ def log_checkpoint(
     artifact: Artifact,
     label: str,
     step: int,
-    made: Mapping[str, str] | None = None,
+    origin: Mapping[str, str] | None = None,
 ) -> str:
-    """Records a checkpoint as a model that this run put out at `step`; returns the model's id. `made` says what made
-    it: its items become tags of the model."""
+    """Log a checkpoint as an output model of this run at `step`; return the model's id. The items of `origin` describe
+    its source and become tags of the model."""
     from mlflow.entities import LoggedModelOutput
 
     model = client.create_logged_model(
@@ -103,7 +103,7 @@ def log_checkpoint(
             "stage_key": artifact.key,
             "digest": artifact.digest,
             **{f"input.{name}": key for name, key in artifact.inputs.items()},
-            **{clean_name(name): mask_text(value) for name, value in (made or {}).items()},
+            **{clean_name(name): mask_text(value) for name, value in (origin or {}).items()},
         },
         params={name: f"{value:.6g}" for name, value in artifact.metrics.items()},
         model_type="checkpoint",
@@ -116,8 +116,8 @@ def log_checkpoint(
 def register(
     client: MlflowClient, name: str, source: str, *, run_id: str, stage_key: str, tags: dict[str, str], description: str
 ) -> str:
-    """Registers a model version whose source is `source`; returns its number. The same stage key and tag `uri` under
-    the same name give the version that is already there: a run which finds its export in the store adds nothing."""
+    """Register a model version with this source; return its number. Idempotent: an existing version of the name with
+    the same stage key and tag `uri` is returned, so a run that takes its export from the store adds none."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -125,9 +125,9 @@ def register(
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    known = client.search_model_versions(f"name='{name}' and tags.stage_key='{stage_key}'", max_results=1)
-    if known and known[0].tags.get("uri") == tags["uri"]:
-        return str(known[0].version)
+    versions = client.search_model_versions(f"name='{name}' and tags.stage_key='{stage_key}'", max_results=1)
+    if versions and versions[0].tags.get("uri") == tags["uri"]:
+        return str(versions[0].version)
     version = client.create_model_version(
         name, source, run_id=run_id, tags={**tags, "stage_key": stage_key}, description=description
     )

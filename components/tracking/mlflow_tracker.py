@@ -1,12 +1,12 @@
-"""The tracker: one MLflow run for one run of a flow.
+"""Tracker: one MLflow run per flow run.
 
-It works through `MlflowClient` with explicit run ids. MLflow's fluent functions keep the active run in a thread-local
-global, which breaks as soon as stages run on several threads; a tracker may be used from any thread.
+It uses `MlflowClient` with explicit run ids. MLflow's fluent functions keep the active run in a thread-local global,
+which breaks as soon as stages run on several threads; a tracker may be used from any thread.
 
-What goes where: the composed configuration as parameters and as `config.yaml`; numbers as metrics by step; of every
-artifact its small files (below 1 MiB) and a reference to the rest, under `stages/<label>/`; trajectory sets as input
-datasets, checkpoints as logged models, exports as versions in the model registry. Nothing large is copied. Secrets
-are masked on the way in.
+Logged are: the composed configuration as parameters and as `config.yaml`; numbers as metrics by step; the small files
+of every artifact (below 1 MiB) and a reference to the rest, under `stages/<label>/`; trajectory sets as input datasets,
+checkpoints as logged models, exports as versions in the model registry. Nothing large is copied. Secrets are masked
+before they are logged.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PREFIX = {"evaluate": "eval"}
-"""Stages whose metrics do not go by the stage's own name."""
+"""Prefixes of metrics that differ from the stage's name."""
 _BATCH = 100
-"""Most parameters or tags of one request (a limit of MLflow)."""
+"""Maximum number of parameters or tags per request (a limit of MLflow)."""
 _MAX_TAG = 8000
-"""Longest value of a tag in characters (a limit of MLflow)."""
+"""Maximum length of a tag in characters (a limit of MLflow)."""
 
 
 class Tracker:
-    """Records one run. Make it with `Tracker.open`; use it in a `with` block, or call `finish`."""
+    """Tracker of one run. Created by `Tracker.open`; use it in a `with` block, or call `finish`."""
 
     def __init__(self, client: MlflowClient, uri: str, experiment_id: str, run_id: str, artifact_uri: str, traces: int):
         self.client = client
@@ -54,10 +54,10 @@ class Tracker:
         self.experiment_id = experiment_id
         self.run_id = run_id
         self.artifact_uri = artifact_uri
-        """Where MLflow keeps this run's files."""
+        """Location of this run's files."""
         self.traces = traces
         self.outbox = Outbox(mask_text(uri))
-        """For what may be said later, where MLflow is away."""
+        """Queue of writes that may be delayed while MLflow is unreachable."""
 
     @classmethod
     def open(
@@ -69,10 +69,10 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
         run_name: str | None = None,
     ) -> Self:
-        """Opens the store (made on first use), finds or makes the MLflow experiment and starts a run in it.
+        """Open the store (created on first use), find or create the MLflow experiment and start a run in it.
 
         `name` is the experiment's own name; `parent_run_id` makes the run a child, for sweeps and for stages placed
-        elsewhere. Raises ResourceError where the store cannot be used, SpecError where the experiment was deleted.
+        elsewhere. Raises ResourceError if the store cannot be used, SpecError if the experiment was deleted.
         """
         root = Path(root).absolute()
         uri = spec.resolved_uri() or store.local_uri(root)
@@ -98,19 +98,19 @@ class Tracker:
 
     @property
     def url(self) -> str | None:
-        """Where a browser finds this run; None where MLflow is no server but a database."""
+        """URL of this run in MLflow's UI; None if the store is a database without a server."""
         if not self.uri.startswith(("http://", "https://")):
             return None
         return f"{mask_text(self.uri)}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     @property
     def ui_command(self) -> str:
-        """The command that shows this run in a browser."""
+        """Shell command that shows this run in a browser."""
         if self.url is not None:
             return f"open {self.url}"
         return ui_command(self.uri)
 
-    # What the run is
+    # Configuration
 
     def log_config(
         self,
@@ -120,13 +120,13 @@ class Tracker:
         versions: Mapping[str, str] | None = None,
         git_commit: str | None = None,
     ) -> None:
-        """The composed configuration: flat parameters, `config.yaml`, `overrides.txt`, `versions.json`, tags."""
+        """Log the composed configuration: flat parameters, `config.yaml`, `overrides.txt`, `versions.json`, tags."""
         from mlflow.entities import Param, RunTag
 
         masked = mask(dict(config))
-        shown = [mask_text(override) for override in overrides]
+        masked_overrides = [mask_text(override) for override in overrides]
         params = [Param(key, value) for key, value in flatten(masked).items()]
-        tags = [RunTag("overrides", " ".join(shown)[:_MAX_TAG])]
+        tags = [RunTag("overrides", " ".join(masked_overrides)[:_MAX_TAG])]
         tags += [RunTag(f"version.{package}", version) for package, version in (versions or {}).items()]
         if git_commit:
             tags.append(RunTag("mlflow.source.git.commit", git_commit))
@@ -134,28 +134,29 @@ class Tracker:
             batch = slice(start, start + _BATCH)
             self.client.log_batch(self.run_id, params=params[batch], tags=tags[batch])
         self.client.log_text(self.run_id, _yaml(masked), "config.yaml")
-        if shown:
-            self.client.log_text(self.run_id, "\n".join(shown) + "\n", "overrides.txt")
+        if masked_overrides:
+            self.client.log_text(self.run_id, "\n".join(masked_overrides) + "\n", "overrides.txt")
         if versions:
             self.client.log_dict(self.run_id, dict(versions), "versions.json")
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
         from mlflow.entities import RunTag
 
-        found = [RunTag(clean_name(key), mask_text(value)[:_MAX_TAG]) for key, value in tags.items()]
-        self.client.log_batch(self.run_id, tags=found)
+        run_tags = [RunTag(clean_name(key), mask_text(value)[:_MAX_TAG]) for key, value in tags.items()]
+        self.client.log_batch(self.run_id, tags=run_tags)
 
     # Numbers
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """All of them in one request. Names are paths such as `train/kl` or `eval/success`."""
+        """Log metrics in one request. Names are paths such as `train/kl` or `eval/success`."""
         from mlflow.entities import Metric
 
         if not metrics:
             return
         now = int(time.time() * 1000)
-        found = [Metric(clean_name(key), float(value), now, step) for key, value in metrics.items()]
-        self.client.log_batch(self.run_id, metrics=found)
+        points = [Metric(clean_name(key), float(value), now, step) for key, value in metrics.items()]
+        self.client.log_batch(self.run_id, metrics=points)
 
     # Artifacts
 
@@ -166,15 +167,15 @@ class Tracker:
         status: str,
         seconds: float,
         step: int = 0,
-        made: Mapping[str, str] | None = None,
+        origin: Mapping[str, str] | None = None,
         group: str = "",
     ) -> None:
-        """What a stage left behind: its small files and a reference to all of them under `stages/<label>/`, its
+        """Log the results of a stage: its small files and a reference to all of them under `stages/<label>/`, its
         metrics under the stage's name (`train/kl`) and its time (`time/train`) at `step`.
 
-        `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is the time
-        that it took now. `made` says what made a checkpoint, as tags of the model that is logged for it. `group`, such
-        as `refill_1/`, comes before the names of metrics.
+        `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is its time in
+        this run. `origin` describes the source of a checkpoint, as tags of its logged model. `group`, such as
+        `refill_1/`, is a prefix of the metric names.
         """
         prefix = _PREFIX.get(artifact.stage, artifact.stage)
         metrics = {f"{prefix}/{key}": value for key, value in artifact.metrics.items()}
@@ -186,20 +187,20 @@ class Tracker:
             for source in small:
                 target = Path(scratch) / source.relative_to(artifact.path)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(source.absolute())  # MLflow copies what the link points to
+                target.symlink_to(source.absolute())  # MLflow copies the link's target
             self.client.log_artifacts(self.run_id, scratch, folder)
         self.client.log_dict(self.run_id, reference, f"{folder}/artifact.json")
         if artifact.kind in lineage.DATASETS:
             lineage.log_dataset(self.client, self.run_id, artifact, label)
         elif artifact.kind == "checkpoint":
-            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, made)
+            lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, origin)
             self.set_tags({f"checkpoint.{label}": artifact.digest})
 
     def log_trajectories(
         self, trajectories: Sequence[Trajectory], label: str, scores: Mapping[str, Score] | None = None
     ) -> list[str]:
-        """A sample of the episodes (`tracking.traces` of them) as MLflow traces; returns their ids. scores: what the
-        judge said of them, by the ids of the trajectories."""
+        """Log a sample of the episodes (`tracking.traces` of them) as MLflow traces; return their ids. scores: the
+        judge's scores, by trajectory id."""
         from mlflow.tracing.client import TracingClient
 
         chosen = traces.sample(trajectories, self.traces)
@@ -209,7 +210,7 @@ class Tracker:
         start_ms = int(time.time() * 1000)
         ids, spans = [], []
         for trajectory in chosen:
-            info, found = traces.to_trace(
+            info, trace_spans = traces.to_trace(
                 trajectory,
                 experiment_id=self.experiment_id,
                 run_id=self.run_id,
@@ -219,19 +220,19 @@ class Tracker:
             )
             tracing.start_trace(info)
             ids.append(info.trace_id)
-            spans += found
+            spans += trace_spans
         tracing.log_spans(self.experiment_id, spans)
         return ids
 
     def log_report(self, html: str, name: str = "report.html") -> str:
-        """Keeps a rendered report with the run; returns its path, or its URI where the store is elsewhere."""
+        """Log a rendered report; return its path, or its URI if the files are stored elsewhere."""
         self.client.log_text(self.run_id, html, name)
         parts = urlsplit(self.artifact_uri)
         folder = unquote(parts.path) if parts.scheme in ("", "file") else self.artifact_uri
         return f"{folder.rstrip('/')}/{name}"
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
-        """Keeps a copy of one small file, such as the run's log."""
+        """Log a copy of one small file, such as the run's log."""
         self.client.log_artifact(self.run_id, str(path), folder)
 
     @property
@@ -242,11 +243,11 @@ class Tracker:
     def register_model(
         self, name: str, export: Artifact, *, policy_digest: str, tags: Mapping[str, str] | None = None
     ) -> str:
-        """Registers an exported model; returns the number of its version. Registered by reference: its source is the
-        export's folder, nothing is copied. An export that is registered already keeps its version.
+        """Register an exported model; return the number of its version. Registered by reference: its source is the
+        export's folder, nothing is copied. An export that is already registered keeps its version.
 
-        A tracking server refuses sources on a client's disk: there the source is `stages/export` of this run, which
-        holds the reference, and the tag `uri` says where the weights are.
+        A tracking server rejects sources on a client's disk. There the source is `stages/export` of this run, which
+        contains the reference, and the tag `uri` is the location of the weights.
         """
         uri = export.path.absolute().as_uri()
         source = uri
@@ -270,10 +271,10 @@ class Tracker:
             description=f"Exported by run {self.run_id}.",
         )
 
-    # The end
+    # End of the run
 
     def finish(self, status: str = "FINISHED") -> None:
-        """Ends the run: `FINISHED`, `FAILED`, or `KILLED` where a person stopped it."""
+        """End the run: `FINISHED`, `FAILED`, or `KILLED` if a person stopped it."""
         self.outbox.put(lambda: self.client.set_terminated(self.run_id, status.upper()))
 
     def __enter__(self) -> Self:
@@ -287,11 +288,11 @@ class Tracker:
 
 
 def _experiment(client: MlflowClient, name: str, artifacts: Path) -> str:
-    """Id of the MLflow experiment called `name`, made where there is none."""
+    """Return the id of the MLflow experiment called `name`; create it if needed."""
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         local = client.tracking_uri.startswith("sqlite:")
         location = (artifacts / _path(name)).as_uri() if local else None
         try:
@@ -299,22 +300,22 @@ def _experiment(client: MlflowClient, name: str, artifacts: Path) -> str:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)  # another process was faster
-    if found.lifecycle_stage != "active":
+            experiment = client.get_experiment_by_name(name)  # another process created it first
+    if experiment.lifecycle_stage != "active":
         raise SpecError(
             [
                 Problem(
                     "tracking.experiment",
                     f"the MLflow experiment '{name}' was deleted; restore it with `mlflow experiments restore "
-                    f"--experiment-id {found.experiment_id}`, or set another name",
+                    f"--experiment-id {experiment.experiment_id}`, or set another name",
                 )
             ]
         )
-    return found.experiment_id
+    return experiment.experiment_id
 
 
 def _path(label: str) -> str:
-    """The label as a relative path: letters, digits, dots and dashes; a slash makes a folder."""
+    """Return the label as a relative path: letters, digits, dots and dashes; a slash separates folders."""
     parts = [re.sub(r"[^\w.-]+", "-", part).strip(".-") for part in label.split("/")]
     return "/".join(part for part in parts if part)[:MAX_NAME] or "unnamed"
 

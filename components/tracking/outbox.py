@@ -1,7 +1,7 @@
-"""What MLflow is to be told, in order, while its server may be away for a while.
+"""Ordered queue of writes to an MLflow server that may be temporarily unreachable.
 
-A run does not stop because its records cannot be written at the moment: what cannot be said now is kept and said later,
-with the next thing or at the end. A request that MLflow refuses as wrong is no such case, and is raised.
+A run does not stop because its records cannot be written at the moment: failed writes are queued and retried with the
+next write or at the end. A request that MLflow rejects as invalid is not retried, but raised.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from components.redaction import mask_text
 logger = logging.getLogger(__name__)
 
 PAUSE = 10.0
-"""Seconds after a failure in which nothing is tried."""
-_REFUSED = {
+"""Seconds after a failure without another attempt."""
+_PERMANENT = {
     "INVALID_PARAMETER_VALUE",
     "INVALID_STATE",
     "BAD_REQUEST",
@@ -29,15 +29,15 @@ _REFUSED = {
     "UNAUTHENTICATED",
     "NOT_IMPLEMENTED",
 }
-"""Error codes of MLflow that another try would meet again."""
+"""Error codes of MLflow for which a retry would fail in the same way."""
 
 
 class Outbox:
-    """where: the store, for messages. One thread after the other says what waits: when a run is interrupted, the one
-    that ends it and the one that was working may meet here."""
+    """Queue of writes. location: address of the store, for messages. One thread at a time sends: when a run is
+    interrupted, the thread that ends it and the thread that was working may both send."""
 
-    def __init__(self, where: str):
-        self.where = where
+    def __init__(self, location: str):
+        self._location = location
         self._waiting: deque[Callable[[], object]] = deque()
         self._sending = threading.RLock()
         self._failed: float | None = None
@@ -47,19 +47,20 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, work: Callable[[], object]) -> None:
-        """Says it now, after all that still waits, or keeps it. Work that fails in the middle is done again whole."""
+        """Run `work` now, after all queued work, or queue it. Work that fails halfway is repeated from its start."""
         self._waiting.append(work)
         if self._failed is None or time.monotonic() - self._failed > PAUSE:
             self._send()
 
     def drain(self, limit: float) -> None:
-        """Waits until all is said. Raises ResourceError where the store is still away after `limit` seconds."""
+        """Wait until the queue is empty. Raise ResourceError if MLflow is still unreachable after `limit` seconds."""
         deadline = time.monotonic() + limit
         while not self._send():
             if time.monotonic() > deadline:
                 raise ResourceError(
-                    f"waited {limit:.0f} s for MLflow at {self.where} ({mask_text(str(self._error))}). What the stages "
-                    "made is in the store: start MLflow, then the same command finds all of it and only writes it down"
+                    f"timed out after {limit:.0f} s waiting for MLflow at {self._location} "
+                    f"({mask_text(str(self._error))}). The artifacts of the stages are in the store: start MLflow and "
+                    "run the same command again; it takes them from the cache and only writes the records"
                 )
             time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
@@ -73,13 +74,13 @@ class Outbox:
                 try:
                     work()
                 except (MlflowException, RequestException, OSError) as error:
-                    if isinstance(error, MlflowException) and error.error_code in _REFUSED:
+                    if isinstance(error, MlflowException) and error.error_code in _PERMANENT:
                         raise
                     self._waiting.appendleft(work)
                     if self._failed is None:
                         logger.warning(
-                            "MLflow at %s is away; the run goes on and tells it later: %s",
-                            self.where,
+                            "MLflow at %s is unreachable; the run continues and sends its records later: %s",
+                            self._location,
                             mask_text(str(error)),
                         )
                     self._failed, self._error = time.monotonic(), error
@@ -88,6 +89,6 @@ class Outbox:
                     self._waiting.appendleft(work)
                     raise
             if self._failed is not None:
-                logger.warning("MLflow at %s is back", self.where)
+                logger.warning("MLflow at %s is reachable again", self._location)
             self._failed = None
             return True

@@ -1,4 +1,4 @@
-"""A nested configuration as MLflow parameters: flat names, text values, within MLflow's limits."""
+"""Conversion of a nested configuration to MLflow parameters: flat names, text values, within MLflow's limits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_VALUE = 6000
-"""Longest value of a parameter in characters (a limit of MLflow)."""
+"""Maximum length of a parameter value in characters (a limit of MLflow)."""
 MAX_NAME = 250
-"""Longest name of a parameter, metric or tag."""
+"""Maximum length of the name of a parameter, metric or tag."""
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 
 
 def clean_name(name: str) -> str:
-    """The name with what MLflow refuses replaced by underscores, and not too long."""
+    """Return the name with characters that MLflow rejects replaced by underscores, cut to `MAX_NAME`."""
     return _NOT_ALLOWED.sub("_", name)[:MAX_NAME]
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, str]:
-    """`{"a": {"b": 1}}` becomes `{"a.b": "1"}`. Lists stay together, as JSON. Long values are cut and say so."""
+    """Return `{"a.b": "1"}` for `{"a": {"b": 1}}`. Lists become JSON text. Long values are cut, with a note."""
     return {clean_name(name): _shorten(_text(value)) for name, value in _leaves(config, "")}
 
 

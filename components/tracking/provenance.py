@@ -1,4 +1,4 @@
-"""What a run was made with: git commit and package versions."""
+"""Provenance of a run: git commit and package versions."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ PACKAGES = (
     "espalier", "torch", "transformers", "peft", "trl", "accelerate", "mlflow", "prefect", "hydra-core", "litellm",
     "skypilot", "vllm", "numpy", "pyarrow", "safetensors",
 )  # fmt: skip
-"""Packages whose versions can change a result."""
+"""Packages whose versions can affect a result."""
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of those packages that are installed, by name."""
-    found = {}
+    """Return the versions of the installed ones of `PACKAGES`, by name."""
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def git_commit(folder: Path) -> str | None:
-    """Commit that is checked out in `folder`, with `-dirty` where tracked files differ from it; None where there is no
-    git or no repository."""
+    """Return the commit checked out in `folder`, with `-dirty` if tracked files differ from it; None without git or a
+    repository."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return completed.stdout.strip() or None if completed.returncode == 0 else None
 
 
 def command_path(name: str) -> str:
-    """What to type for a command of this environment: its name where the shell finds it, else its full path."""
+    """Return the shell command for a program of this environment: its name if it is on the path, else its full path."""
     return name if shutil.which(name) else str(Path(sys.executable).with_name(name))

@@ -1,4 +1,4 @@
-"""The model registry: its versions, which of them an alias names, and what is known of each."""
+"""Model registry: versions, aliases and tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MAX_TAG = 5000
-"""Longest value of a version's tag in characters (a limit of MLflow)."""
+"""Maximum length of a version's tag in characters (a limit of MLflow)."""
 
 
 @dataclass(frozen=True)
@@ -25,31 +25,31 @@ class Version:
     source: str
     tags: Mapping[str, str]
     aliases: tuple[str, ...] = ()
-    """Known only of what `Registry.versions` returns."""
+    """Aliases of the version; only set by `Registry.versions`."""
 
 
 def clean(name: str) -> str:
-    """A name as the registry takes it."""
+    """Return a name with characters that the registry rejects replaced."""
     return re.sub(r"[/:'\"]", "-", name)
 
 
 class Registry:
-    """Versions, aliases and tags of registered models."""
+    """Access to versions, aliases and tags of registered models."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
 
     def aliased(self, name: str, alias: str) -> Version | None:
-        """The version that an alias names; None where it names none, or one that was deleted."""
+        """Return the version with an alias; None without one, or if that version was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
-            found = self._client.get_model_version_by_alias(clean(name), alias)
+            version = self._client.get_model_version_by_alias(clean(name), alias)
         except MlflowException as error:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
             raise
-        return Version(found.name, str(found.version), found.source, dict(found.tags))
+        return Version(version.name, str(version.version), version.source, dict(version.tags))
 
     def versions(self) -> list[Version]:
         """Return every version that was not deleted."""
@@ -59,27 +59,28 @@ class Registry:
                 aliases.setdefault((model.name, str(number)), []).append(alias)
         return [
             Version(
-                found.name,
-                str(found.version),
-                found.source,
-                dict(found.tags),
-                tuple(sorted(aliases.get((found.name, str(found.version)), ()))),
+                version.name,
+                str(version.version),
+                version.source,
+                dict(version.tags),
+                tuple(sorted(aliases.get((version.name, str(version.version)), ()))),
             )
-            for found in _pages(self._client.search_model_versions)
+            for version in _pages(self._client.search_model_versions)
         ]
 
     def delete(self, version: Version) -> None:
-        """Mark a version as deleted; its aliases go with it. What it points to stays."""
+        """Mark a version as deleted, with its aliases. Its source remains."""
         self._client.delete_model_version(version.name, version.number)
 
     def alias(self, name: str, alias: str, version: str | None) -> None:
-        """Gives the alias to a version, away from any other; None takes it from all."""
+        """Move the alias to a version; None removes the alias."""
         if version is None:
             self._client.delete_registered_model_alias(clean(name), alias)
         else:
             self._client.set_registered_model_alias(clean(name), alias, version)
 
     def tag(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
         for key, value in tags.items():
             self._client.set_model_version_tag(clean(name), version, key, mask_text(value)[:MAX_TAG])
 

@@ -1,11 +1,11 @@
-"""Where MLflow keeps its data when nobody runs a server: SQLite under the run root.
+"""Default MLflow store without a server: SQLite under the run root.
 
-Creating the tables is a chain of some hundred migrations, and two processes that run it on one file leave that file
-broken for good. So the database is made aside, under a lock, and renamed into place when it is complete: a database
-that exists is a database that is ready, and opening it costs no lock.
+Creating the tables runs about a hundred migrations, and two processes that run them on one file corrupt it. So the
+database is created under a lock in a temporary file and renamed when it is complete: an existing database is complete,
+and opening it needs no lock.
 
-MLflow is kept quiet here too: no usage statistics are sent, and its log lines reach the console only as warnings,
-through the handlers of the program that uses us.
+MLflow's side effects are disabled here too: no usage statistics are sent, and its log messages reach the console only
+as warnings, through the handlers of the calling program.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 _SQLITE = "sqlite:///"
 _UI = "LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {mlflow} ui --workers 1"
-"""MLflow 3.17 imports litellm for its job runner, and without a network that import never returns."""
+"""Command of MLflow's UI. MLflow 3.17 imports litellm for its job runner, and that import hangs without a network."""
 _CREATION_LIMIT = 180.0
-"""Seconds to wait for another process that is creating the database."""
+"""Seconds to wait for another process that creates the database."""
 _CONNECT_LIMIT = 10.0
-"""Seconds that a tracking server may take to accept a connection."""
+"""Seconds for a connection to a tracking server."""
 
 
 def local_uri(root: Path) -> str:
-    """URI of the run root's own database; absolute, so that it means the same in every working directory."""
+    """Return the URI of the run root's own database; absolute, so that it is valid in every working directory."""
     return f"{_SQLITE}{root.absolute()}/mlflow/mlflow.db"
 
 
@@ -54,9 +54,9 @@ def ui_command(uri: str) -> str:
 
 
 def connect(uri: str, artifacts: Path) -> MlflowClient:
-    """A client of the store at `uri`; a SQLite database that does not exist yet is created, with `artifacts` as its
-    default place for files. Raises ResourceError where the store cannot be used and WaitTimeout where another process
-    does not finish creating it."""
+    """Return a client of the store at `uri`; create a SQLite database that does not exist, with `artifacts` as its
+    default folder for files. Raise ResourceError if the store cannot be used, WaitTimeout if another process does not
+    finish creating it."""
     quiet()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -74,8 +74,8 @@ def connect(uri: str, artifacts: Path) -> MlflowClient:
 
 
 def check(uri: str) -> None:
-    """Raise ResourceError where `uri` is that of a SQLite database that exists and cannot be used. Nothing is imported
-    for it but the standard library."""
+    """Raise ResourceError if `uri` names an existing SQLite database that cannot be used. Imports only the standard
+    library."""
     if uri.startswith(_SQLITE) and (database := Path(uri.removeprefix(_SQLITE)).absolute()).exists():
         _check_database(database)
 
@@ -84,36 +84,36 @@ def _check_database(database: Path) -> None:
     try:
         with contextlib.closing(
             sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=30)
-        ) as opened:
-            problem = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
+        ) as connection:
+            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem == "ok":
-                opened.execute("SELECT version_num FROM alembic_version").fetchall()
+                connection.execute("SELECT version_num FROM alembic_version").fetchall()
                 return
     except sqlite3.OperationalError as error:
-        if "locked" in str(error):  # somebody is writing to it
+        if "locked" in str(error):  # another process is writing to it
             return
         problem = str(error)
     except sqlite3.DatabaseError as error:
         problem = str(error)
     raise ResourceError(
-        f"MLflow's database {database} cannot be used: {' '.join(problem.split())[:300]}. It holds what MLflow shows "
-        f"of past runs, and no result. Put a copy back, or move it away (mv {database} {database}.damaged): the next "
-        "run makes a new one"
+        f"MLflow's database {database} cannot be used: {' '.join(problem.split())[:300]}. It holds MLflow's records of "
+        f"past runs, but no results. Restore a copy, or move it away (mv {database} {database}.damaged): the next run "
+        "creates a new one"
     )
 
 
 def quiet() -> None:
-    """Turns usage statistics, progress bars and links on stdout off, and hands MLflow's warnings to the program's own
-    log handlers. An environment variable that the user has set wins."""
+    """Disable usage statistics, progress bars and links on stdout, and pass MLflow's warnings to the program's own log
+    handlers. Environment variables set by the user take precedence."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # `outbox` tries again, and does not block a run
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # `outbox` retries, without blocking a run
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    import mlflow.telemetry  # sets up log handlers of its own; they are taken away below
+    import mlflow.telemetry  # installs log handlers, which are removed below
 
-    mlflow.telemetry.set_telemetry_client()  # drops a client made by an earlier import of mlflow
+    mlflow.telemetry.set_telemetry_client()  # drops a client created by an earlier import of mlflow
     for name in ("mlflow", "alembic"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -151,19 +151,19 @@ def _locked(path: Path, waiting_for: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise WaitTimeout(f"Waited {_CREATION_LIMIT:.0f} s for {waiting_for}") from None
+                    raise WaitTimeout(f"Timed out after {_CREATION_LIMIT:.0f} s waiting for {waiting_for}") from None
                 time.sleep(0.05)
-        yield  # closing the file gives the lock back
+        yield  # closing the file releases the lock
 
 
 def _check_reachable(uri: str) -> None:
-    """Fails at once where nothing listens: MLflow itself would try again for minutes."""
+    """Raise ResourceError at once if no server listens: MLflow itself would retry for minutes."""
     parts = urlsplit(uri)
     address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
     try:
         socket.create_connection(address, timeout=_CONNECT_LIMIT).close()
     except OSError as error:
         raise ResourceError(
-            f"No MLflow server answers at {mask_text(uri)} ({mask_text(str(error))}). Start it, correct tracking.uri, "
-            "or leave tracking.uri out to keep the run's records under the run root."
+            f"No MLflow server responds at {mask_text(uri)} ({mask_text(str(error))}). Start it, correct tracking.uri, "
+            "or leave tracking.uri out to store the run's records under the run root."
         ) from error

@@ -1,8 +1,8 @@
 """Trajectories as MLflow traces: a span for every generation and every tool call, an assessment for every score.
 
-The traces are built directly, without MLflow's fluent tracing: that one keeps global state, exports on a thread of
-its own and only knows the present, while an episode is the past. Wall-clock times are not part of a trajectory, so a
-span's position in time shows order only: one millisecond for each sampled token, and one for each tool call.
+The traces are built directly, without MLflow's fluent tracing, which uses global state, exports in a background thread
+and records only the present, while an episode is in the past. A trajectory has no wall-clock times, so a span's times
+only express order: one millisecond per sampled token, and one per tool call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
 
 _PREVIEW = 500
-"""Characters of the question and the answer that MLflow's list of traces shows."""
+"""Maximum characters of the question and the answer in MLflow's list of traces."""
 _MS = 1_000_000
 
 
 def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """At most `count` episodes worth reading: failed ones first, then the worst and the best in turn."""
+    """Return at most `count` episodes: failed ones first, then the worst and the best in turn."""
     failed = [item for item in trajectories if item.failure is not None]
     ranked = sorted(
         (item for item in trajectories if item.failure is None),
@@ -38,8 +38,8 @@ def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
 def to_trace(
     trajectory: Trajectory, *, experiment_id: str, run_id: str, label: str, start_ms: int, score: Score | None = None
 ) -> tuple[TraceInfo, list[Span]]:
-    """The trace of one episode, ready for `log_traces`. `start_ms` is the Unix time at which it is said to begin.
-    score: what the judge said of it."""
+    """Return the trace of one episode, ready for `log_traces`. `start_ms` is its nominal start as Unix time. score: the
+    judge's score."""
     from mlflow.entities import SpanType, TraceInfo, TraceLocation, TraceState
     from mlflow.tracing.constant import TraceMetadataKey, TraceTagKey
 
@@ -86,30 +86,31 @@ def to_trace(
 
 
 def _assessments(trajectory: Trajectory, run_id: str, score: Score | None) -> list[Assessment]:
-    """The reward with its explanation, each of its components, and success."""
+    """Return the reward with its explanation, each of its components, and success."""
     from mlflow.entities import AssessmentError, AssessmentSource, Feedback
 
     judge = AssessmentSource(source_type="CODE", source_id="judge")
     environment = AssessmentSource(source_type="CODE", source_id="environment")
     failure = trajectory.failure or (score.failure if score else None)
-    why = score.explanation if score and score.explanation else None
+    rationale = score.explanation if score and score.explanation else None
     if trajectory.reward is not None:
-        found = [Feedback(name="reward", value=trajectory.reward, source=judge, rationale=why)]
+        feedback = [Feedback(name="reward", value=trajectory.reward, source=judge, rationale=rationale)]
     else:
         error = AssessmentError(
             error_code=failure.kind if failure else "Unscored", error_message=failure.message if failure else None
         )
-        found = [Feedback(name="reward", error=error, source=judge, rationale=why)]
+        feedback = [Feedback(name="reward", error=error, source=judge, rationale=rationale)]
     components: Mapping[str, float] = score.components if score else {}
-    found += [Feedback(name=f"reward/{name}", value=value, source=judge) for name, value in components.items()]
-    found.append(Feedback(name="success", value=trajectory.success, source=environment))
-    for item in found:
+    feedback += [Feedback(name=f"reward/{name}", value=value, source=judge) for name, value in components.items()]
+    feedback.append(Feedback(name="success", value=trajectory.success, source=environment))
+    for item in feedback:
         item.run_id = run_id
-    return found
+    return feedback
 
 
 def _add_history(spans: _Spans, parent: str, history: History, tools: list[dict[str, Any]]) -> None:
-    """A generation for each assistant message, with the conversation so far as its input; a tool span for each call."""
+    """Add a generation span for each assistant message, with the preceding conversation as its input, and a tool span
+    for each call."""
     from mlflow.entities import SpanType
     from mlflow.tracing.constant import SpanAttributeKey
 
@@ -152,7 +153,7 @@ def _openai(message: Message) -> dict[str, Any]:
 
 
 class _Spans:
-    """Collects the spans of one trace in MLflow's stored form, on a clock of its own."""
+    """Builder of the spans of one trace in MLflow's stored form, with a clock of its own."""
 
     def __init__(self, start_ns: int):
         self.trace_id = f"tr-{uuid.uuid4().hex}"

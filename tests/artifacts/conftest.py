@@ -1,4 +1,4 @@
-"""What the tests of remote stores share: one S3 server for the session, started only if a test asks."""
+"""Fixtures of the tests of remote stores: one S3 server per session, started only if a test requests it."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def s3():
 
 @pytest.fixture
 def aws(s3, monkeypatch, tmp_path):
-    """The environment of somebody with access to the server."""
+    """Return the environment of a user with access to the server."""
     environment = {
         "AWS_ENDPOINT_URL": s3.url,
         "AWS_ACCESS_KEY_ID": "somebody",
@@ -35,7 +35,7 @@ def aws(s3, monkeypatch, tmp_path):
 
 @pytest.fixture
 def wire(aws, monkeypatch):
-    """The way to the server leads over this."""
+    """Route connections to the server through a proxy."""
     wire = Wire(aws.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", wire.url)
     yield wire
@@ -54,7 +54,7 @@ def uri(bucket):
 
 @pytest.fixture
 def machine(tmp_path, uri):
-    """Makes the store of a machine, by name; each has a folder of its own."""
+    """Return a function that creates the store of a machine by name; each has its own folder."""
 
     def machine(name, uri=uri, times=QUICK):
         return Store(tmp_path / name / "artifacts", uri, times)
@@ -63,7 +63,7 @@ def machine(tmp_path, uri):
 
 
 def make(store, key=KEY, files=None, **options):
-    """Makes an artifact, and gives it as it is found afterwards."""
+    """Create an artifact and return it as found afterwards."""
     options = {"stage": "collect", "kind": "trajectories", "schema_version": 1, "inputs": {}} | options
     with store.draft(key, **options) as draft:
         for name, text in (files or {"data.txt": "hello"}).items():

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: moto's, in a process of its own, and a wire to it that can be cut.
+"""Real S3 server for tests: moto's, in a subprocess, and a connection to it that can be cut.
 
 Run as a program it serves on a free port, which is its first line of output, and ends with its standard input.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class S3:
-    """The server, seen from a test."""
+    """Server as a test sees it."""
 
     def __init__(self):
         here = Path(__file__)
@@ -50,7 +50,7 @@ class S3:
         return name
 
     def user(self, *actions: str) -> dict[str, str]:
-        """A user who may do only this, as environment variables."""
+        """Return a user with this permission only, as environment variables."""
         import json
 
         iam, name = self.client("iam"), uuid.uuid4().hex
@@ -62,7 +62,7 @@ class S3:
         return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
 
     def enforce(self, permissions: bool):
-        """Whether the server asks who somebody is and what they may do."""
+        """Set whether the server checks identity and permissions."""
         count = b"0" if permissions else b"inf"
         request = urllib.request.Request(
             f"{self.url}/moto-api/reset-auth", data=count, headers={"Content-Type": "text/plain"}
@@ -71,7 +71,7 @@ class S3:
 
 
 class Wire:
-    """A TCP connection to a server, through which a test can see, tamper, stall and cut."""
+    """TCP proxy in front of a server, through which a test can read, tamper, stall and cut."""
 
     def __init__(self, port: int):
         self._target = port
@@ -79,11 +79,11 @@ class Wire:
         self._listener: socket.socket | None = None
         self.port = 0
         self.sent = 0
-        """Bytes that went to the server."""
+        """Bytes sent to the server."""
         self.limit: tuple[int, Callable[[], None]] | None = None
-        """When so many bytes went to the server, this is called, and the bytes wait for its end."""
+        """Callback after a number of bytes sent to the server; the bytes wait for its end."""
         self.tamper: Callable[[bytes], bytes] = lambda data: data
-        """What becomes of bytes on their way from the server."""
+        """Function applied to the bytes from the server."""
         self.up()
 
     @property
@@ -96,7 +96,7 @@ class Wire:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def down(self):
-        """As if the server had gone: connections break, new ones are refused."""
+        """Simulate an unreachable server: break connections and refuse new ones."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.shutdown(socket.SHUT_RDWR)
@@ -139,11 +139,11 @@ def serve():
     from werkzeug.serving import make_server
 
     application = DomainDispatcherApplication(create_backend_app)
-    one = threading.Lock()
+    lock = threading.Lock()
 
     def one_at_a_time(environ: Any, start_response: Any) -> Any:
-        """S3 decides about a conditional write in one step; moto looks first, and then writes."""
-        with one:
+        """S3 decides a conditional write atomically; moto checks first and then writes."""
+        with lock:
             return application(environ, start_response)
 
     server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True, request_handler=MotoRequestHandler)

@@ -1,4 +1,4 @@
-"""A store whose objects or folders somebody has tampered with: nothing is read or written outside of it."""
+"""Tampered stores: nothing is read or written outside their folders."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ NESTED = b"[" * 200_000
 
 
 def manifest(names, key=KEY, content=b"planted", **changes):
-    """A manifest as an attacker writes it: consistent, whatever the names are."""
+    """Return a manifest as an attacker writes it: consistent, with arbitrary names."""
     try:
         digest = content_digest({name: {"sha256": sha256(content).hexdigest()} for name in names}, [])
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -52,21 +52,21 @@ def manifest(names, key=KEY, content=b"planted", **changes):
 
 
 def tree(folder):
-    """Everything below a folder: kind, target or content, by relative path."""
-    found = {}
+    """Return everything below a folder: kind, target or content, by relative path."""
+    entries = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
-            found[name] = ("link", os.readlink(path))
+            entries[name] = ("link", os.readlink(path))
         else:
-            found[name] = ("file", path.read_bytes()) if stat.S_ISREG(mode) else (stat.S_IFMT(mode), None)
-    return found
+            entries[name] = ("file", path.read_bytes()) if stat.S_ISREG(mode) else (stat.S_IFMT(mode), None)
+    return entries
 
 
 @contextmanager
 def places():
-    """A shared folder, a machine's root, and a victim's folder beside them."""
+    """Return a shared folder, a machine's root, and a victim's folder beside them."""
     with tempfile.TemporaryDirectory() as top:
         base = Path(top).resolve()
         for name in ("shared", "root", "victim"):
@@ -76,7 +76,7 @@ def places():
 
 
 def in_reach(name, base):
-    """Whether a name leads, at worst, to somewhere in the test's own folder."""
+    """Return True if a name leads at worst into the test's own folder."""
     try:
         worst = os.path.normpath(os.path.join(base / "root" / "artifacts" / ".downloads" / KEY, name))
     except ValueError:
@@ -102,7 +102,7 @@ NAMES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=3, unique=True))
-def test_no_name_in_a_remote_manifest_leads_outside(names):
+def test_names_in_a_remote_manifest_stay_inside_the_folder(names):
     with places() as base:
         names = [name.replace("VICTIM", str(base / "victim").lstrip("/")) for name in names]
         if any(not in_reach(name, base) for name in names):  # must not be tried for real, should the check fail
@@ -122,13 +122,13 @@ def test_no_name_in_a_remote_manifest_leads_outside(names):
         (folder / MANIFEST).write_bytes(manifest(names))
         before = tree(base / "victim")
         store = Store(base / "root" / "artifacts", f"file://{base}/shared", TIMES)
-        found = store.find(KEY)
+        artifact = store.find(KEY)
         assert tree(base / "victim") == before
         assert {path.name for path in base.iterdir()} == {"shared", "root", "victim"}
         assert {path.name for path in (base / "root").iterdir()} == {"artifacts"}
         inside = {name for name, (kind, _) in tree(store.root).items() if kind == "file"}
         inside = {name for name in inside if not name.startswith((".locks/", ".remote/"))}
-        if found is None:
+        if artifact is None:
             assert inside == set()
         else:
             assert inside == {f"{KEY}/{name}" for name in [*names, MANIFEST]}
@@ -136,7 +136,7 @@ def test_no_name_in_a_remote_manifest_leads_outside(names):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-def test_names_are_refused_or_name_different_files_below_the_folder(names):
+def test_names_are_rejected_or_denote_distinct_files_below_the_folder(names):
     folder = Path("/srv/artifacts") / KEY
     try:
         parse_manifest(manifest(names), folder, "store")
@@ -160,7 +160,7 @@ def test_names_are_refused_or_name_different_files_below_the_folder(names):
     ],
     ids=lambda names: ascii(names[0][:20]) + f"-{len(names)}",
 )  # fmt: skip
-def test_names_that_would_not_land_as_they_are(names):
+def test_names_that_a_file_system_would_change_are_rejected(names):
     with pytest.raises(ArtifactDamaged, match=MANIFEST) as caught:
         parse_manifest(manifest(names), Path("/srv") / KEY, "store")
     assert str(caught.value).isprintable()
@@ -180,14 +180,14 @@ def test_names_that_would_not_land_as_they_are(names):
     ],
     ids=str,
 )  # fmt: skip
-def test_values_of_another_type_or_form(changes):
+def test_manifest_values_of_wrong_type_or_format_are_damage(changes):
     with pytest.raises(ArtifactDamaged) as caught:
         parse_manifest(manifest(["a"], **changes), Path("/srv") / KEY, "store")
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("text", [NESTED, b'{"files":' * 50_000, b"\xff\xfe", b"", b"[]", b"null"], ids=range(6))
-def test_a_manifest_that_is_no_json_object(tmp_path, text):
+def test_manifest_must_be_a_json_object(tmp_path, text):
     with pytest.raises(ArtifactDamaged):
         parse_manifest(text, tmp_path, "store")
     store = Store(tmp_path / "artifacts", f"file://{tmp_path}/shared", TIMES)
@@ -205,7 +205,7 @@ def test_a_manifest_that_is_no_json_object(tmp_path, text):
 @pytest.mark.parametrize(
     "key", ["../victim", "/victim", "a/b", "", ".", "..", ".locks", "a.damaged-1", "a\0", "k" * 300, "*"]
 )
-def test_a_key_is_no_path(tmp_path, key):
+def test_key_must_not_be_a_path(tmp_path, key):
     store = Store(tmp_path / "root" / "artifacts")
     (tmp_path / "root" / "victim").mkdir(parents=True)
     (tmp_path / "root" / "victim" / MANIFEST).write_text("{}")
@@ -230,7 +230,7 @@ def artifact(store):
 
 
 def move_out(path, tmp_path):
-    """Puts what is at a path elsewhere, and a link to it in its place: a check of contents sees no difference."""
+    """Move a path elsewhere and leave a link in its place: a check of contents sees no difference."""
     outside = tmp_path / "outside"
     shutil.move(path, outside)
     path.symlink_to(outside)
@@ -251,8 +251,8 @@ def test_a_link_in_an_artifact_counts_as_damage(store, artifact, tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["extra.safetensors", "sub/extra.safetensors", "link", "sub/link", "pipe"])
-def test_what_the_manifest_does_not_list_counts_as_damage(store, artifact, name):
-    """Readers take every *.safetensors of a folder: one more would change the result unseen."""
+def test_unlisted_file_counts_as_damage(store, artifact, name):
+    """Readers load every *.safetensors of a folder: an additional file would change the result unnoticed."""
     path = artifact.path / name
     if "link" in name:
         path.symlink_to("/etc")
@@ -264,7 +264,7 @@ def test_what_the_manifest_does_not_list_counts_as_damage(store, artifact, name)
         read_artifact(artifact.path)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(artifact):
+def test_pipe_in_place_of_a_file_does_not_block(artifact):
     (artifact.path / "data.txt").unlink()
     os.mkfifo(artifact.path / "data.txt")
     with pytest.raises(ArtifactDamaged, match=r"data\.txt"):
@@ -315,7 +315,7 @@ def unusable():
     return suppress(OSError, ArtifactError)  # ResourceError and WaitTimeout among them
 
 
-def test_what_a_link_in_a_shared_folder_points_to_is_not_fetched(shared, tmp_path):
+def test_link_target_in_a_shared_folder_is_not_fetched(shared, tmp_path):
     (shared / KEY).mkdir()
     (shared / KEY / "data.txt").symlink_to(tmp_path / "victim" / "data.txt")
     (shared / KEY / MANIFEST).write_bytes(manifest(["data.txt"], content=b"mine"))
@@ -325,7 +325,7 @@ def test_what_a_link_in_a_shared_folder_points_to_is_not_fetched(shared, tmp_pat
     assert not store.path(KEY).exists()
 
 
-def test_a_pipe_in_a_shared_folder_is_not_waited_for(shared):
+def test_pipe_in_a_shared_folder_does_not_block(shared):
     os.mkfifo(shared / ".id")
     (shared / KEY).mkdir()
     os.mkfifo(shared / KEY / MANIFEST)
@@ -343,11 +343,11 @@ def test_a_pipe_in_a_shared_folder_is_not_waited_for(shared):
 def test_a_shared_folder_still_works_and_may_be_reached_by_a_link(shared, tmp_path):
     """The operator's own link to the store is followed; those below it are not."""
     (tmp_path / "link").symlink_to(shared)
-    made = make(machine(tmp_path / "link"), files={"data.txt": "hello", "sub/more.txt": "more"})
-    found = machine(shared, "b").find(KEY)
-    assert found.digest == made.digest
-    assert (found.path / "sub/more.txt").read_text() == "more"
-    assert file_digest(shared / KEY / "data.txt") == file_digest(made.path / "data.txt")
+    artifact = make(machine(tmp_path / "link"), files={"data.txt": "hello", "sub/more.txt": "more"})
+    fetched = machine(shared, "b").find(KEY)
+    assert fetched.digest == artifact.digest
+    assert (fetched.path / "sub/more.txt").read_text() == "more"
+    assert file_digest(shared / KEY / "data.txt") == file_digest(artifact.path / "data.txt")
 
 
 # Locks that somebody has written something else into
@@ -364,7 +364,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_a_lock_in_a_shared_store_that_holds_something_else(shared, body):
+def test_shared_lock_with_foreign_content(shared, body):
     (shared / ".locks").mkdir()
     (shared / ".locks" / KEY).write_bytes(body)
     waits = []
@@ -376,7 +376,7 @@ def test_a_lock_in_a_shared_store_that_holds_something_else(shared, body):
 
 
 @pytest.mark.parametrize("body", [body.replace(b"seconds", b"since") for body in BODIES], ids=range(len(BODIES)))
-def test_a_local_lock_that_holds_something_else(tmp_path, body):
+def test_local_lock_with_foreign_content(tmp_path, body):
     path = tmp_path / "lock"
     path.write_bytes(body)
     with open(path, "a+") as holder, open(path, "a+") as file:
@@ -391,13 +391,13 @@ def test_a_local_lock_that_holds_something_else(tmp_path, body):
 # Rights
 
 
-def test_nothing_is_writable_for_everybody_though_the_umask_allows_it(tmp_path, shared):
+def test_files_are_not_world_writable_whatever_the_umask(tmp_path, shared):
     before = os.umask(0)
     try:
-        made = make(machine(shared), files={"data.txt": "hello", "sub/more.txt": "more"})
+        artifact = make(machine(shared), files={"data.txt": "hello", "sub/more.txt": "more"})
         fetched = machine(shared, "b").find(KEY)
     finally:
         os.umask(before)
-    for folder in (made.path, fetched.path):
+    for folder in (artifact.path, fetched.path):
         for path in [folder, *folder.rglob("*")]:
             assert not path.stat().st_mode & 0o022, path

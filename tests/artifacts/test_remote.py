@@ -1,4 +1,4 @@
-"""A store that machines share, on a real S3 server: what it promises under death, damage, races and a broken line.
+"""Remote artifact store on a real S3 server: killed processes, damage, races and broken connections.
 
 A machine is a store with a folder of its own. Faults are real: processes are killed, bytes are flipped in the bucket,
 connections are cut on the wire.
@@ -26,11 +26,11 @@ from tests.artifacts.conftest import KEY, QUICK, make
 
 
 def objects(s3, uri):
-    """Content of every object below the URI but its id, by name."""
+    """Return the content of every object below the URI except its id, by name."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     client = s3.client()
-    found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in found]
+    entries = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
+    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in entries]
     return {
         name: client.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read() for name in names if name != ID
     }
@@ -47,7 +47,7 @@ def remove(s3, uri, name):
 
 
 def child(code, **values):
-    """A process of another machine, that runs the code with these values."""
+    """Return a process of another machine that runs the code with these values."""
     lines = [f"{name} = {value!r}" for name, value in values.items()]
     program = "\n".join(["from components.artifacts import Store, Times", *lines, textwrap.dedent(code)])
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -61,26 +61,26 @@ def kill(process):
 FILES = {"data.txt": "hello", "sub/more.txt": "grüße", "empty": "", "log": "x"}
 
 
-def test_what_one_machine_made_another_finds(machine, aws, uri):
-    made = make(machine("a"), files=FILES, volatile=["log"])
+def test_artifact_of_one_machine_is_fetched_by_another(machine, aws, uri):
+    artifact = make(machine("a"), files=FILES, volatile=["log"])
     assert set(objects(aws, uri)) == {f"{KEY}/{name}" for name in [*FILES, MANIFEST]}  # no lock, no draft is left
     elsewhere = machine("b")
-    found = elsewhere.find(KEY)
-    assert found.path == elsewhere.path(KEY) != made.path
-    assert {name: (found.path / name).read_text() for name in FILES} == FILES
-    assert (found.path / MANIFEST).read_bytes() == (made.path / MANIFEST).read_bytes()
-    assert (found.digest, found.metrics, found.size) == (made.digest, made.metrics, made.size)
+    fetched = elsewhere.find(KEY)
+    assert fetched.path == elsewhere.path(KEY) != artifact.path
+    assert {name: (fetched.path / name).read_text() for name in FILES} == FILES
+    assert (fetched.path / MANIFEST).read_bytes() == (artifact.path / MANIFEST).read_bytes()
+    assert (fetched.digest, fetched.metrics, fetched.size) == (artifact.digest, artifact.metrics, artifact.size)
     assert list((elsewhere.root / ".downloads").iterdir()) == []
     assert machine("c").find("b" * 64) is None
 
 
-def test_a_file_of_many_parts_arrives_whole(machine, monkeypatch):
-    monkeypatch.setattr(files, "PART", 5 * 2**20)  # the smallest that S3 takes
+def test_multipart_upload_is_complete(machine, monkeypatch):
+    monkeypatch.setattr(files, "PART_BYTES", 5 * 2**20)  # the smallest that S3 takes
     make(machine("a"), files={"weights": "0123456789abcdef" * 2**20})
     assert (machine("b").find(KEY).path / "weights").read_text() == "0123456789abcdef" * 2**20
 
 
-def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
+def test_shared_artifact_needs_no_request(machine, wire):
     keys = [letter * 64 for letter in "123"]
     for key in keys:
         make(machine("a"), key)
@@ -95,15 +95,15 @@ def test_what_is_known_to_be_there_is_not_asked_for(machine, wire):
     assert known[0].find(keys[2]) is not None
 
 
-def test_a_store_that_was_emptied_is_filled_again(machine, aws, uri):
-    made = make(machine("a"))
+def test_emptied_store_is_filled_again(machine, aws, uri):
+    artifact = make(machine("a"))
     for name in [*objects(aws, uri), ID]:
         remove(aws, uri, name)
-    assert machine("a").find(KEY) == made
-    assert machine("b").find(KEY).digest == made.digest
+    assert machine("a").find(KEY) == artifact
+    assert machine("b").find(KEY).digest == artifact.digest
 
 
-def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machine, wire, aws, uri, monkeypatch):
+def test_killed_upload_leaves_no_artifact_and_is_repeated(machine, wire, aws, uri, monkeypatch):
     arrived, stalled = threading.Event(), threading.Event()
     wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
     process = child(
@@ -125,7 +125,7 @@ def test_an_upload_that_was_killed_half_way_left_nothing_and_is_made_again(machi
     assert (machine("c").find(KEY).path / "a").read_text() == "again"
 
 
-def test_who_was_killed_while_uploading_uploads_at_its_next_start(machine, wire, aws, uri, monkeypatch):
+def test_killed_uploader_uploads_at_its_next_start(machine, wire, aws, uri, monkeypatch):
     arrived, stalled = threading.Event(), threading.Event()
     wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
     store = machine("killed")
@@ -163,7 +163,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_artifact_is_named_set_aside_and_made_again(machine, aws, uri, caplog, damage):
+def test_damaged_remote_artifact_is_renamed_and_recomputed(machine, aws, uri, caplog, damage):
     name, change = DAMAGE[damage]
     make(machine("a"), files=FILES, volatile=["log"])
     if change is None:
@@ -174,7 +174,7 @@ def test_a_damaged_artifact_is_named_set_aside_and_made_again(machine, aws, uri,
     other = machine("b")
     assert other.find(KEY) is None
     assert f"{uri}/{KEY}/{name}" in caplog.text
-    assert f"set aside as {KEY}.damaged-1 and made again" in caplog.text
+    assert f"renamed to {KEY}.damaged-1, will be recomputed" in caplog.text
     assert not other.path(KEY).exists()
     assert not (other.root.parent.parent / "out").exists()
     assert objects(aws, uri)[f"{KEY}.damaged-1/{MANIFEST}"] == manifest
@@ -185,7 +185,7 @@ def test_a_damaged_artifact_is_named_set_aside_and_made_again(machine, aws, uri,
     assert f"{KEY}.damaged-2/{MANIFEST}" in objects(aws, uri)
 
 
-def test_what_came_wrong_over_the_line_is_asked_for_again(machine, wire, aws, uri, caplog):
+def test_corrupted_download_is_retried(machine, wire, aws, uri, caplog):
     make(machine("a"), files={"data.txt": "hello, this is the content"})
     hits = []
 
@@ -198,10 +198,10 @@ def test_what_came_wrong_over_the_line_is_asked_for_again(machine, wire, aws, ur
     wire.tamper = tamper
     assert (machine("b").find(KEY).path / "data.txt").read_text() == "hello, this is the content"
     assert hits
-    assert "set aside" not in caplog.text
+    assert "damaged artifact" not in caplog.text
 
 
-def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(machine, aws, uri):
+def test_artifact_of_a_newer_version_is_rejected_and_kept(machine, aws, uri):
     make(machine("a"))
     newer = json.loads(objects(aws, uri)[f"{KEY}/{MANIFEST}"]) | {"manifest_version": 9}
     put(aws, uri, f"{KEY}/{MANIFEST}", json.dumps(newer).encode())
@@ -210,7 +210,7 @@ def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(machine, aws, 
     assert set(objects(aws, uri)) == {f"{KEY}/data.txt", f"{KEY}/{MANIFEST}"}
 
 
-def test_a_result_that_is_there_stays_when_another_machine_comes_late(machine, tmp_path, caplog):
+def test_first_commit_wins_over_a_late_one(machine, tmp_path, caplog):
     alone = Store(tmp_path / "late" / "artifacts")
     make(alone, files={"data.txt": "mine"})
     make(machine("a"), files={"data.txt": "theirs"})
@@ -219,7 +219,7 @@ def test_a_result_that_is_there_stays_when_another_machine_comes_late(machine, t
     assert (machine("c").find(KEY).path / "data.txt").read_text() == "theirs"
 
 
-def test_a_folder_from_before_is_shared_as_it_is_used(machine, tmp_path):
+def test_existing_folder_is_uploaded_on_use(machine, tmp_path):
     make(Store(tmp_path / "a" / "artifacts"))
     assert machine("a").find(KEY) is not None
     assert machine("b").find(KEY) is not None
@@ -257,19 +257,21 @@ def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
     assert len(contents) == 1
 
 
-def test_who_lives_keeps_its_lock_whatever_the_clock_of_who_waits_says(machine, monkeypatch):
-    said = []
+def test_live_holder_keeps_its_lock_whatever_the_waiting_clock(machine, monkeypatch):
+    messages = []
     with machine("a").lock(KEY, 5):
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 86400)
         with (
-            pytest.raises(WaitTimeout, match=rf"waited \d s for artifact aaaaaaaaaaaa, which process {os.getpid()} on"),
-            machine("b").lock(KEY, 6, said.append),
+            pytest.raises(
+                WaitTimeout, match=rf"after \d s waiting for artifact aaaaaaaaaaaa, locked by process {os.getpid()} on"
+            ),
+            machine("b").lock(KEY, 6, messages.append),
         ):
             pass
-    assert len(said) == 1
+    assert len(messages) == 1
     who = rf"process {os.getpid()} on {socket.gethostname()} \(since \d s\)"
-    assert re.fullmatch(f"waiting for artifact aaaaaaaaaaaa, which {who} is making", said[0])
+    assert re.fullmatch(f"waiting for artifact aaaaaaaaaaaa, locked by {who}", messages[0])
     with machine("b").lock(KEY, 5):
         pass
 
@@ -302,40 +304,40 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over_at_once(machin
         pass
 
 
-def test_who_slept_too_long_loses_its_lock_and_says_so(machine, uri, aws, caplog):
+def test_suspended_holder_loses_its_lock_with_a_warning(machine, uri, aws, caplog):
     sleeper = machine("a", times=Times(beat=2, stale=3, poll=0.2, patience=20))
     with sleeper.lock(KEY, 5):
         put(aws, uri, f".locks/{KEY}", json.dumps({"token": "other", "pid": 7, "host": "elsewhere", "seconds": 1}))
         deadline = time.monotonic() + 600
-        while "is held by another machine now" not in caplog.text and time.monotonic() < deadline:
+        while "is now locked by another machine" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert f"{uri}/.locks/{KEY} is held by another machine now" in caplog.text
+    assert f"{uri}/.locks/{KEY} is now locked by another machine" in caplog.text
     assert json.loads(objects(aws, uri)[f".locks/{KEY}"])["token"] == "other"  # and leaves it alone
 
 
-def test_a_lock_that_nobody_can_read_goes_stale_like_any_other(machine, uri, aws):
+def test_unreadable_lock_becomes_stale(machine, uri, aws):
     put(aws, uri, f".locks/{KEY}", b"\xff no json")
-    said = []
-    with machine("a").lock(KEY, 30, said.append):
+    messages = []
+    with machine("a").lock(KEY, 30, messages.append):
         pass
-    assert said == ["waiting for artifact aaaaaaaaaaaa, which another machine is making"]
+    assert messages == ["waiting for artifact aaaaaaaaaaaa, locked by another machine"]
 
 
 # A store that cannot be used
 
 
-def test_a_server_that_is_away_during_the_upload_is_waited_for(machine, wire, aws, caplog):
+def test_upload_is_retried_while_the_server_is_unreachable(machine, wire, aws, caplog):
     def away():
         wire.down()
         threading.Timer(2, wire.up).start()
 
     wire.limit = (wire.sent + 2**21, away)
     make(machine("a"), files={"first": "1", "second": "x" * 2**22})
-    assert "trying again for 20 s" in caplog.text
+    assert "retrying for 20 s" in caplog.text
     assert (machine("b").find(KEY).path / "second").stat().st_size == 2**22
 
 
-def test_a_server_that_stays_away_fails_the_stage_and_the_next_run_uploads(machine, wire, uri):
+def test_unreachable_server_fails_the_stage_and_the_next_run_uploads(machine, wire, uri):
     store = machine("a", times=Times(patience=2))
     wire.limit = (wire.sent + 2**21, wire.down)
     with pytest.raises(ResourceError, match=f"store: cannot write {uri}/{KEY}/data.txt"):
@@ -347,24 +349,24 @@ def test_a_server_that_stays_away_fails_the_stage_and_the_next_run_uploads(machi
     assert machine("b").find(KEY) is not None
 
 
-def test_a_line_that_breaks_while_fetching_is_no_damage(machine, wire, caplog):
+def test_broken_connection_during_a_download_is_not_damage(machine, wire, caplog):
     make(machine("a"), files={"data.txt": "x" * 2**22})
-    seen = [0]
+    byte_count = [0]
 
     def cut(data):
-        seen[0] += len(data)
-        if seen[0] > 2**21:
-            seen[0] = -(2**40)
+        byte_count[0] += len(data)
+        if byte_count[0] > 2**21:
+            byte_count[0] = -(2**40)
             wire.down()
             threading.Timer(1, wire.up).start()
         return data
 
     wire.tamper = cut
     assert machine("b").find(KEY) is not None
-    assert "set aside" not in caplog.text
+    assert "damaged artifact" not in caplog.text
 
 
-def test_a_store_that_works_passes_the_check_and_nothing_is_left_of_it(machine, aws, uri, caplog):
+def test_working_store_passes_the_check_without_leftovers(machine, aws, uri, caplog):
     machine("a").check()
     assert objects(aws, uri) == {}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -380,10 +382,10 @@ def refused(store):
     return message
 
 
-def test_a_bucket_that_is_not_there_is_refused(machine):
+def test_missing_bucket_is_rejected(machine):
     message = refused(machine("a", "s3://no-such-bucket/artifacts"))
     assert "bucket does not exist" in message
-    assert "Make the bucket or folder, or correct the address" in message
+    assert "Create the bucket or folder, or correct the address" in message
 
 
 def test_no_credentials_are_refused(machine, monkeypatch):
@@ -394,7 +396,7 @@ def test_no_credentials_are_refused(machine, monkeypatch):
 
 @pytest.fixture
 def permissions(aws):
-    """From here on the server asks who may do what."""
+    """Enable access control on the server."""
     yield lambda: aws.enforce(True)
     aws.enforce(False)
 
@@ -402,7 +404,7 @@ def permissions(aws):
 def test_an_unknown_key_is_refused(machine, permissions):
     permissions()
     message = refused(machine("a"))
-    assert "It must be allowed to read, write, list and delete there" in message
+    assert "Grant permission to read, write, list and delete there" in message
     assert "AWS_ACCESS_KEY_ID" in message
 
 
@@ -412,10 +414,10 @@ def test_a_store_that_can_only_be_read_is_refused(machine, aws, permissions, mon
     permissions()
     message = refused(machine("a"))
     assert "cannot write" in message
-    assert "It must be allowed to read, write, list and delete there" in message
+    assert "Grant permission to read, write, list and delete there" in message
 
 
-def test_who_may_do_all_four_passes(machine, aws, permissions, monkeypatch):
+def test_user_with_all_permissions_passes(machine, aws, permissions, monkeypatch):
     rights = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
     for name, value in aws.user(*rights).items():
         monkeypatch.setenv(name, value)
@@ -425,12 +427,12 @@ def test_who_may_do_all_four_passes(machine, aws, permissions, monkeypatch):
     assert machine("b").find(KEY) is not None
 
 
-def test_a_server_that_is_not_there_is_refused(machine, wire):
+def test_unreachable_server_is_rejected(machine, wire):
     wire.down()
     assert "AWS_ENDPOINT_URL" in refused(machine("a"))
 
 
-def test_a_server_that_never_answers_is_refused(machine, monkeypatch):
+def test_unresponsive_server_is_rejected(machine, monkeypatch):
     monkeypatch.setitem(files.OPTIONS["s3"]["config_kwargs"], "read_timeout", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -454,21 +456,21 @@ def test_a_protocol_that_cannot_be_written_is_refused(machine):
         ("s3://user:secret-words@bucket/x", "without user and password"),
         ("s3://user@bucket", "without user and password"),
         ("s3://bucket/x?versionId=secret-words", "without a query"),
-        ("s4://bucket", "s4 is no protocol"),
+        ("s4://bucket", "fsspec does not support the protocol s4"),
         ("bucket/x", "a URI such as s3://BUCKET/PREFIX"),
         ("s3://", "a URI such as s3://BUCKET/PREFIX"),
         ("simplecache::s3://bucket", "a URI such as"),
         ("file://relative/folder", "an absolute path after file://"),
     ],
 )
-def test_what_is_no_address_is_refused(tmp_path, uri, words):
+def test_invalid_address_is_rejected(tmp_path, uri, words):
     with pytest.raises(SpecError, match=words) as caught:
         Store(tmp_path, uri)
     if "@" in uri:
         assert "secret-words" not in str(caught.value)
 
 
-def test_an_address_has_one_form():
+def test_address_is_canonical():
     assert store_uri("s3://bucket/x/") == store_uri("s3://bucket/x") == "s3://bucket/x"
     assert store_uri("s3a://bucket/x") == "s3://bucket/x"
     assert store_uri("file:///srv/x/") == "file:///srv/x"
@@ -484,33 +486,33 @@ def place(request, tmp_path):
     return f"memory://{tmp_path.name}" if request.param == "memory" else (tmp_path / "shared").as_uri()
 
 
-def test_objects_are_written_whole_and_only_where_they_may(place):
-    there = files.RemoteFiles(place, 0)
-    assert there.read("a/b") is None
-    assert there.state("a/b") is None
-    assert there.create("a/b", b"one")
-    assert not there.create("a/b", b"two")
-    assert there.read("a/b") == b"one"
-    seen = there.state("a/b")
-    assert there.replace("a/b", b"three", seen)
+def test_objects_are_written_atomically_and_conditionally(place):
+    remote_files = files.RemoteFiles(place, 0)
+    assert remote_files.read("a/b") is None
+    assert remote_files.state("a/b") is None
+    assert remote_files.create("a/b", b"one")
+    assert not remote_files.create("a/b", b"two")
+    assert remote_files.read("a/b") == b"one"
+    state = remote_files.state("a/b")
+    assert remote_files.replace("a/b", b"three", state)
     time.sleep(0.01)
-    assert not there.replace("a/b", b"four", seen)
-    assert there.read("a/b") == b"three"
-    there.write("a/b", b"")
-    assert there.read("a/b") == b""
-    there.delete("a/b")
-    there.delete("a/b")
-    assert there.read("a/b") is None
-    assert not there.replace("a/b", b"five", seen)
+    assert not remote_files.replace("a/b", b"four", state)
+    assert remote_files.read("a/b") == b"three"
+    remote_files.write("a/b", b"")
+    assert remote_files.read("a/b") == b""
+    remote_files.delete("a/b")
+    remote_files.delete("a/b")
+    assert remote_files.read("a/b") is None
+    assert not remote_files.replace("a/b", b"five", state)
 
 
 def test_every_filesystem_shares_artifacts(place, tmp_path):
-    one, other = (Store(tmp_path / name, place, QUICK) for name in "ab")
-    one.check()
-    made = make(one, files=FILES)
-    found = other.find(KEY)
-    assert {name: (found.path / name).read_text() for name in FILES} == FILES
-    assert found.digest == made.digest
+    first, second = (Store(tmp_path / name, place, QUICK) for name in "ab")
+    first.check()
+    artifact = make(first, files=FILES)
+    fetched = second.find(KEY)
+    assert {name: (fetched.path / name).read_text() for name in FILES} == FILES
+    assert fetched.digest == artifact.digest
 
 
 def test_a_folder_that_cannot_be_written_is_refused(machine, tmp_path):
@@ -518,7 +520,7 @@ def test_a_folder_that_cannot_be_written_is_refused(machine, tmp_path):
     assert "NotADirectoryError" in refused(machine("a", (tmp_path / "file" / "shared").as_uri()))
 
 
-def test_a_full_disk_of_this_machine_is_not_waited_for(machine, monkeypatch):
+def test_full_local_disk_is_not_retried(machine, monkeypatch):
     import errno
 
     make(machine("a"))
@@ -532,6 +534,6 @@ def test_a_full_disk_of_this_machine_is_not_waited_for(machine, monkeypatch):
 
     store.check()
     monkeypatch.setattr(store.remote._files._fs, "get_file", full)
-    with pytest.raises(ResourceError, match=r"No space left.*Make room on this machine's disk"):
+    with pytest.raises(ResourceError, match=r"No space left.*Free space on this machine's disk"):
         store.find(KEY)
     assert len(tries) == 1

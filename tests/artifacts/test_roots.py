@@ -1,4 +1,4 @@
-"""The folder of runs: another user must not have prepared it."""
+"""Access checks of the run root: another user must not have prepared it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_new_root_is_readable_for_its_owner_alone(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("check", [private_root, client_environment])
 def test_a_root_of_another_user_is_refused(tmp_path, check):
-    """Prefect executes PREFECT_HOME/logging.yml, and locks that are links were followed and truncated."""
+    """Prefect executes PREFECT_HOME/logging.yml; locks that are links would be followed and truncated."""
     root = tmp_path / "runs"
     root.mkdir()
     os.chown(root, 65534, 65534)
@@ -37,7 +37,7 @@ def test_a_root_of_another_user_is_refused(tmp_path, check):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o703])
-def test_a_root_that_everybody_can_write_to_is_refused(tmp_path, mode):
+def test_world_writable_root_is_rejected(tmp_path, mode):
     root = tmp_path / "runs"
     root.mkdir()
     root.chmod(mode)

@@ -1,4 +1,4 @@
-"""The artifact store under what it promises to survive: death while writing, damage, races, and odd key order."""
+"""Artifact store: death while writing, damage, races, and the order of keys."""
 
 import json
 import multiprocessing
@@ -54,7 +54,7 @@ def test_an_exception_leaves_nothing(store):
     assert list((store.root / ".drafts").iterdir()) == []
 
 
-def test_the_digest_covers_content_and_names_but_no_volatile_file_and_no_key(store):
+def test_digest_covers_content_and_names_without_volatile_files_and_key(store):
     keys = iter("0123456789")
 
     def digest(files, volatile=()):
@@ -68,7 +68,7 @@ def test_the_digest_covers_content_and_names_but_no_volatile_file_and_no_key(sto
 
 
 @pytest.mark.parametrize("damage", ["change", "remove", "manifest", "volatile"])
-def test_a_damaged_artifact_is_set_aside_by_name_and_made_again(store, caplog, damage):
+def test_damaged_artifact_is_renamed_and_recomputed(store, caplog, damage):
     artifact = make(store, files={"data.txt": "hello", "log": "x"}, volatile=["log"])
     victim = artifact.path / {"manifest": MANIFEST, "volatile": "log"}.get(damage, "data.txt")
     if damage == "remove":
@@ -85,7 +85,7 @@ def test_a_damaged_artifact_is_set_aside_by_name_and_made_again(store, caplog, d
     assert (store.root / f"{KEY}.damaged-2").is_dir()
 
 
-def test_a_manifest_under_the_wrong_key_is_not_believed(store):
+def test_manifest_under_the_wrong_key_is_ignored(store):
     make(store).path.rename(store.root / ("c" * 64))
     assert Store(store.root).find("c" * 64) is None
 
@@ -97,7 +97,7 @@ def test_reading_a_damaged_artifact_names_the_file(store):
         read_artifact(artifact.path)
 
 
-def test_scratch_survives_a_failure_and_goes_with_the_commit(store):
+def test_scratch_survives_a_failure_and_is_removed_by_commit(store):
     (store.scratch(KEY) / "episode").write_text("done")
     with pytest.raises(RuntimeError), store.draft(KEY, stage="s", kind="k", schema_version=1, inputs={}):
         raise RuntimeError
@@ -112,22 +112,22 @@ def test_a_second_commit_keeps_the_first(store):
     assert (first.path / "data.txt").read_text() == "first"
 
 
-def test_a_lock_says_whom_it_waits_for(store):
-    said = []
+def test_lock_reports_its_holder(store):
+    messages = []
     with store.lock(KEY, 1):
 
         def wait():
             with (
                 pytest.raises(WaitTimeout, match=f"process {os.getpid()}"),
-                Store(store.root).lock(KEY, 0.1, said.append),
+                Store(store.root).lock(KEY, 0.1, messages.append),
             ):
                 pass
 
         thread = threading.Thread(target=wait)
         thread.start()
         thread.join(600)
-    assert len(said) == 1
-    assert f"process {os.getpid()}" in said[0]
+    assert len(messages) == 1
+    assert f"process {os.getpid()}" in messages[0]
     with store.lock(KEY, 0):
         pass
 
@@ -140,7 +140,7 @@ def test_links_are_refused(store):
         (draft.path / "link").symlink_to("/etc/hostname")
 
 
-def test_a_uri_is_no_folder_to_work_in():
+def test_uri_as_root_is_rejected():
     with pytest.raises(SpecError, match=r"local folder.*store=URI"):
         Store("s3://bucket/runs")
 
@@ -150,7 +150,7 @@ def rewrite(artifact, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_an_artifact_of_a_newer_version_is_refused_and_left_alone(store):
+def test_artifact_of_a_newer_version_is_rejected_and_kept(store):
     rewrite(make(store), manifest_version=2, files="laid out in another way")
     for _ in range(2):
         with pytest.raises(
@@ -166,23 +166,26 @@ def test_a_manifest_names_only_files_below_its_folder(store, name):
     artifact = make(store)
     files = {name: {"sha256": "0" * 64, "bytes": 1}}
     rewrite(artifact, files=files, digest=content_digest(files, []))
-    with pytest.raises(ArtifactDamaged, match="is no file below the artifact's folder"):
+    with pytest.raises(ArtifactDamaged, match="is not a file below the artifact's folder"):
         read_artifact(artifact.path)
 
 
 def test_lineage_goes_both_ways(store):
     played = make(store, "1" * 64)
     scores = make(store, "2" * 64, inputs={"trajectories": played})
-    kept = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
+    selection = make(store, "3" * 64, inputs={"trajectories": played, "scores": scores})
     make(store, "4" * 64)
-    assert {one.key for one in store.made_from(played)} == {scores.key, kept.key}
-    assert store.made_from(scores) == [kept]
-    assert store.made_from(kept) == []
-    assert {name: store.find(key) for name, key in kept.inputs.items()} == {"trajectories": played, "scores": scores}
+    assert {consumer.key for consumer in store.made_from(played)} == {scores.key, selection.key}
+    assert store.made_from(scores) == [selection]
+    assert store.made_from(selection) == []
+    assert {name: store.find(key) for name, key in selection.inputs.items()} == {
+        "trajectories": played,
+        "scores": scores,
+    }
     assert len(list(store.manifests())) == 4
 
 
-def test_a_list_of_artifacts_has_no_damaged_ones_and_names_what_it_cannot_read(store, caplog):
+def test_manifests_skip_damaged_artifacts_with_a_warning(store, caplog):
     good, damaged, unreadable = (make(store, letter * 64) for letter in "123")
     (damaged.path / "data.txt").write_text("jello")
     assert Store(store.root).find(damaged.key) is None
@@ -262,9 +265,9 @@ def test_key_order_does_not_matter_and_json_round_trips(spec, inputs):
 
 
 @given(st.dictionaries(st.text(), json_values), json_values, json_values)
-def test_another_value_gives_another_key(spec, one, other):
-    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    keys = {stage_key("s", 1, {**spec, "x": value}, {}, 0) for value in (one, other)}
+def test_another_value_gives_another_key(spec, first, second):
+    same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+    keys = {stage_key("s", 1, {**spec, "x": value}, {}, 0) for value in (first, second)}
     assert len(keys) == (1 if same else 2)
 
 
@@ -282,6 +285,6 @@ def test_every_part_of_a_key_counts():
 
 
 @pytest.mark.parametrize("value", [{1: "x"}, object(), {"x": {2}}, {"x": [{3: 4}]}])
-def test_what_is_no_json_is_refused(value):
+def test_values_outside_json_are_rejected(value):
     with pytest.raises(TypeError):
         stage_key("s", 1, {"value": value}, {}, 0)

@@ -1,4 +1,4 @@
-"""How the processes of one training are started, and what is said of one that dies."""
+"""Launch of the processes of one training, and the error if one of them dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.compute import torchrun
-from components.compute.launch import main, meeting
+from components.compute.launch import main, rendezvous_options
 from components.compute.spec import AcceleratePlace, ComputeSpec
 from components.errors import ResourceError, SpecError
 from components.specs import validate
@@ -19,25 +19,30 @@ from components.specs import validate
 NODES = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
 
 
-def test_processes_meet_on_this_machine_or_at_the_first_of_the_nodes():
-    assert meeting({}, 29500) == ["--standalone"]
-    one = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
-    assert meeting(one, 29500) == ["--standalone"]
-    assert meeting(NODES, 4000) == ["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=4000"]
+def test_rendezvous_is_this_machine_or_the_first_node():
+    assert rendezvous_options({}, 29500) == ["--standalone"]
+    single_node = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
+    assert rendezvous_options(single_node, 29500) == ["--standalone"]
+    assert rendezvous_options(NODES, 4000) == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=10.0.0.1",
+        "--master-port=4000",
+    ]
 
 
 @pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
-def test_a_list_of_nodes_that_makes_no_sense_is_refused(monkeypatch, capsys, wrong):
-    given = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
-    with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS names 2 nodes.*expected as many nodes as named"):
-        meeting(given, 29500)
-    for name, value in given.items():
+def test_invalid_list_of_nodes_is_rejected(monkeypatch, capsys, wrong):
+    environment = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
+    with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
+        rendezvous_options(environment, 29500)
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert main(["--processes", "2", "--", "flows.stage"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "ResourceError"
 
 
-def test_a_place_says_what_is_started():
+def test_command_of_a_place():
     place = AcceleratePlace(processes=4, strategy="fsdp", timeout=60)
     start = torchrun.command(place, ["flows.stage", "--store", "s3://x"], Path("log"))
     assert start[0] == sys.executable
@@ -48,13 +53,13 @@ def test_a_place_says_what_is_started():
 
 
 @pytest.mark.parametrize(("key", "value"), [("processes", 0), ("strategy", "zero9"), ("timeout", 0)])
-def test_a_place_that_cannot_be_is_refused(key, value):
+def test_invalid_place_is_rejected(key, value):
     with pytest.raises(SpecError, match=rf"places\.many\.\S*{key}"):
         validate(ComputeSpec, {"places": {"many": {"name": "accelerate", key: value}}})
 
 
 def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
-    """The other one would wait for it."""
+    """The other process would wait for the killed one."""
     (tmp_path / "dies.py").write_text(
         "import os, sys, time\n"
         "time.sleep(0.2)\n"
@@ -69,6 +74,6 @@ def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 1
-    said = json.loads(done.stdout)["error"]["message"]
-    assert said.startswith("process 1 of those that train together ended by SIGKILL")
-    assert said.endswith("its last words are in the log")
+    message = json.loads(done.stdout)["error"]["message"]
+    assert message.startswith("training process 1 ended by SIGKILL")
+    assert message.endswith("its last output is in the log")

@@ -1,4 +1,4 @@
-"""Running a stage in a process of its own: results, errors, and nothing left behind."""
+"""Stages in subprocesses: results, errors, and no orphaned processes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from components.errors import EspalierError, Problem, SpecError, TooManyFailures
 
 
 def runner(tmp_path, code, **options):
-    """A runner whose command is a small script instead of `python -m flows.stage`."""
+    """Return a runner whose command is a small script instead of `python -m flows.stage`."""
     script = tmp_path / "stage.py"
     script.write_text("import json, sys, time\ndef say(**line): print(json.dumps(line), flush=True)\n")
     with script.open("a") as file:
@@ -52,7 +52,7 @@ def test_a_process_gets_the_request_and_reports(tmp_path):
     assert "a note" in (tmp_path / "log.txt").read_text()
 
 
-def test_an_error_comes_back_as_itself(tmp_path):
+def test_error_keeps_its_type_across_processes(tmp_path):
     error = json.dumps(error_to_json(TooManyFailures("3 of 8 failed")))
     with pytest.raises(TooManyFailures, match="3 of 8 failed"):
         runner(tmp_path, f"say(error=json.loads({error!r}))").run({}, print)
@@ -66,7 +66,7 @@ def test_errors_survive_json(error):
     assert (type(again), str(again)) == (type(error), str(error))
 
 
-def test_an_unknown_error_keeps_its_name_and_words():
+def test_unknown_error_keeps_its_name_and_message():
     again = error_from_json({"type": "ZeroDivisionError", "message": "by zero"})
     assert (type(again), str(again)) == (EspalierError, "ZeroDivisionError: by zero")
 
@@ -79,7 +79,7 @@ def test_a_process_that_dies_is_an_error_that_names_its_log(tmp_path):
 
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path):
-    with pytest.raises(WaitTimeout, match="train was ended after 1 s"):
+    with pytest.raises(WaitTimeout, match="train timed out after 1 s"):
         runner(tmp_path, "time.sleep(60)", limit=1.0).run({"stage": "train"}, print)
 
 
@@ -95,7 +95,7 @@ def test_an_interrupt_ends_the_process(tmp_path):
     assert not psutil.pid_exists(pids[0])
 
 
-def test_stopped_from_another_thread_it_lets_the_process_put_things_away(tmp_path):
+def test_stop_from_another_thread_lets_the_process_clean_up(tmp_path):
     code = """
         import pathlib, signal
         from components.compute.lifeline import watch_parent
@@ -120,7 +120,7 @@ def test_stopped_from_another_thread_it_lets_the_process_put_things_away(tmp_pat
         running.run({}, print)  # nothing begins any more
 
 
-def test_a_kept_process_takes_one_request_after_the_other(tmp_path):
+def test_reused_process_takes_several_requests(tmp_path):
     script = tmp_path / "stage.py"
     script.write_text(
         textwrap.dedent(
@@ -137,25 +137,25 @@ def test_a_kept_process_takes_one_request_after_the_other(tmp_path):
             """
         )
     )
-    kept = KeptProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt")
-    first, second = (kept.run({"stage": stage}, print) for stage in ("one", "two"))
+    runner = KeptProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt")
+    first, second = (runner.run({"stage": stage}, print) for stage in ("one", "two"))
     assert [first.key, second.key] == ["one", "two"]
     assert first.digest == second.digest != str(os.getpid())
     with pytest.raises(WaitTimeout, match="late"):
-        kept.run({"stage": "fails"}, print)
-    third = kept.run({"stage": "three"}, print)
+        runner.run({"stage": "fails"}, print)
+    third = runner.run({"stage": "three"}, print)
     assert third.digest != second.digest
     assert not psutil.pid_exists(int(second.digest))
     with pytest.raises(EspalierError, match=r"the process of dies ended with exit code 3"):
-        kept.run({"stage": "dies"}, print)
-    last = kept.run({"stage": "four"}, print)
-    kept.close()
+        runner.run({"stage": "dies"}, print)
+    last = runner.run({"stage": "four"}, print)
+    runner.close()
     assert not psutil.pid_exists(int(last.digest))
-    kept.close()
+    runner.close()
 
 
 def test_a_child_ends_with_its_parent(tmp_path):
-    """The parent is killed without a chance to say goodbye."""
+    """The parent is killed with SIGKILL."""
     child = "from components.compute.lifeline import watch_parent; watch_parent(); import time; time.sleep(60)"
     parent = f"""
         import subprocess, sys, time

@@ -1,4 +1,4 @@
-"""The driver against a stand-in for SkyPilot at its boundary: the module `sky`, its requests, logs and errors.
+"""Driver against a fake of SkyPilot at its boundary: the module `sky`, its requests, logs and errors.
 The same against SkyPilot and a Slurm cluster: tests/slurm."""
 
 import json
@@ -44,7 +44,7 @@ class RequestCancelled(Exception): ...
 
 
 class Sky:
-    """logs: one per job: lines, or an error, which is raised; after them the state of the job."""
+    """Fake of `sky`. logs: one per job: lines, or an error, which is raised; then the state of the job."""
 
     StatusRefreshMode = SimpleNamespace(FORCE="force")
 
@@ -99,10 +99,10 @@ class Sky:
             output_stream.write(f"\x1b[36m(train, pid=1)\x1b[0m {line}\n")
         return 0
 
-    def get(self, found):
-        if isinstance(found, Exception):
-            raise found
-        return found
+    def get(self, result):
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def job_status(self, name, job_ids):
         if isinstance(self.state, Exception):
@@ -133,10 +133,10 @@ def drive(sdk, tmp_path, place=None, patience=0.2):
 
 def test_progress_waiting_and_result_come_back(tmp_path):
     sdk = Sky(([progress(1), "a note", '{"waiting": "for it"}', progress(2), json.dumps(DONE)], "SUCCEEDED"))
-    heard = []
-    assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
-    assert heard[1:] == [{"progress": [1, 3, {}]}, {"waiting": "for it"}, {"progress": [2, 3, {}]}]
-    assert "waits for a machine on any cloud" in heard[0]["waiting"]
+    events = []
+    assert drive(sdk, tmp_path).run(ASKED, events.append) == DONE
+    assert events[1:] == [{"progress": [1, 3, {}]}, {"waiting": "for it"}, {"progress": [2, 3, {}]}]
+    assert "waits for a machine on any cloud" in events[0]["waiting"]
 
 
 def test_the_cluster_is_launched_once_and_taken_down_once(tmp_path):
@@ -163,7 +163,7 @@ def test_the_stages_own_error_is_raised(tmp_path):
         drive(Sky(([json.dumps(error)], "FAILED")), tmp_path).run(ASKED, print)
 
 
-def test_a_job_that_ends_without_a_result_shows_its_last_words(tmp_path):
+def test_job_without_a_result_shows_its_last_output(tmp_path):
     with pytest.raises(EspalierError, match=r"as FAILED without a result(.|\n)*python: not found"):
         drive(Sky((["python: not found"], "FAILED")), tmp_path).run(ASKED, print)
 
@@ -176,22 +176,22 @@ def test_a_job_that_ends_without_a_result_shows_its_last_words(tmp_path):
     ],
 )
 def test_a_full_disk_on_the_node(tmp_path, line):
-    with pytest.raises(ResourceError, match=r"disk of a node of ours is full: raise `disk`.*what is finished is in"):
+    with pytest.raises(ResourceError, match=r"disk of a node of ours is full: raise `disk`.*finished work is in"):
         drive(Sky(([line], "FAILED")), tmp_path).run(ASKED, print)
 
 
-def test_a_machine_that_is_taken_away_is_launched_again(tmp_path):
-    """The log breaks off; the job is FAILED, or nobody knows it any more, and the cluster is gone."""
+def test_preempted_machine_is_launched_again(tmp_path):
+    """The log breaks off; the job is FAILED or unknown, and the cluster no longer exists."""
     sdk = Sky(([progress(1)], "FAILED"), ([ClusterDoesNotExist("gone")], None), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
-    heard = []
-    assert drive(sdk, tmp_path).run(ASKED, heard.append) == DONE
+    events = []
+    assert drive(sdk, tmp_path).run(ASKED, events.append) == DONE
     assert [call[0] for call in sdk.calls] == ["launch"] * 3  # the log breaks off without a word, or with an error
-    assert sum("was taken away" in event.get("waiting", "") for event in heard) == 2
+    assert sum("lost its machines" in event.get("waiting", "") for event in events) == 2
 
 
-def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
-    """As Slurm's does: the ssh command into the allocation fails."""
+def test_failed_request_after_loss_of_the_node(tmp_path):
+    """On Slurm the ssh command into the allocation fails."""
     sdk = Sky(([progress(1)], CommandError("Slurm job 5 has expired")), ([json.dumps(DONE)], "SUCCEEDED"))
     sdk.alive = False
     assert drive(sdk, tmp_path).run(ASKED, print) == DONE
@@ -200,23 +200,23 @@ def test_a_question_that_fails_because_the_node_is_gone(tmp_path):
         drive(sdk, tmp_path).run(ASKED, print)
 
 
-def test_it_is_not_launched_for_ever(tmp_path):
+def test_number_of_launches_is_limited(tmp_path):
     sdk = Sky(*[([], None)] * 4)
-    with pytest.raises(ResourceError, match=r"taken away 4 times.*the same command goes on"):
+    with pytest.raises(ResourceError, match=r"lost its machines 4 times.*the same command resumes"):
         drive(sdk, tmp_path).run(ASKED, print)
 
 
-def test_a_log_that_breaks_off_is_taken_up_again_and_nothing_is_said_twice(tmp_path):
+def test_interrupted_log_is_resumed_without_repeated_events(tmp_path):
     broken = ApiServerConnectionError("refused")
     sdk = Sky(([progress(1), broken], "RUNNING"), ([progress(1), progress(2), json.dumps(DONE)], "SUCCEEDED"))
-    heard = []
-    drive(sdk, tmp_path, patience=5).run(ASKED, heard.append)
-    assert [event["progress"][0] for event in heard if "progress" in event] == [1, 2]
+    events = []
+    drive(sdk, tmp_path, patience=5).run(ASKED, events.append)
+    assert [event["progress"][0] for event in events if "progress" in event] == [1, 2]
 
 
-def test_a_cluster_out_of_reach_ends_the_wait(tmp_path):
+def test_unreachable_cluster_ends_the_wait(tmp_path):
     sdk = Sky(*[([ApiServerConnectionError("refused")], "RUNNING")] * 1000)
-    with pytest.raises(ResourceError, match=r"out of reach for 0.2 s while train ran there; what is finished"):
+    with pytest.raises(ResourceError, match=r"unreachable for 0.2 s while train ran there; finished work"):
         drive(sdk, tmp_path).run(ASKED, print)
 
 
@@ -226,23 +226,28 @@ def test_a_cluster_out_of_reach_ends_the_wait(tmp_path):
         (NoCloudAccessError("Cloud access is not set up."), r"no access to aws: `sky check`.*docs/cloud\.md"),
         (
             ResourcesUnavailableError("x", [Exception("VcpuLimitExceeded: your quota is 0")]),
-            r"no H100:1 on aws: VcpuLimitExceeded.*The quota does not allow it: ask the provider",
+            r"H100:1 on aws is not available: VcpuLimitExceeded.*The quota is exceeded: ask the provider",
         ),
-        (ResourcesUnavailableError("No capacity."), r"no H100:1 on aws: No capacity\. Choose another infra"),
+        (
+            ResourcesUnavailableError("No capacity."),
+            r"H100:1 on aws is not available: No capacity\. Choose another infra",
+        ),
         (ResourcesMismatchError("H100:1 vs L4:1"), r"up with other resources.*`sky down ours`"),
         (ApiServerConnectionError("refused"), r"API server cannot be reached.*`sky api start`"),
         (KeyError("inner"), r"SkyPilot, ours: KeyError"),
     ],
 )
-def test_what_skypilot_raises_says_what_to_do(tmp_path, error, words):
+def test_errors_of_skypilot_are_converted_with_advice(tmp_path, error, words):
     place = {"infra": "aws", "accelerators": "H100:1"}
     with pytest.raises(EspalierError, match=words):
         drive(Sky(launch=error), tmp_path, place).run(ASKED, print)
 
 
-def test_a_machine_that_never_comes(tmp_path):
+def test_launch_times_out(tmp_path):
     sdk = Sky(launch="never")
-    with pytest.raises(WaitTimeout, match=r"no a machine|launch_timeout"):
+    with pytest.raises(
+        WaitTimeout, match=r"a machine on any cloud that is enabled was not available within 0.2 s .*launch_timeout"
+    ):
         drive(sdk, tmp_path, {"launch_timeout": 0.2}).run(ASKED, print)
     assert ("api_cancel", "launch") in sdk.calls
 
@@ -268,8 +273,8 @@ def test_an_interruption_in_a_launch_cancels_it(tmp_path):
 
 def test_a_managed_job(tmp_path):
     sdk = Sky(([progress(1)], "RECOVERING"), ([progress(1), json.dumps(DONE)], "SUCCEEDED"))
-    heard = []
-    assert drive(sdk, tmp_path, {"managed": True}).run(ASKED, heard.append) == DONE
+    events = []
+    assert drive(sdk, tmp_path, {"managed": True}).run(ASKED, events.append) == DONE
     assert sdk.calls == [("jobs.launch", "ours-train")]
     sdk = Sky((['{"waiting": "x"}'], "FAILED_NO_RESOURCE"))
     with pytest.raises(EspalierError, match="FAILED_NO_RESOURCE"):
@@ -302,13 +307,13 @@ time.sleep(60)
 """
 
 
-def test_a_runner_that_is_stopped_lets_its_driver_take_the_machines_down(tmp_path, monkeypatch):
-    """Other runners kill what has not ended after `GRACE` seconds."""
+def test_stopped_runner_lets_its_driver_take_the_machines_down(tmp_path, monkeypatch):
+    """Other runners kill processes that have not ended after `GRACE` seconds."""
     monkeypatch.setattr("components.compute.runners.GRACE", 0.2)
     monkeypatch.setattr(
         "components.compute.sky.runner.DRIVER", (sys.executable, "-c", SLOW_TO_LEAVE, tmp_path / "down")
     )
-    monkeypatch.setattr("components.compute.sky.runner.take", lambda *_: SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr("components.compute.sky.runner.take_snapshot", lambda *_: SimpleNamespace(path=tmp_path))
     runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], [], tmp_path, tmp_path / "log")
     with pytest.raises(Stopped):
         runner.run(ASKED, lambda event: runner.stop())

@@ -1,4 +1,4 @@
-"""What SkyPilot's optimizer would take for a place, from a catalog of two machines, offline."""
+"""Choice of SkyPilot's optimizer for a place, from a catalog of two machines, offline."""
 
 import json
 import os
@@ -53,12 +53,12 @@ def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    found = {name: Offer(**one) for name, one in json.loads(done.stdout).items()}
-    assert found["one"] == Offer("gpu_1x_h100 on lambda/us-south-1", 2.29)
-    assert found["three"] == Offer("3 × gpu_1x_h100 on lambda/us-south-1", pytest.approx(6.87))
-    assert found["cpu"] == Offer("cpu_4x on lambda/us-west-1", 0.11)
-    assert found["none"].price is None
-    assert "there is no H100:8 on any cloud that is enabled" in found["none"].problem
+    offer_by_name = {name: Offer(**offer) for name, offer in json.loads(done.stdout).items()}
+    assert offer_by_name["one"] == Offer("gpu_1x_h100 on lambda/us-south-1", 2.29)
+    assert offer_by_name["three"] == Offer("3 × gpu_1x_h100 on lambda/us-south-1", pytest.approx(6.87))
+    assert offer_by_name["cpu"] == Offer("cpu_4x on lambda/us-west-1", 0.11)
+    assert offer_by_name["none"].price is None
+    assert "H100:8 on any cloud that is enabled is not available" in offer_by_name["none"].problem
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
     [
         ("import sys; sys.exit('it is broken')", "SkyPilot's optimizer failed: it is broken"),
         ("print('no JSON')", "SkyPilot's optimizer failed: Expecting value"),
-        ("import time; time.sleep(60)", "SkyPilot's optimizer said nothing for 0.5 s"),
+        ("import time; time.sleep(60)", "SkyPilot's optimizer timed out after 0.5 s"),
     ],
 )
 def test_no_offer_is_no_error(monkeypatch, program, problem):
@@ -76,6 +76,6 @@ def test_no_offer_is_no_error(monkeypatch, program, problem):
     assert offer.problem.startswith(problem)
 
 
-def test_nothing_is_asked_where_there_is_nothing_to_ask(monkeypatch):
+def test_no_places_start_no_process(monkeypatch):
     monkeypatch.setattr(module, "COMMAND", ("/nowhere",))
     assert offers({}) == {}

@@ -1,4 +1,4 @@
-"""The code as another machine gets it."""
+"""Code snapshot for another machine."""
 
 import json
 import subprocess
@@ -25,13 +25,13 @@ def code(tmp_path):
     return folder
 
 
-def test_what_git_would_take_travels_with_the_changes(code, tmp_path):
-    clean = snapshot.take(code, [], tmp_path / "out")
+def test_snapshot_contains_tracked_files_and_changes(code, tmp_path):
+    clean = snapshot.take_snapshot(code, [], tmp_path / "out")
     assert {path.name for path in clean.path.rglob("*") if path.is_file()} == {".gitignore", "a.py", "snapshot.json"}
     assert clean.changed == ()
     (code / "flows" / "a.py").write_text("A = 2\n")
     (code / "flows" / "new.py").write_text("B = 1\n")
-    changed = snapshot.take(code, [], tmp_path / "out")
+    changed = snapshot.take_snapshot(code, [], tmp_path / "out")
     assert changed.digest != clean.digest
     assert changed.commit == clean.commit
     assert changed.changed == ("flows/a.py", "flows/new.py")
@@ -41,24 +41,24 @@ def test_what_git_would_take_travels_with_the_changes(code, tmp_path):
 
 
 def test_equal_code_is_copied_once(code, tmp_path):
-    first = snapshot.take(code, [], tmp_path / "out")
+    first = snapshot.take_snapshot(code, [], tmp_path / "out")
     stamp = first.path.stat().st_mtime_ns
-    assert snapshot.take(code, [], tmp_path / "out") == first
+    assert snapshot.take_snapshot(code, [], tmp_path / "out") == first
     assert first.path.stat().st_mtime_ns == stamp
 
 
-def test_a_users_package_travels_too(code, tmp_path, monkeypatch):
+def test_snapshot_contains_user_packages(code, tmp_path, monkeypatch):
     (tmp_path / "mine" / "my_worlds").mkdir(parents=True)
     (tmp_path / "mine" / "my_worlds" / "__init__.py").write_text("C = 3\n")
     (tmp_path / "mine" / "my_module.py").write_text("D = 4\n")
     monkeypatch.syspath_prepend(str(tmp_path / "mine"))
-    taken = snapshot.take(code, ["my_worlds.inner", "my_module", "json"], tmp_path / "out")
-    assert (taken.path / "my_worlds" / "__init__.py").read_text() == "C = 3\n"
-    assert (taken.path / "my_module.py").is_file()
+    uploaded = snapshot.take_snapshot(code, ["my_worlds.inner", "my_module", "json"], tmp_path / "out")
+    assert (uploaded.path / "my_worlds" / "__init__.py").read_text() == "C = 3\n"
+    assert (uploaded.path / "my_module.py").is_file()
 
 
-def test_data_in_the_code_is_refused(code, tmp_path, monkeypatch):
+def test_large_data_in_the_code_is_rejected(code, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "LIMIT", 100)
     (code / "data.bin").write_bytes(b"x" * 200)
-    with pytest.raises(ResourceError, match=r"largest file is data\.bin: let \.gitignore name"):
-        snapshot.take(code, [], tmp_path / "out")
+    with pytest.raises(ResourceError, match=r"largest file is data\.bin: list files that are not code in \.gitignore"):
+        snapshot.take_snapshot(code, [], tmp_path / "out")

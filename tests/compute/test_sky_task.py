@@ -1,4 +1,4 @@
-"""SkyPilot tasks as they are rendered: golden files, which SkyPilot itself finds valid, offline."""
+"""Rendered SkyPilot tasks: golden files, validated by SkyPilot itself, offline."""
 
 import json
 import os
@@ -44,7 +44,7 @@ FULL = {
 
 
 class Blocks(yaml.SafeDumper):
-    """Writes scripts as they are read."""
+    """Represent multi-line scripts as YAML block literals."""
 
     def represent_str(self, data):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
@@ -62,7 +62,7 @@ CASES = {path.stem: yaml.safe_load(path.read_text()) for path in PLACES} | {"eve
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name):
-    """Written again with UPDATE_GOLDEN=1; the difference is read before it is committed."""
+    """Rewritten with UPDATE_GOLDEN=1; review the difference before a commit."""
     text = yaml.dump(rendered(CASES[name]), Dumper=Blocks, sort_keys=False, width=110)
     file = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -98,8 +98,8 @@ def test_skypilot_finds_the_golden_files_valid_and_is_found_from_the_root(tmp_pa
     assert "L4" in tasks[0]
 
 
-def test_sky_holds_no_python():
-    """A package there would hide SkyPilot from what runs in the root."""
+def test_sky_folder_contains_no_python():
+    """A package there would hide SkyPilot from code that runs in the root."""
     assert RUNS
     assert not list((ROOT / "sky").rglob("*.py"))
 
@@ -110,9 +110,9 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     (tmp_path / "show").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.args"; cat "$4" > "$0.request"\n')
     (tmp_path / "show").chmod(0o755)
     subprocess.run(["bash", "-c", task["run"]], env={**os.environ, **task["envs"]}, check=True, timeout=600)
-    given = (tmp_path / "show.args").read_text().splitlines()
-    assert given[:3] == ["-m", "flows.stage", "--request"]
-    assert given[4:] == [f"root={tmp_path / 'a b'}", *OPTIONS]
+    arguments = (tmp_path / "show.args").read_text().splitlines()
+    assert arguments[:3] == ["-m", "flows.stage", "--request"]
+    assert arguments[4:] == [f"root={tmp_path / 'a b'}", *OPTIONS]
     assert json.loads((tmp_path / "show.request").read_text()) == asked == json.loads(task["envs"][REQUEST])
 
 
@@ -120,10 +120,10 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     ("wrong", "words"),
     [
         ({"secrets": ["TOKEN=abc"]}, "secrets: holds a secret (a value of TOKEN)"),
-        ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is set by"),
-        ({"managed": True, "cluster": "ours"}, "do not go together"),
-        ({"infra": "slurm/here"}, "Slurm has none; expected null"),
-        ({"envs": {"A": "1"}, "secrets": ["A"]}, "in envs and in secrets"),
+        ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is reserved for"),
+        ({"managed": True, "cluster": "ours"}, "mutually exclusive"),
+        ({"infra": "slurm/here"}, "not supported on Slurm; expected null"),
+        ({"envs": {"A": "1"}, "secrets": ["A"]}, "set in both envs and secrets"),
         ({"nodes": 0}, "nodes"),
         ({"cluster": "My_Cluster"}, "cluster"),
         ({"accelerator": "H100"}, "accelerators"),

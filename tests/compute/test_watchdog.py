@@ -1,4 +1,4 @@
-"""A watchdog ends a wait in which nothing moves, and says what everything was doing."""
+"""The watchdog ends a wait without progress and reports the stacks of all threads and tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from components.compute.watchdog import SIGNAL, doing, watch
+from components.compute.watchdog import SIGNAL, stack_dump, watch
 from components.errors import WaitTimeout
 
 
@@ -33,27 +33,27 @@ def hang_in_a_loop() -> None:
 
 
 @pytest.mark.parametrize("hang", [hang_in_a_sleep, hang_in_a_lock, hang_in_a_loop])
-def test_it_strikes_wherever_the_main_thread_waits(hang):
-    told: list[str] = []
+def test_strikes_in_any_wait_of_the_main_thread(hang):
+    reports: list[str] = []
     with (
-        pytest.raises(WaitTimeout, match=r"collect\[1\]: nothing has moved for 0.5 s \(in .*compute.stall_timeout"),
-        watch("collect[1]", 0.5, told.append),
+        pytest.raises(WaitTimeout, match=r"collect\[1\]: no progress for 0.5 s \(in .*compute.stall_timeout"),
+        watch("collect[1]", 0.5, reports.append),
     ):
         hang()
-    assert f"in {hang.__name__}" in told[0]
-    assert ("task episode shop-A1/0" in told[0]) == (hang is hang_in_a_loop)
+    assert f"in {hang.__name__}" in reports[0]
+    assert ("task episode shop-A1/0" in reports[0]) == (hang is hang_in_a_loop)
 
 
-def test_what_moves_is_left_alone():
-    with watch("train", 0.6, pytest.fail) as dog:
+def test_progress_prevents_a_strike():
+    with watch("train", 0.6, pytest.fail) as watchdog:
         for _ in range(6):
             time.sleep(0.2)
-            dog.touch()
+            watchdog.touch()
 
 
-def test_what_waits_with_a_limit_of_its_own_is_left_alone():
-    with watch("train", 0.3, pytest.fail) as dog:
-        dog.rest()
+def test_rest_prevents_a_strike():
+    with watch("train", 0.3, pytest.fail) as watchdog:
+        watchdog.rest()
         time.sleep(0.8)
 
 
@@ -71,14 +71,14 @@ def test_without_a_limit_or_in_another_thread_nothing_is_watched(limit):
         work()
 
 
-def test_the_signal_is_given_back():
+def test_signal_handler_is_restored():
     before = signal.getsignal(SIGNAL)
     with watch("train", 10, pytest.fail):
         assert signal.getsignal(SIGNAL) != before
     assert signal.getsignal(SIGNAL) == before
 
 
-def test_a_report_that_fails_does_not_hold_the_strike_back(monkeypatch):
+def test_failing_report_does_not_prevent_the_strike(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
 
     def broken(text: str) -> None:
@@ -88,12 +88,12 @@ def test_a_report_that_fails_does_not_hold_the_strike_back(monkeypatch):
         hang_in_a_lock()
 
 
-def test_an_object_that_lies_about_its_class_is_not_asked():
+def test_stack_dump_ignores_proxies():
     class Proxy:
         @property
         def __class__(self):
             raise RuntimeError("there is nothing behind this proxy")
 
     proxy = Proxy()
-    assert "thread MainThread" in doing()
+    assert "thread MainThread" in stack_dump()
     del proxy

@@ -1,4 +1,4 @@
-"""A tiny model, an adapter and held-out episodes, shared by the tests of this folder."""
+"""Tiny model, adapter and held-out episodes, shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def adapter_dir(base_dir, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def held_out() -> list[Trajectory]:
-    """Two episodes of each of four scenarios."""
-    found = []
+    """Return two episodes of each of four scenarios."""
+    trajectories = []
     for index in range(8):
         scenario = Scenario(f"order-{index // 2}", {}, "heldout")
         messages = [
@@ -36,5 +36,5 @@ def held_out() -> list[Trajectory]:
             Message("assistant", "On its way."),
             Message("user", "Thanks."),
         ]
-        found.append(Trajectory(f"{scenario.id}/{index % 2}", scenario, index % 2, [History(messages)], [TOOL]))
-    return found
+        trajectories.append(Trajectory(f"{scenario.id}/{index % 2}", scenario, index % 2, [History(messages)], [TOOL]))
+    return trajectories

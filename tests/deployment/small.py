@@ -1,4 +1,4 @@
-"""A Llama with a tokenizer that merges, as GGUF needs one; made in a second, without training."""
+"""Llama with a tokenizer that has merges, as GGUF needs it; created in a second, without training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from components.models.weights import CHATML
 
 
 def write_llama(out: Path, *, digits: bool = False) -> Path:
-    """A model folder with random weights. digits: the tokenizer takes each by itself, as SmolLM2's does."""
+    """Create a model folder with random weights. digits: the tokenizer splits digits, as SmolLM2's does."""
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE

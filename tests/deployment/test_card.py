@@ -1,4 +1,4 @@
-"""The model card: what it says, that it is pure, and that its code runs."""
+"""Model card: its text, its purity, and the code that it shows."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def episodes(held_out: list[Trajectory], successes: int) -> list[Trajectory]:
     first = {trajectory.group: trajectory for trajectory in held_out}
     return [
         Trajectory(
-            found.id,
-            found.scenario,
+            trajectory.id,
+            trajectory.scenario,
             0,
-            found.histories,
-            outcome={"success": place < successes},
+            trajectory.histories,
+            outcome={"success": index < successes},
             metrics={"turns": 2.0},
-            reward=float(place < successes),
+            reward=float(index < successes),
         )
-        for place, found in enumerate(first.values())
+        for index, trajectory in enumerate(first.values())
     ]
 
 
@@ -63,7 +63,7 @@ def arguments(held_out) -> dict[str, Any]:
     }
 
 
-def test_it_says_which_policy_it_is_and_whether_it_was_chosen_by_what_is_reported(arguments):
+def test_card_names_the_policy_and_its_selection(arguments):
     assert "The policy as it stood after round 4.\n" in model_card(**arguments)
     assert "chosen" not in model_card(**arguments)
     best = arguments | {"step": 0, "experiment": {**EXPERIMENT, "deploy": {"policy": "best"}}}
@@ -80,7 +80,7 @@ def test_the_front_matter_is_what_the_hub_reads(arguments):
     data = ModelCard(model_card(**arguments)).data
     assert data.base_model == "smollm2-135m-instruct"
     assert data.library_name == "transformers"
-    assert [(found.metric_type, found.metric_value) for found in data.eval_results] == [
+    assert [(result.metric_type, result.metric_value) for result in data.eval_results] == [
         ("success", 0.75),
         ("reward", 0.75),
     ]
@@ -96,7 +96,7 @@ def test_results_stand_in_a_table_with_intervals(arguments):
     assert "on the same 4 scenarios; 2 got better, 0 worse" in card
 
 
-def test_what_has_no_value_shows_a_dash(arguments):
+def test_missing_value_is_a_dash(arguments):
     unscored = summarise([])
     assert "| start | 0 | – | – | – | 0 |" in model_card(**arguments | {"results": {"start": unscored}})
     assert "Nothing was measured." in model_card(**arguments | {"results": {}, "differences": {}})
@@ -111,7 +111,7 @@ def test_it_says_where_the_model_comes_from(arguments):
     assert yaml.safe_load(config) == expected | {"collect": {"scenarios": 8}}
 
 
-def test_where_and_how_fast_it_ran_leaves_no_trace(arguments):
+def test_placement_is_not_in_the_card(arguments):
     elsewhere = EXPERIMENT | {
         "root": "/data/someone/runs",
         "compute": {"default": "process"},

@@ -1,4 +1,4 @@
-"""The serving check: real engine, real server, real socket."""
+"""Serving check: real engine, real server, real socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVE = partial(serve_model, max_length=TINY.max_length, device="cpu")
 
 @pytest.fixture(scope="module")
 def policy(base_dir, adapter_dir):
-    """The engine with the trained adapter."""
+    """Return the engine with the trained adapter."""
     from components.inference.transformers_engine import TransformersEngine
 
     engine = TransformersEngine(base_dir, max_length=TINY.max_length, device="cpu")
@@ -54,13 +54,13 @@ def test_requests_are_the_openings_of_different_scenarios(requests, held_out):
 
 def test_an_export_answers_as_the_policy_does(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "shop-agent", "")
-    found = check_serving(tmp_path / "shop-agent", requests, answers, serve=SERVE)
-    assert found["prompts"] == 3
-    assert 3 <= found["tokens"] <= 36
-    assert found["max_logprob_difference"] < 1e-5
+    report = check_serving(tmp_path / "shop-agent", requests, answers, serve=SERVE)
+    assert report["prompts"] == 3
+    assert 3 <= report["tokens"] <= 36
+    assert report["max_logprob_difference"] < 1e-5
 
 
-def test_the_adapter_matters_here(policy, requests, adapter_dir):
+def test_adapter_changes_the_answers(policy, requests, adapter_dir):
     """Without this, equal answers would prove nothing."""
     trained = asyncio.run(policy.chat(requests[0]))
     try:
@@ -88,9 +88,9 @@ def test_a_changed_chat_template_is_caught(base_dir, adapter_dir, tmp_path, answ
         check_serving(tmp_path / "out", requests, answers, serve=SERVE)
 
 
-def test_what_the_server_says_reaches_the_user(base_dir, adapter_dir, tmp_path, answers, requests):
+def test_error_of_the_server_is_reported(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "out", "")
-    with pytest.raises(EngineError, match=r"refused a held-out prompt.*max_length is 32"):
+    with pytest.raises(EngineError, match=r"rejected a held-out prompt.*max_length is 32"):
         check_serving(tmp_path / "out", requests, answers, serve=partial(SERVE, max_length=32))
 
 

@@ -1,4 +1,4 @@
-"""Deployments below a root are listed, stopped and started again, with a real server of a tiny model."""
+"""Listing, stopping and starting of deployments below a root: a real server on a tiny model."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def command(tmp_path, capsys):
 
 def put(root: Path, name: str, folder: Path, **target) -> ActiveRelease:
     release = Release(name, "3", "ab" * 32, folder, 512)
-    found = ActiveRelease(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
-    Ledger(root, name).write(found, "deployed", "")
-    return found
+    in_use = ActiveRelease(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
+    Ledger(root, name).write(in_use, "deployed", "")
+    return in_use
 
 
 def answers(url: str) -> bool:
@@ -45,14 +45,14 @@ def answers(url: str) -> bool:
 
 @pytest.mark.timeout(1800)
 def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, command):
-    found = put(tmp_path, "shop", base_dir)
+    in_use = put(tmp_path, "shop", base_dir)
     try:
-        url = found.deployment.url
+        url = in_use.deployment.url
         code, text, _ = command()
         assert code == 0
         assert url in text.replace("\n", "")
-        [one] = json.loads(command("--json")[1])
-        assert one == {"name": "shop", "version": "3", "target": "local", "url": url, "model": "shop", "state": "up"}
+        [entry] = json.loads(command("--json")[1])
+        assert entry == {"name": "shop", "version": "3", "target": "local", "url": url, "model": "shop", "state": "up"}
         assert command("--start", "shop")[1] == f"shop version 3 is up at {url} as shop\n"
         assert command("--stop", "shop")[1] == "shop version 3 was stopped; --start shop starts it again\n"
         assert not answers(url)
@@ -66,7 +66,7 @@ def test_a_server_is_listed_stopped_and_started_again(tmp_path, base_dir, comman
         command("--stop", "shop")
 
 
-def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
+def test_deployments_that_cannot_be_stopped_or_started_are_reported(tmp_path, command):
     assert command() == (0, f"no active deployments below {tmp_path}\n", "")
     assert command("--stop", "shop") == (
         2, "", f"no model 'shop' was deployed below {tmp_path}; deployed models: none\n"
@@ -88,26 +88,26 @@ def test_what_cannot_be_stopped_or_started_here_says_so(tmp_path, command):
 
 
 @pytest.mark.timeout(1800)
-def test_vllm_is_started_again_as_what_it_was(tmp_path, base_dir, command):
-    """A stub of vLLM in a separate environment is restarted with its options."""
+def test_vllm_is_restarted_with_the_same_command(tmp_path, base_dir, command):
+    """Runs a fake of vLLM in an environment of its own."""
     python = environment(tmp_path / "vllm")
-    found = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
+    in_use = put(tmp_path, "shop", base_dir, engine="vllm", python=python, arguments={"max-num-seqs": 4})
     try:
-        pid = int(found.deployment.details["pid"])
-        said = psutil.Process(pid).cmdline()
+        pid = int(in_use.deployment.details["pid"])
+        cmdline = psutil.Process(pid).cmdline()
         for option, value in {"model": str(base_dir), "dtype": "float32", "tool-call-parser": "pythonic"}.items():
-            assert said[said.index(f"--{option}") + 1] == value
-        assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(said)
+            assert cmdline[cmdline.index(f"--{option}") + 1] == value
+        assert {"--enable-auto-tool-choice", "--max-num-seqs"} <= set(cmdline)
         assert command("--stop", "shop")[0] == 0
         assert command("--start", "shop")[0] == 0
         again = Ledger(tmp_path, "shop").active().deployment
-        assert psutil.Process(int(again.details["pid"])).cmdline() == said
-        assert again.url == found.deployment.url
+        assert psutil.Process(int(again.details["pid"])).cmdline() == cmdline
+        assert again.url == in_use.deployment.url
     finally:
         command("--stop", "shop")
 
 
-def test_vllm_that_is_not_there_is_said_before_the_run(tmp_path):
+def test_missing_vllm_is_reported_before_the_run(tmp_path):
     target = LocalTarget(engine="vllm", python=str(tmp_path / "nowhere")).build()
-    with pytest.raises(ResourceError, match=r"deploy.target.python: there is no .*nowhere.*make vllm"):
+    with pytest.raises(ResourceError, match=r"deploy.target.python: .*nowhere.* does not exist.*make vllm"):
         target.check("shop")

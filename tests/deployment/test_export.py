@@ -1,4 +1,4 @@
-"""What an export holds."""
+"""Contents of an export."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_an_adapter_the_base_model_is_exported(base_dir, tmp_path):
     assert all(np.array_equal(base[name], out[name]) for name in base)
 
 
-def test_pickles_and_code_beside_the_base_model_stay_behind(base_dir, adapter_dir, tmp_path):
+def test_pickles_and_code_of_the_base_model_are_not_exported(base_dir, adapter_dir, tmp_path):
     base = shutil.copytree(base_dir, tmp_path / "base")
     for name in ("pytorch_model.bin", "training_args.pt", "modeling_x.py", "pytorch_model.bin.index.json"):
         (base / name).write_bytes(b"x")
@@ -70,7 +70,7 @@ def test_a_base_model_without_safetensors_or_tokenizer_is_refused(base_dir, tmp_
 
 
 def test_the_chat_template_shows_tools_as_training_did(base_dir, adapter_dir, tmp_path):
-    """To whoever knows only the template; and the base model's own stays."""
+    """The exported template renders tools like the policy's; the base model's own template is unchanged."""
     from components.models.weights import load_tokenizer
     from components.trajectories.chat import ChatFormat
 
@@ -79,10 +79,10 @@ def test_the_chat_template_shows_tools_as_training_did(base_dir, adapter_dir, tm
     export_adapter(base_dir, adapter_dir, tmp_path / "adapter", "", base="tiny", revision=None)
     tool = {"type": "function", "function": {"name": "look_up", "description": "Finds.", "parameters": {}}}
     talk = [{"role": "user", "content": "Where is it?"}]
-    wanted = ChatFormat(load_tokenizer(base_dir)).prompt_ids(talk, [tool])
+    expected = ChatFormat(load_tokenizer(base_dir)).prompt_ids(talk, [tool])
     for format in ("merged", "adapter"):
         tokenizer = load_tokenizer(tmp_path / format)
-        found = tokenizer.apply_chat_template(talk, tools=[tool], add_generation_prompt=True, return_dict=False)
-        assert found == wanted
-        assert ChatFormat(tokenizer).prompt_ids(talk, [tool]) == wanted
+        prompt_ids = tokenizer.apply_chat_template(talk, tools=[tool], add_generation_prompt=True, return_dict=False)
+        assert prompt_ids == expected
+        assert ChatFormat(tokenizer).prompt_ids(talk, [tool]) == expected
     assert (base_dir / "chat_template.jinja").read_bytes() == before

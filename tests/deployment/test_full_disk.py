@@ -1,4 +1,4 @@
-"""An export to a disk that is full: said in words, and nothing of it stays."""
+"""Export to a full disk: a clear error, and no partial files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.security
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of 128 kB where one can be mounted; else a limit of the process on its files."""
+    """Mount a file system of 128 kB if possible; otherwise limit the file size of the process."""
     folder.mkdir()
     if (
         subprocess.run(
@@ -50,7 +50,7 @@ def limited_files() -> Iterator[None]:
 
 @pytest.mark.parametrize("limit", [small_disk, lambda folder: limited_files()], ids=["disk", "limit"])
 @pytest.mark.parametrize("form", ["merged", "adapter"])
-def test_nothing_half_written_stays(base_dir, adapter_dir, tmp_path, form, limit):
+def test_partial_export_is_removed(base_dir, adapter_dir, tmp_path, form, limit):
     disk = tmp_path / "disk"
     out = disk / "export"
     work = {
@@ -58,13 +58,13 @@ def test_nothing_half_written_stays(base_dir, adapter_dir, tmp_path, form, limit
         "adapter": lambda: export_adapter(base_dir, adapter_dir, out, "x" * 2**18, base="tiny", revision=None),
     }
     with limit(disk):
-        with pytest.raises(ResourceError, match=r"does not fit on the disk .*nothing of it was kept\. Make room"):
+        with pytest.raises(ResourceError, match=r"does not fit on the disk .*was removed\. Free space"):
             work[form]()
         assert not out.exists()
         assert not disk.exists() or list(disk.iterdir()) == []
 
 
-def test_an_export_is_not_mixed_with_what_is_there(base_dir, tmp_path):
+def test_export_needs_an_empty_folder(base_dir, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(ArtifactError, match="is not empty"):

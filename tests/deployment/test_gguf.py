@@ -1,4 +1,4 @@
-"""GGUF: another program's reader finds the same model in it, and what cannot be written is refused by name."""
+"""GGUF export: another program's reader loads the same model, and an unsupported model is rejected by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def adapter(llama, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def asked(llama, adapter, held_out):
-    """What the policy is asked, and what it says."""
+    """Return the policy's requests and answers."""
     engine = TransformersEngine(llama, max_length=512, device="cpu")
     engine.load_policy("trained", str(adapter))
     requests = opening_requests(held_out, 3, policy="trained", max_tokens=12)
@@ -51,9 +51,9 @@ def merged(llama, adapter, tmp_path_factory):
 
 
 def test_the_merged_model_answers_like_the_policy(merged, asked):
-    found = check_answers("merged", load_model(merged), load_tokenizer(merged), *asked, TOLERANCE["float32"])
-    assert found["prompts"] == 3
-    assert found["max_logprob_difference"] < 1e-4
+    report = check_answers("merged", load_model(merged), load_tokenizer(merged), *asked, TOLERANCE["float32"])
+    assert report["prompts"] == 3
+    assert report["max_logprob_difference"] < 1e-4
 
 
 def test_the_adapter_answers_like_the_policy_under_peft(llama, adapter, asked, tmp_path):
@@ -65,8 +65,8 @@ def test_the_adapter_answers_like_the_policy_under_peft(llama, adapter, asked, t
     assert (tmp_path / "adapter" / "README.md").read_text() == "card"
 
 
-def test_there_is_no_adapter_of_whole_weights(llama, tmp_path):
-    with pytest.raises(ArtifactError, match="holds all weights and no adapter"):
+def test_full_weights_have_no_adapter_export(llama, tmp_path):
+    with pytest.raises(ArtifactError, match="has all weights and no adapter"):
         export_adapter(llama, llama, tmp_path / "adapter", "", base="x", revision=None)
 
 
@@ -75,11 +75,11 @@ def test_a_gguf_answers_like_the_policy(merged, asked, tmp_path, precision, coar
     size = export_gguf(merged, tmp_path / "gguf", "card", name="shop", precision=precision)
     assert size > (tmp_path / "gguf" / f"shop-{precision}.gguf").stat().st_size
     model, tokenizer = load_gguf(tmp_path / "gguf", dtype="float32", device="cpu")
-    found = check_answers("gguf", model, tokenizer, *asked, TOLERANCE[coarsest])
-    assert found["prompts"] == 3
+    report = check_answers("gguf", model, tokenizer, *asked, TOLERANCE[coarsest])
+    assert report["prompts"] == 3
 
 
-def test_a_tokenizer_that_takes_digits_alone_is_named_and_read_so(tmp_path):
+def test_digit_splitting_tokenizer_round_trips(tmp_path):
     base = write_llama(tmp_path / "base", digits=True)
     write_gguf(base, tmp_path / "x.gguf", name="x", precision="f16")
     assert GGUFReader(tmp_path / "x.gguf").fields["tokenizer.ggml.pre"].contents() == "smollm"
@@ -96,14 +96,14 @@ def test_a_gguf_of_f32_holds_the_very_weights(merged, tmp_path):
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), weight, err_msg=name)
 
 
-def test_what_llama_cpp_reads_of_the_tokenizer(merged, tmp_path):
+def test_tokenizer_metadata_for_llama_cpp(merged, tmp_path):
     write_gguf(merged, tmp_path / "x.gguf", name="shop", precision="f16")
     fields = GGUFReader(tmp_path / "x.gguf").fields
-    said = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("pre", "tokens", "token_type", "merges")}
-    assert said["pre"] == "gpt-2"
-    assert said["tokens"][:3] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    assert said["token_type"][:4] == [3, 3, 3, 1]  # control, control, control, normal
-    assert len(said["tokens"]) == 400
+    metadata = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("pre", "tokens", "token_type", "merges")}
+    assert metadata["pre"] == "gpt-2"
+    assert metadata["tokens"][:3] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert metadata["token_type"][:4] == [3, 3, 3, 1]  # control, control, control, normal
+    assert len(metadata["tokens"]) == 400
     assert fields["tokenizer.ggml.eos_token_id"].contents() == 2
     assert fields["tokenizer.ggml.add_bos_token"].contents() is False
     assert "<|im_start|>" in fields["tokenizer.chat_template"].contents()
@@ -117,7 +117,7 @@ def test_another_model_is_caught(llama, asked, tmp_path):
         check_answers("merged", load_model(tmp_path / "merged"), load_tokenizer(llama), *asked, TOLERANCE["float16"])
 
 
-def test_weights_that_are_no_numbers_are_caught(merged, asked):
+def test_nan_weights_are_detected(merged, asked):
     model = load_model(merged)
     model.get_input_embeddings().weight.data.fill_(float("nan"))
     with pytest.raises(EngineError, match="differs from the policy"):
@@ -125,11 +125,11 @@ def test_weights_that_are_no_numbers_are_caught(merged, asked):
 
 
 def test_another_tokenizer_is_caught(merged, base_dir, asked):
-    with pytest.raises(EngineError, match=r"reads held-out prompt 0 differently .* tokenizer or chat template"):
+    with pytest.raises(EngineError, match=r"tokenizes held-out prompt 0 differently .* tokenizer or chat template"):
         check_answers("merged", load_model(merged), load_tokenizer(base_dir), *asked, TOLERANCE["float32"])
 
 
-def test_nothing_to_compare_is_no_proof(merged):
+def test_comparison_needs_prompts(merged):
     with pytest.raises(EngineError, match="no held-out prompt"):
         check_answers("merged", load_model(merged), load_tokenizer(merged), [], [], 1.0)
 
@@ -140,12 +140,20 @@ def test_nothing_to_compare_is_no_proof(merged):
         ("config.json", {"architectures": ["Qwen3ForCausalLM"]}, "its architecture is Qwen3ForCausalLM"),
         ("config.json", {"rope_parameters": {"rope_type": "llama3"}}, r"rotary embedding is scaled \(llama3\)"),
         ("config.json", {"mlp_bias": True}, r"biases \(mlp_bias\)"),
-        ("tokenizer.json", {"model": {"type": "Unigram"}}, "its tokenizer is of the kind Unigram"),
-        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "splits text in a way that has no name"),
-        ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "splits text in a way that has no name"),
+        ("tokenizer.json", {"model": {"type": "Unigram"}}, "its tokenizer has the type Unigram"),
+        (
+            "tokenizer.json",
+            {"normalizer": {"type": "Lowercase"}},
+            "GGUF has no name here for the way in which its tokenizer splits text",
+        ),
+        (
+            "tokenizer.json",
+            {"pre_tokenizer": {"type": "Whitespace"}},
+            "GGUF has no name here for the way in which its tokenizer splits text",
+        ),
     ],
 )
-def test_what_cannot_be_written_is_refused_by_name(llama, tmp_path, file, changed, message):
+def test_unsupported_model_is_rejected_with_the_reason(llama, tmp_path, file, changed, message):
     folder = shutil.copytree(llama, tmp_path / "other-model")
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changed))
     with pytest.raises(ResourceError, match=rf"deploy.formats: gguf: other-model cannot be written as GGUF.*{message}"):
@@ -153,5 +161,5 @@ def test_what_cannot_be_written_is_refused_by_name(llama, tmp_path, file, change
 
 
 def test_a_tokenizer_without_merges_is_refused(base_dir):
-    with pytest.raises(ResourceError, match="its tokenizer merges nothing"):
+    with pytest.raises(ResourceError, match="its tokenizer has no merges"):
         check_architecture(base_dir)

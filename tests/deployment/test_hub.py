@@ -1,4 +1,4 @@
-"""The Hub's endpoints over a real socket, asked by huggingface_hub itself; and what is seen when they fail."""
+"""Hub target against the Hub's endpoints over a real socket, called by huggingface_hub, and its failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 
 class FakeHub:
-    """Repositories with branches; small files come in the commit, large ones by LFS. failing: what goes wrong."""
+    """Repositories with branches; small files in the commit, large ones by LFS. failing: operations that fail."""
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
@@ -55,7 +55,7 @@ class FakeHub:
         path = path.partition("?")[0]
         if path.startswith("/lfs/"):
             if "upload" in self.failing:
-                return 400, {"error": "the upload broke"}
+                return 400, {"error": "the upload failed"}
             self.large[path.removeprefix("/lfs/")] = content
             return 200, {}
         if headers.get("authorization") != f"Bearer {TOKEN}":
@@ -66,12 +66,12 @@ class FakeHub:
             self.branches.setdefault("main", {})
             self.heads.setdefault("main", "0" * 40)
             return 200, {"url": f"{self.url}/me/shop"}
-        if found := re.fullmatch(r"/api/models/me/shop/branch/(.+)", path):
+        if match := re.fullmatch(r"/api/models/me/shop/branch/(.+)", path):
             if method == "DELETE":
-                self.branches.pop(found[1], None)
+                self.branches.pop(match[1], None)
             else:
-                self.branches.setdefault(found[1], dict(self.branches["main"]))
-                self.heads.setdefault(found[1], self.heads["main"])
+                self.branches.setdefault(match[1], dict(self.branches["main"]))
+                self.heads.setdefault(match[1], self.heads["main"])
             return 200, {}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
@@ -80,49 +80,49 @@ class FakeHub:
             return 200, {
                 "files": [
                     {
-                        "path": one["path"],
-                        "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                        "path": entry["path"],
+                        "uploadMode": "lfs" if entry["path"].endswith(".safetensors") else "regular",
                         "shouldIgnore": False,
                     }
-                    for one in files
+                    for entry in files
                 ]
             }
         if path == "/me/shop.git/info/lfs/objects/batch":
             objects = json.loads(content)["objects"]
             upload = [
-                {"oid": one["oid"], "size": one["size"]}
+                {"oid": entry["oid"], "size": entry["size"]}
                 | (
                     {}
-                    if one["oid"] in self.large
-                    else {"actions": {"upload": {"href": f"{self.url}/lfs/{one['oid']}", "header": {}}}}
+                    if entry["oid"] in self.large
+                    else {"actions": {"upload": {"href": f"{self.url}/lfs/{entry['oid']}", "header": {}}}}
                 )
-                for one in objects
+                for entry in objects
             ]
             return 200, {"transfer": "basic", "objects": upload}
-        if found := re.fullmatch(r"/api/models/me/shop/commit/(.+)", path):
-            files = self.branches[found[1]]
+        if match := re.fullmatch(r"/api/models/me/shop/commit/(.+)", path):
+            files = self.branches[match[1]]
             for line in content.splitlines():
-                one = json.loads(line)
-                if one["key"] == "file":
-                    files[one["value"]["path"]] = base64.b64decode(one["value"]["content"])
-                elif one["key"] == "lfsFile":
-                    files[one["value"]["path"]] = self.large[one["value"]["oid"]]
-                elif one["key"] == "deletedFile":
-                    files.pop(one["value"]["path"], None)
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                elif entry["key"] == "lfsFile":
+                    files[entry["value"]["path"]] = self.large[entry["value"]["oid"]]
+                elif entry["key"] == "deletedFile":
+                    files.pop(entry["value"]["path"], None)
             if "short" in self.failing:
                 files["model.safetensors"] = b""
-            self.heads[found[1]] = f"{len(self.heads) + 7:040x}"
-            head = self.heads[found[1]]
+            self.heads[match[1]] = f"{len(self.heads) + 7:040x}"
+            head = self.heads[match[1]]
             return 200, {"commitUrl": f"{self.url}/me/shop/commit/{head}", "commitOid": head}
-        if found := re.fullmatch(r"/api/models/me/shop(?:/revision/(.+))?", path):
-            branch = found[1] or "main"
+        if match := re.fullmatch(r"/api/models/me/shop(?:/revision/(.+))?", path):
+            branch = match[1] or "main"
             listed = [
                 {"rfilename": name, "size": len(data), "blobId": "0" * 40}
                 for name, data in self.branches[branch].items()
             ]
             return 200, {"id": "me/shop", "modelId": "me/shop", "sha": self.heads[branch], "siblings": listed}
-        if found := re.fullmatch(r"/api/models/me/shop/tree/([^/]+)", path):
-            files = self.branches[found[1]]
+        if match := re.fullmatch(r"/api/models/me/shop/tree/([^/]+)", path):
+            files = self.branches[match[1]]
             return 200, [
                 {"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in files.items()
             ]
@@ -135,10 +135,10 @@ def hub(monkeypatch):
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    found = FakeHub()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    fake = FakeHub()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
 
 
 @pytest.fixture
@@ -155,37 +155,42 @@ def target(hub: FakeHub) -> Any:
     return HubTarget(repository="me/shop", url=hub.url).build()
 
 
-def test_a_release_is_read_back_before_it_is_in_main(hub, release, tmp_path):
-    one = target(hub)
-    one.check("shop")
-    made = one.deploy(release, tmp_path)
+def test_release_is_verified_before_main(hub, release, tmp_path):
+    hub_target = target(hub)
+    hub_target.check("shop")
+    deployment = hub_target.deploy(release, tmp_path)
     assert set(hub.branches["main"]) == {"config.json", "README.md", "model.safetensors"}
     assert hub.branches["main"]["model.safetensors"] == b"w" * 4000
-    assert (made.url, made.model, made.details["branch"]) == (None, "me/shop", "release-abababababab")
-    assert one.alive(made)
+    assert (deployment.url, deployment.model, deployment.details["branch"]) == (None, "me/shop", "release-abababababab")
+    assert hub_target.alive(deployment)
     hub.heads["main"] = "f" * 40  # somebody else has committed
-    assert not one.alive(made)
-    one.take_back(made)
+    assert not hub_target.alive(deployment)
+    hub_target.take_back(deployment)
     assert set(hub.branches) == {"main"}
-    assert TOKEN not in repr(made)
+    assert TOKEN not in repr(deployment)
 
 
 @pytest.mark.parametrize(
     ("failing", "message"),
-    [("upload", "upload broke|the hub failed at"), ("short", "model.safetensors has 4000 bytes, and branch")],
+    [
+        ("upload", "upload failed|the hub failed at"),
+        ("short", "model.safetensors has 4000 bytes, but .* on branch"),
+    ],
 )
-def test_an_upload_that_breaks_leaves_main_as_it_was(hub, release, tmp_path, failing, message):
+def test_failed_upload_leaves_main_unchanged(hub, release, tmp_path, failing, message):
     hub.failing.add(failing)
     with pytest.raises(DeployError, match=message):
         target(hub).deploy(release, tmp_path)
     assert hub.branches["main"] == {}
 
 
-def test_a_token_that_is_missing_or_refused(hub, monkeypatch):
+def test_missing_or_rejected_token(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(ResourceError, match=r"refuses the token .*HF_TOKEN: it needs a token that may write") as seen:
+    with pytest.raises(
+        ResourceError, match=r"rejects the token .*HF_TOKEN: it needs a token with write permission"
+    ) as caught:
         target(hub).check("shop")
-    assert "hf_wrong" not in str(seen.value)
+    assert "hf_wrong" not in str(caught.value)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(ResourceError, match="variable HF_TOKEN is not set"):
         target(hub).check("shop")

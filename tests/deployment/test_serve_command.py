@@ -1,4 +1,4 @@
-"""`python -m components.inference.server` on an export, as a user starts it."""
+"""`python -m components.inference.server` on an export, started as a user starts it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_it_serves_an_export_until_it_is_told_to_stop(base_dir, adapter_dir, tmp
             with openai.OpenAI(base_url=line.split()[3], api_key="none", timeout=600) as client:
                 prompt = [{"role": "user", "content": "Hello"}]
                 answer = client.chat.completions.create(model="shop-agent", messages=prompt, max_tokens=4)
-                said = client.responses.create(model="shop-agent", input="Hello", max_output_tokens=4)
-                listed = [one.id for one in client.models.list()]
-            assert (answer.model, said.model, listed) == ("shop-agent", "shop-agent", ["shop-agent"])
+                response = client.responses.create(model="shop-agent", input="Hello", max_output_tokens=4)
+                listed = [model.id for model in client.models.list()]
+            assert (answer.model, response.model, listed) == ("shop-agent", "shop-agent", ["shop-agent"])
             assert answer.usage.completion_tokens <= 4
             process.send_signal(signal.SIGTERM)
             assert process.wait(600) == 0

@@ -1,4 +1,4 @@
-"""The service file of SkyServe: read by SkyPilot, and as it is shown in sky/serve.yaml."""
+"""Service file of SkyServe: parsed by SkyPilot, and equal to sky/serve.yaml."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_mistakes(capsys, arguments, message):
 def test_skypilot_reads_it(capsys):
     assert sky_serve.main(SHOP) == 0
     assert sky_serve.main([*SHOP[:-1], "L4:many"]) == 2
-    assert "SkyPilot refuses the service" in capsys.readouterr().err
+    assert "SkyPilot rejects the service" in capsys.readouterr().err
 
 
 @pytest.mark.security
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_replicas_need_a_key_that_is_written_nowhere(engine, tmp_path):
-    """They listen on all addresses. The command of the service ends at once where the key was not passed."""
+def test_replicas_need_a_key_that_is_never_written(engine, tmp_path):
+    """Replicas listen on all addresses. The command of the service fails at once without the key."""
     task = sky_serve.service("a/b", "shop", engine=engine, accelerators=None, replicas=1, max_length=64)
     assert task["secrets"] == {"ESPALIER_SERVER_KEY": None}
     assert task["service"]["readiness_probe"]["path"] == "/health"
@@ -63,7 +63,7 @@ def test_replicas_need_a_key_that_is_written_nowhere(engine, tmp_path):
         python.parent.mkdir(parents=True)
         python.write_text("#!/bin/sh\necho key $VLLM_API_KEY\n")
         python.chmod(0o755)
-        for key, said in (("", ""), ("k3y", "key k3y\n")):
+        for key, output in (("", ""), ("k3y", "key k3y\n")):
             environment = {"HOME": str(tmp_path), "ESPALIER_SERVER_KEY": key}
             ended = subprocess.run(["bash", "-c", task["run"]], env=environment, capture_output=True, text=True)
-            assert (ended.stdout, ended.returncode == 0) == (said, bool(key))
+            assert (ended.stdout, ended.returncode == 0) == (output, bool(key))

@@ -1,4 +1,4 @@
-"""Together's API as it is documented, spoken by a server over a real socket; and what is seen when it fails."""
+"""Together target against a server that implements the documented API over a real socket, and its failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "secret-of-the-host"
 
 
 class Host:
-    """Answers as the documentation says. failing: what goes wrong, by name."""
+    """Server of the documented API. failing: names of the operations that fail."""
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
@@ -75,9 +75,9 @@ class Host:
                     return 200, {"job_id": "job-1", "status": "Failed", "status_updates": ["no config.json"]}, {}
                 return 200, {"job_id": "job-1", "status": "Complete" if self.looks > 2 else "Running"}, {}
             case "POST", "/v1/endpoints":
-                made = {"id": "endpoint-1", "name": f"me/{body['model']}-abc", "state": "PENDING", **body}
-                self.endpoints["endpoint-1"] = made
-                return 200, made, {}
+                endpoint = {"id": "endpoint-1", "name": f"me/{body['model']}-abc", "state": "PENDING", **body}
+                self.endpoints["endpoint-1"] = endpoint
+                return 200, endpoint, {}
             case "GET", "/v1/endpoints":
                 return 200, {"object": "list", "data": list(self.endpoints.values())}, {}
             case "GET", "/v1/endpoints/endpoint-1" if "endpoint-1" in self.endpoints:
@@ -95,10 +95,10 @@ class Host:
 def host(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
     monkeypatch.setenv("HF_TOKEN", "token-of-the-hub")
-    found = Host()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    fake = Host()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
 
 
 @pytest.fixture
@@ -114,40 +114,40 @@ def target(host: Host, **changes: Any) -> Any:
 
 def test_a_release_is_fetched_gets_an_endpoint_and_answers(host, release, tmp_path):
     host.failing |= {"busy", "broken"}  # both pass
-    one = target(host)
-    one.check("shop")
-    made = one.deploy(release, tmp_path)
+    together = target(host)
+    together.check("shop")
+    deployment = together.deploy(release, tmp_path)
     slug = f"shop-agent-{'ab' * 6}"
-    assert (made.url, made.model) == (host.url, f"me/{slug}-abc")
-    assert made.details == {"endpoint": "endpoint-1", "model": slug}
+    assert (deployment.url, deployment.model) == (host.url, f"me/{slug}-abc")
+    assert deployment.details == {"endpoint": "endpoint-1", "model": slug}
     sent = {path: body for method, path, body in host.asked if method == "POST"}
-    wanted = {"model_name": slug, "model_source": "me/shop", "model_type": "model", "hf_token": "token-of-the-hub"}
-    assert sent["/v1/models"] == wanted
+    expected = {"model_name": slug, "model_source": "me/shop", "model_type": "model", "hf_token": "token-of-the-hub"}
+    assert sent["/v1/models"] == expected
     assert sent["/v1/endpoints"]["autoscaling"] == {"min_replicas": 1, "max_replicas": 1}
     assert host.looks == 3
-    assert one.alive(made)
-    assert KEY not in repr(made)
-    assert "token-of-the-hub" not in repr(made)
-    one.take_back(made)
-    assert not one.alive(made)
-    one.take_back(made)  # what is gone is gone
+    assert together.alive(deployment)
+    assert KEY not in repr(deployment)
+    assert "token-of-the-hub" not in repr(deployment)
+    together.take_back(deployment)
+    assert not together.alive(deployment)
+    together.take_back(deployment)  # what is gone is gone
 
 
-def test_the_canary_compares_with_what_the_policy_said(host, release, tmp_path):
-    made = target(host).deploy(release, tmp_path)
-    said = [
+def test_canary_compares_with_the_policys_answers(host, release, tmp_path):
+    deployment = target(host).deploy(release, tmp_path)
+    records = [
         {"messages": [{"role": "user", "content": "Where?"}], "tools": [], "max_tokens": 8, "answer": {"content": text}}
         for text in ("On its way.", "On its way.", "Nowhere.", "On its way.")
     ]
-    (tmp_path / FILE).write_text(json.dumps(said))
+    (tmp_path / FILE).write_text(json.dumps(records))
     ask = {"timeout": 2.0}
-    assert check_endpoint(made, tmp_path, prompts=4, agreement=0.75, **ask) == 0.75
-    assert check_endpoint(made, tmp_path, prompts=2, agreement=1.0, **ask) == 1.0
-    with pytest.raises(DeployError, match=r"0\.75 of 4 .*agreement is 1; prompt 2: it says .*On its way.*Nowhere"):
-        check_endpoint(made, tmp_path, prompts=4, agreement=1.0, **ask)
+    assert check_endpoint(deployment, tmp_path, prompts=4, agreement=0.75, **ask) == 0.75
+    assert check_endpoint(deployment, tmp_path, prompts=2, agreement=1.0, **ask) == 1.0
+    with pytest.raises(DeployError, match=r"0\.75 of 4 .*agreement is 1; prompt 2: it answers .*On its way.*Nowhere"):
+        check_endpoint(deployment, tmp_path, prompts=4, agreement=1.0, **ask)
     host.says = ""
     with pytest.raises(DeployError, match="an empty answer, 3 times in a row"):
-        check_endpoint(made, tmp_path, prompts=4, agreement=0.0, **ask)
+        check_endpoint(deployment, tmp_path, prompts=4, agreement=0.0, **ask)
 
 
 @pytest.mark.parametrize(
@@ -158,30 +158,30 @@ def test_the_canary_compares_with_what_the_policy_said(host, release, tmp_path):
         (
             "never",
             WaitTimeout,
-            r"waited 0.2 s \(deploy.target.ready_timeout\) for the endpoint endpoint-1; it is START",
+            r"after 0.2 s \(deploy.target.ready_timeout\) waiting for the endpoint endpoint-1; its state is START",
         ),
     ],
 )
-def test_what_fails_at_the_host_is_said_and_leaves_nothing_that_costs(host, release, tmp_path, failing, kind, message):
+def test_failures_at_the_host_are_reported_and_leave_no_endpoint(host, release, tmp_path, failing, kind, message):
     host.failing.add(failing)
     with pytest.raises(kind, match=message):
         target(host, **({"ready_timeout": 0.2} if failing == "never" else {})).deploy(release, tmp_path)
     assert not host.endpoints
 
 
-def test_a_key_that_is_missing_or_refused(host, monkeypatch):
+def test_missing_or_rejected_key(host, monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", "wrong-key")
     with pytest.raises(
         ResourceError, match=r"refuses the key.*correct the environment variable TOGETHER_API_KEY"
-    ) as seen:
+    ) as caught:
         target(host).check("shop")
-    assert "wrong-key" not in str(seen.value)
+    assert "wrong-key" not in str(caught.value)
     monkeypatch.delenv("TOGETHER_API_KEY")
     with pytest.raises(ResourceError, match="variable TOGETHER_API_KEY is not set"):
         target(host).check("shop")
 
 
-def test_a_host_that_is_away(monkeypatch):
+def test_unreachable_host(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
     spec = TogetherTarget(source="me/shop", hardware="x", url="http://127.0.0.1:9/v1", retry_for=0.1)
     with pytest.raises(ResourceError, match=re.escape("deploy.target.url: http://127.0.0.1:9/v1 cannot be used")):

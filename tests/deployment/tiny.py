@@ -1,4 +1,4 @@
-"""A tiny model and adapters that change its answers, without training."""
+"""Tiny model and adapters that change its answers, without training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TINY = ModelSpec(name="tiny", source="random", max_length=512)
 
 
 def write_adapter(base_dir: Path, out: Path, seed: int, rank: int = 4) -> Path:
-    """A LoRA folder in PEFT's form with random A and B on every projection of attention and MLP."""
+    """Create a PEFT LoRA folder with random A and B on every projection of attention and MLP."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file

@@ -145,13 +145,13 @@ def test_an_mlflow_server_that_is_away_for_a_while_hears_everything_later(tmp_pa
     with mlflow_server(tmp_path, port):
         process = place.start(*overrides)
         until(lambda: "evaluate[start] ran" in log_of(place), process)
-    until(lambda: "is away; the run goes on" in log_of(place), process)
+    until(lambda: "is unreachable; the run continues" in log_of(place), process)
     until(lambda: "evaluate[final] ran" in log_of(place), process)
     time.sleep(20)  # now the run waits at its end
     with mlflow_server(tmp_path, port):
         done = ended(process)
         assert done.result["policy_digest"] == undisturbed.result["policy_digest"]
-        assert "is back" in done.errors
+        assert "is reachable again" in done.errors
         from components.tracking.store import connect
 
         client = connect(f"http://127.0.0.1:{port}", tmp_path)

@@ -119,9 +119,9 @@ def test_a_function_or_class_of_the_user_is_a_filter(own):
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("shorter", {}, r"filter\._target_: 'shorter' is not there in own_filters; .* Did you mean 'short'"),
+        ("shorter", {}, r"filter\._target_: 'shorter' does not exist in own_filters; .* Did you mean 'short'"),
         ("short", {"least": 2}, r"filter\.least: no such key"),
-        ("nothing", {}, r"filter\._target_: own_filters\.nothing takes nothing, and is called with one thing here"),
+        ("nothing", {}, r"filter\._target_: own_filters\.nothing takes no positional argument, but is called with one"),
         ("Bare", {}, r"filter\._target_: own_filters\.Bare is not a filter"),
         ("Raises", {}, r"filter: own_filters\.Raises cannot be built: OSError: no such file"),
     ],

@@ -215,7 +215,7 @@ def test_where_the_stage_fails_the_work_is_ended_and_puts_away_what_it_has(tmp_p
 
 def test_work_that_hangs_is_ended_as_any_stage(tmp_path, execution):
     execution.spec = spec_of(tmp_path, compute={"stall_timeout": 1})
-    words = r"collect\[2\]: nothing has moved for 1 s.*compute.stall_timeout"
+    words = r"collect\[2\]: no progress for 1 s.*compute.stall_timeout"
     with (
         pytest.raises(WaitTimeout, match=words),
         together(execution, plainly)(

@@ -354,7 +354,7 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
     def ask(places):
         asked.append(sorted(places))
         found = {name: Offer("cpu_4x on lambda/us-west-1", 0.5) for name in places}
-        return {**found, "gpu": Offer("H100:1 on any cloud", None, "there is no H100:1")}
+        return {**found, "gpu": Offer("H100:1 on any cloud", None, "H100:1 is not available")}
 
     found = plan(spec_of(tmp_path, seed=1, **shared), ask)
     assert asked == [["cpu", "gpu", "idle"]]  # once, and not where a price is given
@@ -363,7 +363,7 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
         assert by_label[label].cost == cost
     text = show(found)
     assert "cpu: cpu_4x on lambda/us-west-1, 0.50 per hour by SkyPilot's optimizer" in text
-    assert "gpu: unknown price: there is no H100:1" in text
+    assert "gpu: unknown price: H100:1 is not available" in text
     assert "idle:" not in text  # no stage of this run is there
     kept = plan(spec_of(tmp_path, **shared), ask)
     assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked
@@ -374,4 +374,7 @@ def test_an_environment_of_vllm_that_is_missing_is_said(tmp_path):
     text = show(plan(spec_of(tmp_path, inference={"name": "vllm", "python": python})))
     assert f"the run cannot start yet: inference.python: vLLM's environment is not there ({python})" in text
     text = show(plan(spec_of(tmp_path, deploy={"target": {"name": "local", "engine": "vllm", "python": python}})))
-    assert f"the run cannot start yet: deploy.target.python: there is no {python}" in text
+    assert (
+        f"the run cannot start yet: deploy.target.python: {python}, the Python of vLLM's environment, does not exist"
+        in text
+    )

@@ -54,7 +54,7 @@ class Served:
 
     def deploy(self, new: Release, root: Any) -> Deployment:
         if new.version not in self.says:
-            raise DeployError("the server ended while it started")
+            raise DeployError("the server exited during startup")
         server = Server(Scripted(*[self.says[new.version]] * 9), new.name, port=self.port)
         server.__enter__()
         self.up[server.url] = server
@@ -116,7 +116,7 @@ def test_a_champion_is_in_use_when_it_has_passed_and_the_one_before_goes(put, ta
 
 @pytest.mark.parametrize(
     ("says", "message"),
-    [({"1": "Here."}, "ended while it started"), ({"1": "Here.", "2": "Nowhere."}, "answers 0.00 of 1 held-out")],
+    [({"1": "Here."}, "exited during startup"), ({"1": "Here.", "2": "Nowhere."}, "answers 0.00 of 1 held-out")],
 )
 def test_what_fails_leaves_in_use_what_was(put, target, tmp_path, says, message):
     target.says = says

@@ -45,7 +45,10 @@ def test_it_makes_what_the_flow_would_make(tmp_path):
     [
         ("no json", "not valid JSON"),
         (json.dumps({"stage": "colect", "spec": {}}), "Did you mean 'collect'?"),
-        (json.dumps({"stage": "judge", "spec": {"reward": {"_target_": "os.system"}}}), "of Python's standard library"),
+        (
+            json.dumps({"stage": "judge", "spec": {"reward": {"_target_": "os.system"}}}),
+            "belongs to Python's standard library",
+        ),
     ],
 )
 def test_a_mistake_is_exit_code_2_and_a_line(tmp_path, text, words):

@@ -22,7 +22,7 @@ def test_an_environment_that_never_returns_ends_its_stage(tmp_path, screen, capl
     compute = {"default": placement, "stall_timeout": 2}
     spec = spec_of(tmp_path, environment=HANGING, allow=["tests"], compute=compute)
     execution = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "logs" / "log")
-    with pytest.raises(WaitTimeout, match=r"collect\[sft\]: nothing has moved for 2 s.*compute.stall_timeout"):
+    with pytest.raises(WaitTimeout, match=r"collect\[sft\]: no progress for 2 s.*compute.stall_timeout"):
         execution.stage("collect[sft]", 0, Requests(spec).demonstrate())
     assert "collect[sft] has stalled" in caplog.text
     assert ("world.py" in caplog.text) == (placement == "local")

@@ -117,7 +117,7 @@ def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path,
     ("line", "words"),
     [
         ("store=s3://me:secret@bucket", "store: holds a secret (a credential in a URL)"),
-        ("store=s4://bucket", "s4 is no protocol that fsspec knows"),
+        ("store=s4://bucket", "fsspec does not support the protocol s4"),
         ("store=bucket", "store: 'bucket': expected a URI such as s3://BUCKET/PREFIX"),
         (
             "root=s3://bucket",
@@ -145,7 +145,7 @@ def test_files_of_a_newer_schema_are_refused_and_left_alone(tmp_path, caplog):
             ),
         ):
             run_stage(request, Context.at(tmp_path))
-    assert "set aside" not in caplog.text
+    assert "damaged artifact" not in caplog.text
     assert artifact.path.is_dir()
 
 

@@ -161,7 +161,7 @@ def test_a_process_that_dies_ends_the_stage_and_nothing_is_left(tmp_path):
             mine = [one for one in psutil.Process().children(recursive=True) if one.environ().get("RANK") == "1"]
             mine[0].kill()
 
-    with pytest.raises(EspalierError, match=r"process 1 of those that train together ended by SIGKILL.*log\.txt"):
+    with pytest.raises(EspalierError, match=r"training process 1 ended by SIGKILL.*log\.txt"):
         _together(root).run(_request(save_every=0.0).to_json(), kill)
     assert not list(psutil.Process().children(recursive=True))
     assert _together(root).run(_request(save_every=0.0).to_json(), print).status == "ran"

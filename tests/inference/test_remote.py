@@ -167,7 +167,7 @@ def test_what_goes_on_for_longer_is_told_once_and_when_it_is_over(connect, caplo
         ask(connect(line.url))
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
-    assert "HTTP 503: overloaded; asking again for up to 5 s" in warnings[0]
+    assert "HTTP 503: overloaded; retrying for up to 5 s" in warnings[0]
     assert "answers again, after" in warnings[1]
 
 
@@ -181,7 +181,7 @@ def test_a_server_says_how_long_to_wait(connect):
 def test_a_server_that_is_away_is_waited_for_and_then_the_request_has_failed(connect):
     with Line() as line:
         pass  # nobody listens there now
-    with pytest.raises(EngineError, match=r"connection broke.*sent again for 0\.5 s \(inference.retry_for\)"):
+    with pytest.raises(EngineError, match=r"connection broke.*retried for 0\.5 s \(inference.retry_for\)"):
         ask(connect(line.url, retry_for=0.5))
 
 

@@ -1,4 +1,4 @@
-"""Components that take anything, so that a secret can be planted anywhere below them."""
+"""Components that accept any argument, so that a secret can be planted anywhere below them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class World(Shop):
         super().__init__(seed, train, heldout)
         self.settings = settings
         self.note = Path(settings["note"]) if isinstance(settings, dict) and "note" in settings else None
-        self.refuses = {one.id for one in self.scenarios("heldout")[:1]}
+        self.refuses = {scenario.id for scenario in self.scenarios("heldout")[:1]}
 
     def reset(self, scenario: Scenario) -> Messages:
         if self.note is not None:

@@ -1,4 +1,4 @@
-"""Strategies: secrets by form, the places in text where they stand, and ordinary values."""
+"""Strategies: secrets by form, their positions in text, and ordinary values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOWER = string.ascii_lowercase + string.digits
 
 
 def random(alphabet: str, length: int) -> st.SearchStrategy[str]:
-    """Texts of a length with a digit, a small and a capital letter, as far as the alphabet has them."""
+    """Return texts of a length with a digit, a lower-case and an upper-case letter, if the alphabet has them."""
     kinds = [string.digits, string.ascii_lowercase, string.ascii_uppercase]
     needed = [kind for kind in kinds if set(kind) & set(alphabet)]
 
@@ -59,7 +59,7 @@ TOKENS = {
     "header": random(ALNUM, 16).map(lambda t: f"X-Api-Key: {t}"),
     "webhook": random(ALNUM, 24).map(lambda t: f"https://hooks.slack.com/services/T01/B02/{t}"),
 }
-"""By form: a text with a secret in it."""
+"""Texts with a secret, by form."""
 
 AROUND = st.sampled_from(["{}", "see {}", "{}, then go on", "({})", "'{}'", '"{}"', "a\n{}\nb", "x={}"])
 """Text around a secret."""
@@ -97,7 +97,7 @@ ORDINARY = st.one_of(
     st.integers().map(str),
     st.floats(allow_nan=False).map(str),
 )
-"""Values that configurations have, and are no secrets."""
+"""Values that occur in configurations and are no secrets."""
 
 SECRET_KEYS = st.sampled_from(
     ["api_key", "OPENAI_KEY", "hf_token", "password", "Authorization", "X-Api-Key", "client_secret", "pat", "dsn",

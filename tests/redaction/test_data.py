@@ -1,4 +1,4 @@
-"""Secrets in nested data: found wherever they stand, named by their key, and masked."""
+"""Secrets in nested data: found at any position, reported by key, and masked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_value_under_a_secret_key_is_found_at_any_depth(place, key, value):
 
 
 @pytest.mark.parametrize("value", ["env00000000A", "environment7", "getenv123456"])
-def test_a_value_that_only_begins_like_an_access_to_the_environment_is_found(value):
+def test_environment_access_prefix_does_not_hide_a_secret(value):
     assert secrets_in({"api_key": value})
 
 
@@ -58,7 +58,7 @@ def test_a_secret_by_its_form_is_found_under_any_key(place, key, value):
 
 @few
 @given(st.recursive(ORDINARY, lambda inside: st.lists(inside) | st.dictionaries(ORDINARY_KEYS, inside), max_leaves=20))
-def test_ordinary_data_is_let_through_and_stays_as_it_is(data):
+def test_ordinary_data_is_accepted_and_unchanged(data):
     assert not secrets_in({"data": data})
     assert mask({"data": data}) == {"data": data}
 
@@ -79,10 +79,10 @@ def test_ordinary_data_is_let_through_and_stays_as_it_is(data):
         {"args": {"auth": {"type": "basic", "value": "zq81kd02mfp"}}},
     ],
 )
-def test_places_that_hide_a_secret(data):
-    found = secrets_in(data)
-    assert found
-    shown = repr((found, mask(data)))
+def test_secret_is_found_in_unusual_positions(data):
+    secrets = secrets_in(data)
+    assert secrets
+    shown = repr((secrets, mask(data)))
     assert not any(value in shown for value in ("zq81kd02mfp", "27182818", "ghp_"))
 
 
@@ -99,7 +99,7 @@ def test_places_that_hide_a_secret(data):
         {"dsn": "postgresql://me@db.example.com/x"},
     ],
 )
-def test_references_and_placeholders_are_let_through(data):
+def test_references_and_placeholders_are_accepted(data):
     assert not secrets_in(data)
     assert mask(data) == data
 
@@ -171,7 +171,7 @@ def test_a_refusal_names_what_takes_the_secret(path):
 
 
 @pytest.mark.parametrize("path", NOT_TAKEN)
-def test_a_refusal_proposes_no_reference_where_none_is_read(path):
+def test_error_proposes_no_reference_if_none_is_read(path):
     (problem,) = problems([Secret(path, "a token")])
     assert "env:" not in problem.message
     assert "variable" not in problem.message

@@ -65,7 +65,7 @@ def test_only_the_secret_is_masked(text, masked):
     assert mask_text(text) == masked
 
 
-def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch):
+def test_values_of_secret_variables_are_masked_anywhere(monkeypatch):
     monkeypatch.setenv("SOME_SERVICE_KEY", "zq81kd02mfp")
     monkeypatch.setenv("SOME_PASSWORD", "password")  # an ordinary word: masking it would tell more than it hides
     assert mask_text("the server says: zq81kd02mfp is not valid") == "the server says: *** is not valid"

@@ -1,4 +1,4 @@
-"""Keys that are secret by their name, and keys that only look so."""
+"""Keys that are secret by their name, and similar keys that are not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_other_names(key):
         *("[^9kd93", "os.9kd93", "$A-9kd93", "$ABC9x", "${X}hunter", "$X hunter2", "<x9kd93", "$ecret"),
     ],
 )
-def test_what_only_begins_like_a_placeholder_is_a_secret(value):
+def test_placeholder_prefix_does_not_hide_a_secret(value):
     assert not is_harmless(value, "api_key")
     assert secrets_in({"db": {"password": value}})
 

@@ -178,12 +178,12 @@ def test_a_request_that_was_not_answered_is_sent_again_as_it_was(name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("500", "HTTP 500: overloaded; sent again for 0.4 s (reward.model.retry_for)"),
+        ("500", "HTTP 500: overloaded; retried for 0.4 s (reward.model.retry_for)"),
         ("too many requests", "HTTP 429: Rate limit reached"),
         ("hung up", "the connection broke"),
         ("cut in the middle", "the connection broke"),
         ("too slow", "no answer within 0.1 s (reward.model.timeout)"),
-        ("HTML", "an answer that is no JSON: '<html>"),
+        ("HTML", "the response is not JSON: '<html>"),
         ("empty", "an empty answer, 3 times in a row"),
     ],
 )

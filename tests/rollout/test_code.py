@@ -367,7 +367,7 @@ def test_a_forged_end_mark_drops_no_reward(state):
     """Regression: the marker was a digest of the code, which the code itself can compute."""
     forge = (
         "import hashlib, os, sys\n"
-        "given = sys._getframe(1).f_globals['given']\n"
+        "given = sys._getframe(1).f_globals['request']\n"
         "codes = [*(code for code, _ in given['earlier']), given['cell']]\n"
         "mark = hashlib.sha256(chr(0).join(codes).encode()).hexdigest()[:16]\n"
         f"print(mark + {state!r}, end='', flush=True)\n"

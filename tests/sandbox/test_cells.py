@@ -1,4 +1,4 @@
-"""Cells whose code speaks in the driver's place: what they print is only output, and no call is lost."""
+"""Cells whose code impersonates the driver: their prints are only output, and no call is lost."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def send(text):
 
 
 def played(code, *earlier):
-    made = []
+    calls = []
 
     def call(name, arguments):
-        made.append((name, arguments))
+        calls.append((name, arguments))
         return {"text": str(arguments["number"])}
 
     sandbox = Sandbox(Limits(seconds=60, cpu_seconds=60))
-    shown = play(sandbox, [Cell(one) for one in earlier], code, tools=TOOLS, call=call)
-    return shown, made
+    shown = play(sandbox, [Cell(source) for source in earlier], code, tools=TOOLS, call=call)
+    return shown, calls
 
 
 @pytest.mark.parametrize("state", ["0", "1", "2", "3"])
 def test_a_mark_that_the_code_could_compute_is_only_output(state):
     code = "add(1)\nimport os\nprint(MARK, end='', flush=True)\nos._exit(0)"
     mark = hashlib.sha256(code.encode()).hexdigest()[:16] + state
-    for shown, made in (played(code, f"MARK = {mark!r}"), played(code.replace("MARK", repr(mark)))):
-        assert made == [("add", {"number": 1})]
-        assert [called[:2] for called in shown.calls] == made
+    for shown, calls in (played(code, f"MARK = {mark!r}"), played(code.replace("MARK", repr(mark)))):
+        assert calls == [("add", {"number": 1})]
+        assert [called[:2] for called in shown.calls] == calls
         assert (shown.well, shown.kept, shown.unreadable, shown.lost) == (False, False, False, False)
         assert mark in shown.text
         assert "ended the interpreter, with exit code 0" in shown.text
@@ -49,9 +49,9 @@ def test_a_mark_that_the_code_could_compute_is_only_output(state):
 @pytest.mark.parametrize("state", ["unreadable", "begins", "well", "failed", "lost", "other"])
 def test_a_state_that_the_code_sends_loses_no_call(state):
     message = json.dumps(json.dumps(state))
-    before, made = played(f"{SENDS}add(1)\nsend({message}.encode())\nadd(2)\nos._exit(0)")
-    assert made == [("add", {"number": 1}), ("add", {"number": 2})]
-    assert [called[:2] for called in before.calls] == made
+    before, calls = played(f"{SENDS}add(1)\nsend({message}.encode())\nadd(2)\nos._exit(0)")
+    assert calls == [("add", {"number": 1}), ("add", {"number": 2})]
+    assert [called[:2] for called in before.calls] == calls
     assert not before.unreadable
     assert (before.well, before.kept, before.lost) == (state == "well", state in ("well", "failed"), state == "lost")
     later, _ = played("add(3)", f"{SENDS}send({message}.encode())")
@@ -59,13 +59,13 @@ def test_a_state_that_the_code_sends_loses_no_call(state):
     assert [called[1] for called in later.calls] == [{"number": 3}]
 
 
-def test_what_honest_cells_come_to_is_as_it_was():
-    shown, made = played("x += add(1)\nx", "x = 'a'")
-    assert (shown.text, shown.well, shown.kept, made) == ("'a1'", True, True, [("add", {"number": 1})])
-    shown, made = played("add(1)\n1 / 0")
-    assert (shown.well, shown.kept, len(made)) == (False, True, 1)
-    shown, made = played("add(1)\nf(")
-    assert (shown.unreadable, shown.kept, shown.calls, made) == (True, True, [], [])
+def test_results_of_ordinary_cells():
+    shown, calls = played("x += add(1)\nx", "x = 'a'")
+    assert (shown.text, shown.well, shown.kept, calls) == ("'a1'", True, True, [("add", {"number": 1})])
+    shown, calls = played("add(1)\n1 / 0")
+    assert (shown.well, shown.kept, len(calls)) == (False, True, 1)
+    shown, calls = played("add(1)\nf(")
+    assert (shown.unreadable, shown.kept, shown.calls, calls) == (True, True, [], [])
     assert "SyntaxError" in shown.text
     shown, _ = played("2 + 2", "add(5)")
     assert shown.lost

@@ -1,5 +1,5 @@
-"""Where control groups are created, on folders that are laid out as the kernel lays out its hierarchies. What the
-groups bound is tested with those of this machine by `test_memory_attacks.py`."""
+"""Location of control groups, on fake folders with the kernel's layout of hierarchies. `test_memory_attacks.py` tests
+the limits of real groups on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION_2 = "30 23 0:26 / {} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Path]]:
-    """Lays out a hierarchy with our own group in it, and returns its root."""
+    """Create a hierarchy with our own group in it, and return its root."""
     monkeypatch.setattr(cgroups, "_works", lambda hierarchy: True)
 
     def lay_out(own: str, mount: str) -> Path:

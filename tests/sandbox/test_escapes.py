@@ -1,4 +1,4 @@
-"""Attempts of a program to get out of the sandbox, each as root and as an ordinary user.
+"""Sandbox escape attempts of a program, each as root and as an ordinary user.
 
 Each attempt says what it got: what it read, or what it was allowed to do. It must have got nothing. The test looks
 from outside, too: at files that it could have written, sockets that it could have reached, processes that it could
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 MARK = f"espalier-escape-{os.getpid()}"
 SECRET = f"secret-{secrets.token_hex(8)}"
-"""Stands in a file, in the environment and in the command line of a process of the host."""
+"""Secret in a file, in the environment and in the command line of a process of the host."""
 
 pytestmark = [
     pytest.mark.security,
@@ -280,7 +280,7 @@ print(json.dumps(results))
 
 @dataclass
 class Outcome:
-    """What all attempts of one user came to."""
+    """Outcome of all attempts of one user."""
 
     attempts: dict[str, dict[str, Any]]
     connections: int
@@ -293,7 +293,7 @@ class Outcome:
 
 @functools.cache
 def outcome(uid: int) -> Outcome:
-    """Run all attempts in one sandbox, beside listeners, files and a process that they could reach."""
+    """Run all attempts in one sandbox, with listeners, files and a process on the host as targets."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="escape-"))
         stack.callback(shutil.rmtree, folder)
@@ -334,12 +334,12 @@ def outcome(uid: int) -> Outcome:
             "CLONE": seccomp.CLONE[column],
             "SOCKET": seccomp.RULES["socket"].numbers[column],
         }
-        given = json.dumps({"names": names, "attempts": ATTEMPTS}).replace(SECRET, SECRET[:9] + "@" + SECRET[9:])
+        request = json.dumps({"names": names, "attempts": ATTEMPTS}).replace(SECRET, SECRET[:9] + "@" + SECRET[9:])
         driver = DRIVER.replace("json.load(sys.stdin)", "json.loads(sys.stdin.read().replace('@', ''))")
         os.environ["ESPALIER_SECRET"] = SECRET
         stack.callback(os.environ.pop, "ESPALIER_SECRET")
         limits = Limits(seconds=120, cpu_seconds=60, output_bytes=1_000_000)
-        result = run_forked(lambda: Sandbox(limits).python(driver, stdin=given), uid)
+        result = run_forked(lambda: Sandbox(limits).python(driver, stdin=request), uid)
         assert result.ok, result
         reached = 0
         for listener in streams:
@@ -374,25 +374,25 @@ def test_an_attempt_gets_nothing(name: str, uid: int):
 
 @uids
 def test_nothing_outside_has_changed(uid: int):
-    seen = outcome(uid)
-    assert (seen.connections, seen.datagrams, seen.marks) == (0, 0, [])
-    assert (seen.victim_alive, seen.victim_nice) == (True, psutil.Process().nice())
-    assert SECRET not in seen.stdout
+    observed = outcome(uid)
+    assert (observed.connections, observed.datagrams, observed.marks) == (0, 0, [])
+    assert (observed.victim_alive, observed.victim_nice) == (True, psutil.Process().nice())
+    assert SECRET not in observed.stdout
 
 
 def running(mark: str) -> list[int]:
     """Return the host's processes with these words in their command line."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 slow_uids = pytest.mark.parametrize(
     "uid", [pytest.param(0, id="root"), pytest.param(USER, id="user", marks=pytest.mark.slow)]
 )
-"""For attempts that need a run each."""
+"""Attempts that need a run each."""
 
 SURVIVORS = {
     "daemon": "if os.fork() == 0:\n os.setsid()\n if os.fork() == 0: sleep()\n os._exit(0)",
@@ -483,7 +483,7 @@ EXHAUSTION = {
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name.endswith("cpu_time") else []) for name in EXHAUSTION],
 )
-def test_what_a_program_uses_is_bounded(name: str, uid: int):
+def test_resource_usage_is_bounded(name: str, uid: int):
     code, limits, ends = EXHAUSTION[name]
     head = "import os, signal, sys, time\n"
     result = run_forked(lambda: Sandbox(Limits(**limits)).python(head + code), uid)
@@ -509,7 +509,7 @@ CALLS = {
 @slow_uids
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_of_a_program_are_bounded(name: str, uid: int):
-    """Whoever answers sees at most `calls` lines of at most 100,000 bytes, and the descriptors of ours stay as many."""
+    """The host sees at most `calls` lines of at most 100,000 bytes, and leaks no file descriptors."""
     code = f"import os, time; link = int(os.environ['CALLS'])\n{CALLS[name]}"
 
     def run() -> tuple[Result, list[bytes], int]:
@@ -529,8 +529,8 @@ def test_calls_of_a_program_are_bounded(name: str, uid: int):
 
 
 @uids
-def test_sources_that_are_installed_system_wide_are_not_there(uid: int, monkeypatch: pytest.MonkeyPatch):
-    """Packages for the sandbox's own Python, and a checkout below a folder of the system that programs can read."""
+def test_system_wide_packages_are_hidden(uid: int, monkeypatch: pytest.MonkeyPatch):
+    """Packages for the sandbox's own Python, and a checkout in a system folder that programs can read."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to install something system-wide")
     packages = next(Path(at) for at in ("/usr/local/lib", "/usr/lib") if list(Path(at).glob("python3*/*-packages")))

@@ -1,4 +1,4 @@
-"""Programs that hold memory where a count of resident sets does not see it.
+"""Programs that hold memory outside the resident set size.
 
 Each attack tries to hold four times `memory_mb` in one way, and waits. A control group of the kernel around the
 sandbox is the meter: it charges every page, kernel memory too, and reports the peak. It also stops an attack at
@@ -314,7 +314,7 @@ while True: os.write(1, block)""",
 
 
 class Meter:
-    """A memory control group of the kernel: its peak is what everything in it held at once."""
+    """Memory control group of the kernel; its peak is the most that it held at once."""
 
     def __init__(self, folder: Path, version: int):
         self.folder = folder
@@ -327,7 +327,7 @@ class Meter:
 
 @contextmanager
 def metered(most: int) -> Iterator[Meter]:
-    """A control group that stops at `most` bytes; skips the test where none can be created."""
+    """Create a control group limited to `most` bytes; skip the test if none can be created."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     own = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
     if own is not None:
@@ -355,7 +355,7 @@ def metered(most: int) -> Iterator[Meter]:
 
 
 def attack(code: str, uid: int, counted: bool) -> tuple[Result | None, float]:
-    """Return how an attack ended, and the peak in megabytes. counted: without a control group of the sandbox's own."""
+    """Return how an attack ended, and the peak in megabytes. counted: without a control group for the sandbox."""
 
     def run() -> Result | None:
         if counted:

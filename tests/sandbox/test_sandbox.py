@@ -1,4 +1,4 @@
-"""Attacks on the sandbox, in earnest: each test shows that the attack fails and that the host is as it was."""
+"""Attacks on the sandbox: each test verifies that the attack fails and that the host is unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from components.sandbox import HOME, Limits, Sandbox, bubblewrap, cgroups, secco
 
 ROOT = Path(__file__).parents[2]
 WIDE = Limits(seconds=60)
-"""For attacks that must not merely run out of time on a busy machine."""
+"""Limits of attacks that must not fail merely because a busy machine is slow."""
 
 
 pytestmark = [
@@ -32,28 +32,28 @@ pytestmark = [
 ]
 
 
-def said(code: str, limits: Limits = WIDE, **more):
-    """What code prints as JSON in the sandbox, which must end well."""
+def json_output(code: str, limits: Limits = WIDE, **more):
+    """Return the JSON printed by code in the sandbox, which must exit successfully."""
     result = Sandbox(limits).python(f"import os, json, socket, subprocess, sys, time\n{code}", **more)
     assert result.ok, result
     return json.loads(result.stdout)
 
 
 def refused(*actions: str) -> None:
-    """Every action raises an OSError in the sandbox."""
+    """Assert that every action raises an OSError in the sandbox."""
     lines = ["done = []"]
     for action in actions:
         lines += ["try:", f"    {action}", f"    done.append({action!r})", "except OSError: pass"]
-    assert said("\n".join([*lines, "print(json.dumps(done))"])) == []
+    assert json_output("\n".join([*lines, "print(json.dumps(done))"])) == []
 
 
 def running(mark: str) -> list[int]:
-    """The host's processes with these words in their command line, other than this one."""
-    found = []
+    """Return the host's other processes with these words in their command line."""
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def test_a_program_runs():
@@ -67,10 +67,10 @@ def test_a_program_runs():
 
 def test_each_run_starts_afresh():
     code = f"print(json.dumps([os.getcwd(), sorted(os.listdir('.'))])); open('left', 'w'); open('{HOME}/tmp/left', 'w')"
-    assert said(code) == said(code) == [HOME, [".main.py", "tmp"]]
+    assert json_output(code) == json_output(code) == [HOME, [".main.py", "tmp"]]
 
 
-def test_the_hosts_files_are_not_there(tmp_path):
+def test_host_files_are_hidden(tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("the host's")
     hidden = [
@@ -85,8 +85,8 @@ for path in {hidden!r}:
         found.append(len(os.listdir(path)) if os.path.isdir(path) else open(path).read(10))
     except OSError: pass
 print(json.dumps([found, os.listdir("/"), os.listdir("/etc"), os.listdir("/home"), os.listdir("/dev")]))"""
-    found, top, etc, home, dev = said(code)
-    assert found == []
+    leaks, top, etc, home, dev = json_output(code)
+    assert leaks == []
     assert set(top) <= {"bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp", "usr"}
     assert set(etc) <= {"alternatives", "ld.so.cache"}
     assert home == ["agent"]
@@ -124,7 +124,7 @@ def test_nothing_is_written_outside_its_home(tmp_path):
 os.makedirs({str(tmp_path / mark)!r})
 open("/tmp/{mark}", "w").write("mine")
 print(json.dumps(open("/dev/shm/{mark}").read()))"""
-    assert said(code) == "mine"  # all three are folders in its home
+    assert json_output(code) == "mine"  # all three are folders in its home
     assert not [
         folder
         for folder in ("/usr", "/etc", "/dev", "/home", "/", "/tmp", "/dev/shm")
@@ -153,10 +153,12 @@ def test_there_is_no_network():
         )
         with pytest.raises(TimeoutError):
             server.accept()
-    assert said("print(json.dumps([line.split(':')[0].strip() for line in open('/proc/net/dev')][2:]))") == ["lo"]
+    assert json_output("print(json.dumps([line.split(':')[0].strip() for line in open('/proc/net/dev')][2:]))") == [
+        "lo"
+    ]
 
 
-def test_our_environment_variables_are_not_there(monkeypatch):
+def test_environment_variables_are_hidden(monkeypatch):
     monkeypatch.setenv("ESPALIER_SECRET", "do-not-tell")
     code = """
 seen = "".join(map(str, os.environ.items()))
@@ -165,13 +167,13 @@ for name in os.listdir("/proc"):
         try: seen += open(f"/proc/{name}/{kind}").read()
         except OSError: pass
 print(json.dumps([seen, sorted(os.environ)]))"""
-    seen, names = said(code)
-    assert "do-not-tell" not in seen
-    assert "ESPALIER" not in seen
+    text, names = json_output(code)
+    assert "do-not-tell" not in text
+    assert "ESPALIER" not in text
     assert set(names) <= {*bubblewrap.ENVIRONMENT, "PWD", "LC_CTYPE"}
 
 
-def test_open_files_of_ours_are_not_there(tmp_path):
+def test_open_files_are_not_inherited(tmp_path):
     secret = open(tmp_path / "secret.txt", "w+")  # noqa: SIM115
     os.set_inheritable(secret.fileno(), True)
     with secret:
@@ -180,7 +182,7 @@ def test_open_files_of_ours_are_not_there(tmp_path):
         code = """
 held = [f"/proc/self/fd/{n}" for n in range(3, 256)]
 print(json.dumps([os.readlink(name) for name in held if os.path.lexists(name)]))"""
-        assert said(code, files={"a": "b"}, stdin="c") == []
+        assert json_output(code, files={"a": "b"}, stdin="c") == []
         code = """
 held = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -188,11 +190,11 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         try: held.append(os.readlink(f"/proc/{pid}/fd/{name}"))
         except OSError: pass
 print(json.dumps(held))"""
-        assert str(tmp_path) not in str(said(code))
+        assert str(tmp_path) not in str(json_output(code))
 
 
 def test_standard_input_cannot_be_written():
-    assert said(
+    assert json_output(
         """
 try: open("/proc/self/fd/0", "r+b", buffering=0).write(b"x" * 1000); done = True
 except OSError: done = False
@@ -211,7 +213,7 @@ for pid in ({os.getpid()}, {os.getppid()}):
 try: os.kill(-1, 0)
 except OSError: pass
 print(json.dumps([len(me), gone, os.getpid() < 20]))"""
-    count, gone, own = said(code)
+    count, gone, own = json_output(code)
     assert count < 8
     assert gone == [os.getpid(), os.getppid()]
     assert own
@@ -226,9 +228,9 @@ unshare = subprocess.run(["unshare", "--user", "--map-root-user", "true"], captu
 mount = subprocess.run(["mount", "-t", "tmpfs", "none", "/home/agent/tmp"], capture_output=True).returncode
 print(json.dumps([[status[name].strip() for name in ("CapEff", "CapPrm", "CapAmb", "NoNewPrivs", "Seccomp")],
     unshare != 0, mount != 0, os.getuid(), os.getgid(), os.getsid(0) != 0]))"""
-    status, *rest = said(code)
+    status, *flags = json_output(code)
     assert status == ["0" * 16, "0" * 16, "0" * 16, "1", "2"]
-    assert rest == [True, True, 1000, 1000, True]
+    assert flags == [True, True, 1000, 1000, True]
     refused("os.setuid(0)", "os.chroot('/usr')", "os.setgroups([0])", "os.nice(-5)")
     if os.geteuid() == 0:  # on the host, too, it is nobody
         limits = Limits(seconds=60)
@@ -249,8 +251,8 @@ def call(*arguments):
     return [value, ctypes.get_errno()]
 new = [call({seccomp.CLONE[column]}, flag, 0, 0, 0, 0) for flag in (0x10000000, 0x20000, 0x40000000, 0x20000000 | 17)]
 print(json.dumps([{{name: call(number, 0, 0, 0, 0) for name, number in {numbers!r}.items()}}, new, call(435, 0, 0)]))"""
-    found, new, clone3 = said(code)
-    assert found == {name: [-1, 1] for name in numbers}
+    results, new, clone3 = json_output(code)
+    assert results == {name: [-1, 1] for name in numbers}
     assert new == [[-1, 1]] * 4
     assert clone3 == [-1, 38]
     libc = ctypes.CDLL(None, use_errno=True)  # and here they would not: the call is there, its arguments are bad
@@ -285,7 +287,7 @@ def test_an_endless_loop_is_ended():
     assert (result.killed, result.exit_code) == ("", 128 + signal.SIGXCPU)
 
 
-def test_a_fork_bomb_is_small():
+def test_fork_bomb_is_limited():
     limits = Limits(seconds=2, processes=16)
     most = 0
     over = threading.Event()
@@ -315,7 +317,7 @@ try:
         begun.append(1)
 except RuntimeError: pass
 print(json.dumps(len(begun)))"""
-    assert said(code, Limits(seconds=60, processes=16)) <= 16
+    assert json_output(code, Limits(seconds=60, processes=16)) <= 16
 
 
 def test_a_memory_bomb_is_ended():
@@ -343,7 +345,7 @@ def test_where_memory_is_counted_a_program_has_one_processor_and_no_huge_pages(m
     code = """
 lines = [line.split(":")[1].strip() for line in open("/proc/self/status") if line.startswith("THP_enabled")]
 print(json.dumps([len(os.sched_getaffinity(0)), lines]))"""
-    assert said(code) == [1, ["0"]]
+    assert json_output(code) == [1, ["0"]]
 
 
 def test_the_disk_cannot_be_filled():
@@ -357,7 +359,7 @@ except OSError: pass
 try: open("sparse", "wb").truncate(10**12); sparse = True
 except OSError: sparse = False
 print(json.dumps([written, sparse]))"""
-    written, sparse = said(code, limits)
+    written, sparse = json_output(code, limits)
     assert 6_000_000 < written <= 8 * 2**20
     assert sparse is False
     many = "import os, time\nfor n in range(10**7): os.mkdir(f'd{n}')\n"
@@ -423,13 +425,13 @@ def test_many_run_at_once_and_a_cancelled_one_is_killed():
         long.cancel()
         with pytest.raises(asyncio.CancelledError):
             await long
-        return [one.stdout for one in results]
+        return [result.stdout for result in results]
 
     assert asyncio.run(go()) == [f"{n}\n" for n in range(4)]
     assert running(f"sleep {mark}") == []
 
 
-def test_one_that_is_stopped_while_it_begins_is_killed_at_once(monkeypatch):
+def test_stop_during_startup_kills_at_once(monkeypatch):
     monkeypatch.setattr(watch, "_LOOK", 0.0)
     stop = threading.Event()
     stop.set()
@@ -444,13 +446,13 @@ def test_files_stay_below_the_home(name):
 
 
 def test_limits_are_checked():
-    with pytest.raises(ValueError, match="memory_mb is 1; a program needs 32 or more"):
+    with pytest.raises(ValueError, match="memory_mb = 1: expected at least 32"):
         Limits(memory_mb=1)
     with pytest.raises(ValueError, match="seconds"):
         Limits(seconds=float("nan"))
 
 
-def test_where_there_is_no_sandbox_it_says_what_to_do(monkeypatch, tmp_path):
+def test_missing_sandbox_is_reported_with_advice(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match="apt-get install bubblewrap"):
         Sandbox().run(["true"])

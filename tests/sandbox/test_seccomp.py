@@ -1,4 +1,4 @@
-"""The filter, run by an interpreter of classic BPF: both machines are tested on either."""
+"""Seccomp filter, run by an interpreter of classic BPF: both architectures are tested on either."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALLOWED, KILLED = "allowed", "killed"
 
 
 def decide(machine: str, number: int, *arguments: int, architecture: int | None = None) -> str | int:
-    """Return what the filter decides about a call: allowed, killed, or the error."""
+    """Return the filter's decision about a call: allowed, killed, or the error."""
     data = struct.pack("<iIQ", number, seccomp.MACHINES[machine][1] if architecture is None else architecture, 0)
     data += b"".join(struct.pack("<Q", value) for value in (*arguments, *[0] * (6 - len(arguments))))
     lines = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
@@ -54,7 +54,7 @@ def argument(machine: str, name: str, value: int) -> str | int:
 @pytest.mark.parametrize("name", ["socket", "socketpair"])
 @pytest.mark.parametrize("upper", [0, 1 << 32, 0xFFFFFFFF << 32])
 def test_unix_is_the_only_family_of_sockets(machine: str, name: str, upper: int):
-    """The kernel reads 32 bits of the family, and so does the filter: other bits make no other family."""
+    """The kernel reads 32 bits of the family, and so does the filter: upper bits do not change the family."""
     decisions = {family: argument(machine, name, upper | family) for family in (*range(256), 0xFFFFFFFF)}
     assert [family for family, decision in decisions.items() if decision == ALLOWED] == [1]
     assert set(decisions.values()) == {ALLOWED, errno.EAFNOSUPPORT}
@@ -72,7 +72,7 @@ def test_unix_is_the_only_family_of_sockets(machine: str, name: str, upper: int)
         ("ioctl", [0x5401, 0x541B], [0x5412, 0x541C]),
     ],
 )
-def test_arguments_are_held_against_lists(machine: str, name: str, allowed: list[int], refused: list[int]):
+def test_arguments_are_checked_against_lists(machine: str, name: str, allowed: list[int], refused: list[int]):
     assert [argument(machine, name, value) for value in allowed] == [ALLOWED] * len(allowed)
     for upper in (0, 1 << 32):
         assert [argument(machine, name, upper | value) for value in refused] == [errno.EPERM] * len(refused)

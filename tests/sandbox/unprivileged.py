@@ -1,4 +1,4 @@
-"""Runs a part of a test in a child process, as root or as an ordinary user."""
+"""Runs part of a test in a child process, as root or as an ordinary user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from components.sandbox import bubblewrap, cgroups
 T = TypeVar("T")
 
 USER = 54321
-"""An ordinary user: of no name and no group."""
+"""User id of an ordinary user without name and group."""
 
 
 def run_forked(work: Callable[[], T], uid: int | None = None, before: Callable[[], None] = lambda: None) -> T:
-    """Return what `work` returns in a child process. uid: of the child; 0 is root, where the tests run as root.
+    """Return the result of `work` in a child process. uid: of the child; 0 is root, if the tests run as root.
 
     A fork, since an ordinary user may not be able to read the interpreter of the tests: everything is imported already.
     before: runs in the child, before it gives up root.

@@ -1,4 +1,4 @@
-"""MLflow's database after a disk has failed: one sentence that says what to do."""
+"""Damaged MLflow database: one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_damaged_database_is_named_with_a_remedy(tmp_path, damage):
 
 
 @pytest.mark.parametrize("damage", ["no database", "broken pages"])
-def test_the_command_says_it_before_the_run(tmp_path, damage):
+def test_damaged_database_is_reported_before_the_run(tmp_path, damage):
     path = Path(local_uri(tmp_path).removeprefix("sqlite:///"))
     path.parent.mkdir()
     DAMAGE[damage](path)

@@ -1,4 +1,4 @@
-"""The tracker against a real MLflow store: what it writes can be read back through MLflow's own client."""
+"""Tracker against a real MLflow store: its records can be read back through MLflow's own client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def names(tracker: Tracker, path: str) -> set[str]:
     return {info.path for info in tracker.client.list_artifacts(tracker.run_id, path)}
 
 
-def test_everything_lies_under_the_run_root(root, tracker, tmp_path, monkeypatch):
+def test_all_files_are_under_the_run_root(root, tracker, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tracker.client.log_text(tracker.run_id, "x", "x.txt")
     assert tracker.uri == f"sqlite:///{root}/mlflow/mlflow.db"
@@ -128,27 +128,27 @@ def test_threads_write_to_their_own_runs(root):
 
 
 def test_small_files_are_copied_and_large_ones_are_referred_to(tracker, tmp_path):
-    made = artifact(tmp_path / "a", big=b"x" * (1 << 20), sub__small=b"y" * 10)
-    tracker.log_stage(made, "round 1/collect", "ran", 3.0, step=1)
+    stored = artifact(tmp_path / "a", big=b"x" * (1 << 20), sub__small=b"y" * 10)
+    tracker.log_stage(stored, "round 1/collect", "ran", 3.0, step=1)
     assert names(tracker, "stages/round-1/collect") == {
         "stages/round-1/collect/artifact.json", "stages/round-1/collect/sub",
     }  # fmt: skip
     assert logged(tracker, "stages/round-1/collect/sub/small") == "y" * 10
     reference = json.loads(logged(tracker, "stages/round-1/collect/artifact.json"))
-    assert reference["digest"] == made.digest
-    assert reference["key"] == made.key
+    assert reference["digest"] == stored.digest
+    assert reference["key"] == stored.key
     assert reference["status"] == "ran"
-    assert reference["uri"] == made.path.as_uri()
+    assert reference["uri"] == stored.path.as_uri()
     assert reference["bytes"] == (1 << 20) + 10
     assert {item["path"]: item["copied"] for item in reference["files"]} == {"big": False, "sub/small": True}
-    assert (made.path / "sub" / "small").read_bytes() == b"y" * 10
+    assert (stored.path / "sub" / "small").read_bytes() == b"y" * 10
     metrics = tracker.client.get_run(tracker.run_id).data.metrics
     assert metrics["collect/episodes"] == 4
     assert metrics["time/collect"] == 3
 
 
 def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker, tmp_path, monkeypatch):
-    """As MLflow 3.17 refuses it; tests/faults has eight runs that meet it for real."""
+    """Reproduces MLflow 3.17's rejection; tests/faults has eight runs that trigger it."""
     from mlflow.exceptions import MlflowException
 
     from components.tracking import lineage
@@ -164,7 +164,9 @@ def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker,
     monkeypatch.setattr(tracker.client, "log_inputs", racing)
     lineage.log_dataset(tracker.client, tracker.run_id, artifact(tmp_path / "raced", data=b"1"), "collect[9]")
     assert len(calls) == 3
-    names = [one.dataset.name for one in tracker.client.get_run(tracker.run_id).inputs.dataset_inputs]
+    names = [
+        dataset_input.dataset.name for dataset_input in tracker.client.get_run(tracker.run_id).inputs.dataset_inputs
+    ]
     assert names == ["collect[9]"]
 
 
@@ -186,26 +188,31 @@ def test_trajectories_are_listed_as_datasets_and_checkpoints_as_models(tracker, 
     assert run.data.metrics["eval/episodes"] == 4
 
 
-def test_the_model_of_a_checkpoint_says_what_made_it(tracker, tmp_path):
-    made = {"git_commit": "c" * 40, "reward": "mine.reward", "parent_digest": "9" * 64, "where": "http://me:hush@host"}
+def test_model_of_a_checkpoint_has_its_origin(tracker, tmp_path):
+    origin = {
+        "git_commit": "c" * 40,
+        "reward": "mine.reward",
+        "parent_digest": "9" * 64,
+        "where": "http://me:hush@host",
+    }
     checkpoint = artifact(tmp_path / "c", "checkpoint", "train", w=b"w")
-    tracker.log_stage(checkpoint, "train[1]", "ran", 1.0, step=1, made=made)
+    tracker.log_stage(checkpoint, "train[1]", "ran", 1.0, step=1, origin=origin)
     (output,) = tracker.client.get_run(tracker.run_id).outputs.model_outputs
     tags = tracker.client.get_logged_model(output.model_id).tags
-    assert made | {"where": "http://me:***@host"} == {name: tags[name] for name in made}
+    assert origin | {"where": "http://me:***@host"} == {name: tags[name] for name in origin}
 
 
 def test_an_export_is_registered_once_and_by_reference(tracker, root, tmp_path):
-    made = artifact(tmp_path / "x", "export", "deploy", weights=b"w" * (1 << 20))
-    version = tracker.register_model("shop", made, policy_digest="f" * 64, tags={"success": "0.7"})
-    assert tracker.register_model("shop", made, policy_digest="f" * 64) == version
-    found = tracker.client.get_model_version("shop", version)
-    assert found.source == made.path.as_uri()
-    assert found.run_id == tracker.run_id
-    assert found.status == "READY"
-    assert found.tags["stage_key"] == made.key
-    assert found.tags["policy_digest"] == "f" * 64
-    assert tracker.client.get_model_version_download_uri("shop", version) == made.path.as_uri()
+    export = artifact(tmp_path / "x", "export", "deploy", weights=b"w" * (1 << 20))
+    version = tracker.register_model("shop", export, policy_digest="f" * 64, tags={"success": "0.7"})
+    assert tracker.register_model("shop", export, policy_digest="f" * 64) == version
+    model_version = tracker.client.get_model_version("shop", version)
+    assert model_version.source == export.path.as_uri()
+    assert model_version.run_id == tracker.run_id
+    assert model_version.status == "READY"
+    assert model_version.tags["stage_key"] == export.key
+    assert model_version.tags["policy_digest"] == "f" * 64
+    assert tracker.client.get_model_version_download_uri("shop", version) == export.path.as_uri()
     assert not [path for path in (root / "mlflow").rglob("*") if path.name == "weights"]
 
 
@@ -234,8 +241,10 @@ def test_the_parts_of_a_reward_are_assessments_of_their_own(tracker):
         "s1/1": Score("s1/1", None, {"task": 1.0}, failure=failure),
     }
     ids = tracker.log_trajectories([episode(0, 1.5), episode(1, None)], "evaluate base", scores)
-    said = [{item.name: item for item in tracker.client.get_trace(one).info.assessments} for one in ids]
-    good, bad = sorted(said, key=len, reverse=True)
+    assessments = [
+        {item.name: item for item in tracker.client.get_trace(trace_id).info.assessments} for trace_id in ids
+    ]
+    good, bad = sorted(assessments, key=len, reverse=True)
     assert {name: item.value for name, item in good.items()} == {
         "reward": 1.5,
         "success": False,
@@ -249,9 +258,9 @@ def test_the_parts_of_a_reward_are_assessments_of_their_own(tracker):
 def test_episodes_become_traces_with_spans_and_assessments(tracker):
     failure = Failure("engine", "EngineError", "out of memory")
     ids = tracker.log_trajectories([episode(0, 1.0), episode(1, None, failure)], "evaluate base")
-    found = {trace_id: tracker.client.get_trace(trace_id) for trace_id in ids}
-    good = next(trace for trace in found.values() if trace.info.state == "OK")
-    bad = next(trace for trace in found.values() if trace.info.state == "ERROR")
+    trace_by_id = {trace_id: tracker.client.get_trace(trace_id) for trace_id in ids}
+    good = next(trace for trace in trace_by_id.values() if trace.info.state == "OK")
+    bad = next(trace for trace in trace_by_id.values() if trace.info.state == "ERROR")
 
     assert good.info.trace_metadata["mlflow.sourceRun"] == tracker.run_id
     assert good.info.request_preview == "Where is my order?"

@@ -1,4 +1,4 @@
-"""What cannot be said to MLflow now is said later, in order, once."""
+"""Queue of writes to MLflow: delayed writes are sent later, in order, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from components.tracking.outbox import Outbox
 
 
 class Server:
-    """Takes words while it is up."""
+    """Fake server that records words while it is up."""
 
     def __init__(self):
         self.up = True
@@ -56,11 +56,11 @@ def test_in_order_and_once(server, box, caplog):
         "MLflow at http",
         "MLflow at http",
     ]
-    assert "is away" in caplog.text
-    assert "is back" in caplog.text
+    assert "is unreachable" in caplog.text
+    assert "is reachable again" in caplog.text
 
 
-def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatch):
+def test_unreachable_server_is_not_retried_during_the_pause(server, box, monkeypatch):
     monkeypatch.setattr(outbox, "PAUSE", 100.0)
     server.up = False
     for word in "abc":
@@ -71,14 +71,16 @@ def test_a_server_that_is_away_is_not_asked_all_the_time(server, box, monkeypatc
     assert server.heard == list("abc")
 
 
-def test_at_the_end_it_waits_and_then_says_what_to_do(server, box):
+def test_drain_times_out_with_advice(server, box):
     server.up = False
     box.put(server.hear("a"))
-    with pytest.raises(ResourceError, match=r"waited 0 s .* http://mlflow \(connection refused\).*same command"):
+    with pytest.raises(
+        ResourceError, match=r"timed out after 0 s .* http://mlflow \(connection refused\).*same command"
+    ):
         box.drain(0.1)
 
 
-def test_what_is_refused_as_wrong_is_raised_and_not_said_again(server, box):
+def test_rejected_write_is_raised_and_not_retried(server, box):
     def wrong() -> None:
         raise MlflowException("no such thing", INVALID_PARAMETER_VALUE)
 
@@ -88,7 +90,7 @@ def test_what_is_refused_as_wrong_is_raised_and_not_said_again(server, box):
     assert server.heard == ["a"]
 
 
-def test_a_full_disk_is_waited_for_too(server, box):
+def test_full_disk_is_retried(server, box):
     def full() -> None:
         if not server.heard:
             raise OSError(28, "No space left on device")
@@ -100,36 +102,36 @@ def test_a_full_disk_is_waited_for_too(server, box):
     assert len(box) == 0
 
 
-def test_two_threads_say_each_thing_once_and_in_order(box):
-    said, begun, go = [], threading.Event(), threading.Event()
+def test_two_threads_send_each_write_once_and_in_order(box):
+    sent, begun, go = [], threading.Event(), threading.Event()
 
     def slow():
         begun.set()
         go.wait(600)
-        said.append(0)
+        sent.append(0)
 
     worker = threading.Thread(target=lambda: box.put(slow))
     worker.start()
     begun.wait(600)
-    ending = threading.Thread(target=lambda: (box.put(lambda: said.append(1)), box.drain(10)))
+    ending = threading.Thread(target=lambda: (box.put(lambda: sent.append(1)), box.drain(10)))
     ending.start()
     time.sleep(0.05)
     go.set()
     worker.join(600)
     ending.join(600)
-    assert said == [0, 1]
+    assert sent == [0, 1]
     assert not box
 
 
-def test_what_was_interrupted_is_said_at_the_end(box):
-    said = []
+def test_interrupted_write_is_sent_at_the_end(box):
+    attempts = []
 
     def interrupted():
-        said.append("try")
-        if len(said) == 1:
+        attempts.append("try")
+        if len(attempts) == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         box.put(interrupted)
     box.drain(10)
-    assert said == ["try", "try"]
+    assert attempts == ["try", "try"]

@@ -1,1 +1,1 @@
-"""Stages on machines that SkyPilot finds: clouds, Kubernetes, Slurm."""
+"""Stages on machines provided by SkyPilot: clouds, Kubernetes, Slurm."""

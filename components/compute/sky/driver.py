@@ -1,13 +1,12 @@
 """`python -m components.compute.sky.driver`: runs stages through SkyPilot, one after the other.
 
-It is a process of its own, started by `SkyRunner`: SkyPilot's import and what it changes stay in it, and it outlives
-whoever started it by as long as it takes to have the machines taken down. Requests are lines on standard input, the
-report is JSON lines on standard output, as that of `flows.stage`; the logs of SkyPilot and of the jobs go to standard
-error.
+It is a subprocess of `SkyRunner`: SkyPilot's import and its side effects stay in it, and it outlives its parent until
+the machines are taken down. Requests are lines on standard input; the report is JSON lines on standard output, as that
+of `flows.stage`; the logs of SkyPilot and of the jobs go to standard error.
 
-A cluster is launched for the first stage and used for the following ones. Where it is taken away under a stage, it is
-launched again and the stage goes on from its last checkpoint, if that outlived the machine. A managed job is launched
-again by SkyPilot itself.
+A cluster is launched for the first stage and reused for the following ones. If it is preempted during a stage, it is
+launched again and the stage resumes from its last checkpoint, if that outlived the machine. SkyPilot itself relaunches
+a managed job.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_from_json, error_to_json
-from components.compute.sky.failures import KEPT, LOST, SERVER, explain, full_disk, wanted
+from components.compute.sky.failures import LOST, RESUME_HINT, SERVER, explain, full_disk, wanted
 from components.compute.sky.report import Lines, event
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import STAGE, render
@@ -38,24 +37,24 @@ from components.errors import EspalierError, ResourceError, WaitTimeout
 logger = logging.getLogger(__name__)
 
 Say = Callable[[Mapping[str, Any]], None]
-PATIENCE = 300.0
-"""Seconds for which a cluster that runs a stage may be out of reach."""
-LEAVING = 30.0
-"""Seconds that a node may take to be gone."""
+OUTAGE_LIMIT = 300.0
+"""Seconds for which a cluster that runs a stage may be unreachable."""
+NODE_GRACE = 30.0
+"""Seconds that a preempted node may take to disappear."""
 LAUNCHES = 4
-"""Times that machines are launched for one stage, where they are taken away."""
+"""Maximum launches of machines for one stage, if they are preempted."""
 LAST_LINES = 12
-"""Lines of the log in the message about a job that ended without a result."""
-FAREWELL = 120.0
-"""Seconds that taking the machines down may take once nobody waits for us."""
+"""Lines of the log that are quoted for a job that ended without a result."""
+SHUTDOWN_TIMEOUT = 120.0
+"""Seconds for taking the machines down after the parent has ended."""
 
 
 class Lost(Exception):
-    """The machines were taken away."""
+    """Loss of the machines, such as a preemption."""
 
 
 class Driver:
-    """Stages on one place. sdk: SkyPilot's module `sky`. name: of the cluster, and of the jobs."""
+    """Driver of stages on one place. sdk: SkyPilot's module `sky`. name: name of the cluster and of the jobs."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Driver:
         workdir: Path,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        patience: float = PATIENCE,
+        patience: float = OUTAGE_LIMIT,
         module: str = STAGE,
     ):
         self._sdk = sdk
@@ -83,7 +82,7 @@ class Driver:
         self._ended = False
 
     def run(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """The last event of a stage. `say` is told the others. Raises EspalierError."""
+        """Run a stage and return its last event. `say` is called with the others. Raises EspalierError."""
         stage = request["stage"]
         secrets = _secrets(self._place)
         config = render(self._place, request, self._workdir, self._options, self._environment, self._module)
@@ -94,8 +93,10 @@ class Driver:
             except Lost as lost:
                 self._up = False
                 if last:
-                    raise ResourceError(f"{self._name} was taken away {LAUNCHES} times: {lost}; {KEPT}") from None
-                say({"waiting": f"{stage}: {self._name} was taken away ({lost}); it goes on on another machine"})
+                    raise ResourceError(
+                        f"{self._name} lost its machines {LAUNCHES} times: {lost}; {RESUME_HINT}"
+                    ) from None
+                say({"waiting": f"{stage}: {self._name} lost its machines ({lost}); continuing on another machine"})
             except EspalierError:
                 raise
             except Exception as error:
@@ -104,8 +105,8 @@ class Driver:
         raise AssertionError
 
     def end(self) -> None:
-        """Has what runs stopped and, but for a cluster with a name of its own, the machines taken down."""
-        with self._ending:  # who comes second waits for the first
+        """Stop running jobs and take the machines down, except a cluster that the place names."""
+        with self._ending:  # a second caller waits for the first
             if not self._ended:
                 self._ended = True
                 self._take_down()
@@ -144,12 +145,12 @@ class Driver:
             raise
 
     def _await(self, request_id: str) -> Any:
-        """The result of a launch; its log goes to ours. Raises WaitTimeout."""
+        """Return the result of a launch; its log goes to ours. Raise WaitTimeout."""
         self._launching = request_id
-        late = threading.Event()
+        expired = threading.Event()
 
         def give_up() -> None:
-            late.set()
+            expired.set()
             self._try(lambda: self._sdk.get(self._sdk.api_cancel([request_id], silent=True)))
 
         timer = threading.Timer(self._place.launch_timeout, give_up)
@@ -158,13 +159,13 @@ class Driver:
         try:
             result = self._sdk.stream_and_get(request_id, output_stream=_Log())
         except Exception as error:
-            self._launching = None  # not after an interruption: then it is to be cancelled
-            if self._up and not self._place.managed and self._gone(error):
+            self._launching = None  # not after an interruption, which leaves it to be cancelled
+            if self._up and not self._place.managed and self._is_lost(error):
                 raise Lost(_line(error)) from error
-            if late.is_set():
+            if expired.is_set():
                 raise WaitTimeout(
-                    f"there was no {wanted(self._place)} in {self._place.launch_timeout:g} s "
-                    f"(compute.places.*.launch_timeout); {KEPT}"
+                    f"{wanted(self._place)} was not available within {self._place.launch_timeout:g} s "
+                    f"(compute.places.*.launch_timeout); {RESUME_HINT}"
                 ) from None
             raise
         finally:
@@ -173,45 +174,45 @@ class Driver:
         return result
 
     def _follow(self, stage: str, say: Say) -> dict[str, Any]:
-        """The job's log, to the end of the job. A connection that breaks is taken up again; what was said is not said
-        twice."""
-        said = 0
+        """Follow the job's log to the end of the job and return the last event. Reconnects after a broken connection,
+        without repeating events."""
+        reported = 0
         deadline = None
         while True:
-            log = _Report(_after(said, say))
+            log = _Report(_after(reported, say))
             try:
                 self._tail(log)
                 deadline = None
             except Exception as error:
-                if not self._away(error):
+                if not self._is_unreachable(error):
                     raise
                 deadline = deadline or time.monotonic() + self._patience
-                logger.warning("%s is out of reach: %s", self._name, _line(error))
-            said = max(said, log.events)
+                logger.warning("%s is unreachable: %s", self._name, _line(error))
+            reported = max(reported, log.events)
             if log.last is not None:
                 if "error" in log.last:
                     raise self._failed(log.last["error"])
                 return log.last
             try:
-                if self._over(stage, log):
+                if self._has_ended(stage, log):
                     raise self._no_result(stage, log)
             except (Lost, EspalierError):
                 raise
             except Exception as error:
-                if not self._away(error):
+                if not self._is_unreachable(error):
                     raise
                 deadline = deadline or time.monotonic() + self._patience
             if deadline is not None and time.monotonic() > deadline:
                 raise ResourceError(
-                    f"{self._name} was out of reach for {self._patience:g} s while {stage} ran there; {KEPT}"
+                    f"{self._name} was unreachable for {self._patience:g} s while {stage} ran there; {RESUME_HINT}"
                 )
             time.sleep(min(5.0, self._patience / 10))
 
-    def _away(self, error: Exception) -> bool:
-        """Whether it was only that the server could not be reached. Raises Lost where the cluster is gone."""
+    def _is_unreachable(self, error: Exception) -> bool:
+        """Return True if only the server could not be reached. Raise Lost if the cluster is gone."""
         if type(error).__name__ in SERVER:
             return True
-        if not self._place.managed and self._gone(error):
+        if not self._place.managed and self._is_lost(error):
             raise Lost(_line(error)) from error
         return False
 
@@ -222,48 +223,48 @@ class Driver:
             self._sdk.tail_logs(self._name, self._job, follow=True, output_stream=log)
         log.finish()
 
-    def _over(self, stage: str, log: _Report) -> bool:
-        """Whether the job has ended. Raises Lost where its machines are gone."""
+    def _has_ended(self, stage: str, log: _Report) -> bool:
+        """Return True if the job has ended. Raise Lost if its machines are gone."""
         status = self._status()
         logger.info("%s: job %s of %s is %s", stage, self._job, self._name, status)
         if self._place.managed:
             return status is None or status.startswith("FAILED") or status in ("SUCCEEDED", "CANCELLED")
         if status is None:
-            raise Lost("its jobs are gone")
+            raise Lost("its jobs no longer exist")
         if status in ("FAILED", "FAILED_DRIVER", "CANCELLED") and not self._alive():
-            raise Lost("its machines are gone")
+            raise Lost("its machines no longer exist")
         return status.startswith("FAILED") or status in ("SUCCEEDED", "CANCELLED")
 
     def _status(self) -> str | None:
         if self._place.managed:
-            found = self._sdk.get(self._sdk.jobs.queue_v2(refresh=False, job_ids=[self._job]))
-            rows = found[0] if isinstance(found, tuple) else found
+            result = self._sdk.get(self._sdk.jobs.queue_v2(refresh=False, job_ids=[self._job]))
+            rows = result[0] if isinstance(result, tuple) else result
             states = [row["status"] for row in rows]
         else:
-            found = self._sdk.get(self._sdk.job_status(self._name, job_ids=[self._job]))
-            states = list(found.values())
+            result = self._sdk.get(self._sdk.job_status(self._name, job_ids=[self._job]))
+            states = list(result.values())
         return None if not states or states[0] is None else str(getattr(states[0], "value", states[0]))
 
-    def _gone(self, error: Exception) -> bool:
-        """Whether it failed because the cluster is not there any more. Where the node is gone, a question about its
-        jobs fails in many ways."""
+    def _is_lost(self, error: Exception) -> bool:
+        """Return True if an error was caused by the loss of the cluster. Without the node, job requests fail in many
+        ways."""
         return type(error).__name__ in LOST or not self._alive()
 
     def _alive(self) -> bool:
-        """Whether the cluster stays up, by the cloud's own word: a node that is being taken away counts as up for as
-        long as its processes get to end."""
-        end = time.monotonic() + min(LEAVING, self._patience)
+        """Return True if the cluster stays up according to the cloud. A node that is being preempted counts as up until
+        its processes have ended."""
+        end = time.monotonic() + min(NODE_GRACE, self._patience)
         while (up := self._is_up()) and time.monotonic() < end:
             time.sleep(min(2.0, self._patience / 10))
         return up
 
     def _is_up(self) -> bool:
         refresh = self._sdk.StatusRefreshMode.FORCE
-        found = self._sdk.get(self._sdk.status([self._name], refresh=refresh))
-        return bool(found) and str(getattr(found[0]["status"], "value", found[0]["status"])) == "UP"
+        clusters = self._sdk.get(self._sdk.status([self._name], refresh=refresh))
+        return bool(clusters) and str(getattr(clusters[0]["status"], "value", clusters[0]["status"])) == "UP"
 
     def _failed(self, data: Mapping[str, Any]) -> EspalierError:
-        """The stage's own error."""
+        """Return the stage's own error."""
         return full_disk(str(data.get("message")), self._place, self._name) or error_from_json(data)
 
     def _no_result(self, stage: str, log: _Report) -> EspalierError:
@@ -271,18 +272,19 @@ class Driver:
         if (full := full_disk(last, self._place, self._name)) is not None:
             return full
         return EspalierError(
-            f"{stage} ended on {self._name} as {self._status()} without a result; {KEPT}. Its last words:\n{last}"
+            f"{stage} ended on {self._name} as {self._status()} without a result; {RESUME_HINT}. "
+            f"Its last output:\n{last}"
         )
 
     def _try(self, call: Callable[[], Any]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  it may be gone already, and autostop is there for the rest
+        except Exception as error:  # noqa: BLE001  it may be gone already, and autostop is the fallback
             logger.warning("%s: %s: %s", self._name, type(error).__name__, _line(error))
 
 
 class _Log(io.TextIOBase):
-    """Takes what SkyPilot writes, line by line, into our log."""
+    """Text stream that forwards SkyPilot's output, line by line, to our log."""
 
     def __init__(self) -> None:
         self._lines = Lines()
@@ -297,46 +299,44 @@ class _Log(io.TextIOBase):
 
 
 class _Report(_Log):
-    """The log of a job: tells its events, and keeps the last one and the last lines."""
+    """Log of a job: forwards its events, and keeps the last one and the last lines."""
 
-    def __init__(self, tell: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(self, on_event: Callable[[int, dict[str, Any]], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._on_event = on_event
         self.last: dict[str, Any] | None = None
-        """Result or error."""
+        """Last event: result or error."""
         self.events = 0
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
 
     def line(self, line: str) -> None:
-        found = event(line)
-        if found is None:
+        data = event(line)
+        if data is None:
             self.lines.append(line)
             super().line(line)
-        elif "status" in found or "error" in found:
-            self.last = found
+        elif "status" in data or "error" in data:
+            self.last = data
         else:
             self.events += 1
-            self._tell(self.events, found)
+            self._on_event(self.events, data)
 
     def finish(self) -> None:
         for line in self._lines.end():
             self.line(line)
 
 
-def _after(said: int, say: Say) -> Callable[[int, dict[str, Any]], None]:
-    def tell(number: int, found: dict[str, Any]) -> None:
-        if number > said:
-            say(found)
+def _after(reported: int, say: Say) -> Callable[[int, dict[str, Any]], None]:
+    def forward(number: int, data: dict[str, Any]) -> None:
+        if number > reported:
+            say(data)
 
-    return tell
+    return forward
 
 
 def _secrets(place: SkyPlace) -> list[tuple[str, str]]:
     missing = [name for name in place.secrets if name not in os.environ]
     if missing:
-        raise ResourceError(
-            f"secrets: the environment variable {', '.join(missing)} is not set on this machine; set it"
-        )
+        raise ResourceError(f"secrets: environment variable {', '.join(missing)} is not set on this machine; set it")
     return [(name, os.environ[name]) for name in place.secrets]
 
 
@@ -348,18 +348,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m components.compute.sky.driver")
     parser.add_argument("--job", required=True, help="JSON: place, name, workdir, module, options, environment")
     parser.add_argument("--requests", action="store_true", required=True, help="as lines on standard input")
-    parser.add_argument("root", metavar="root=DIR", help="folder of the runs on this machine; not used")
+    parser.add_argument("root", metavar="root=DIR", help="run root on this machine; not used")
     options = parser.parse_args(arguments)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # SkyPilot prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # SkyPilot prints to standard output
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     job = json.loads(options.job)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     drivers: list[Driver] = []
-    watch_parent(lambda: _farewell(drivers), 0.0, lines.put)
+    watch_parent(lambda: _shut_down(drivers), 0.0, lines.put)
     try:
         while True:
             request = json.loads(lines.get())
@@ -370,22 +370,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     finally:
-        _farewell(drivers)
+        _shut_down(drivers)
 
 
-def _farewell(drivers: Sequence[Driver]) -> None:
+def _shut_down(drivers: Sequence[Driver]) -> None:
     for driver in drivers:
         ending = threading.Thread(target=driver.end, daemon=True)
         ending.start()
-        ending.join(FAREWELL)
+        ending.join(SHUTDOWN_TIMEOUT)
 
 
 def _driver(job: Mapping[str, Any]) -> Driver:
     import sky
 
     place = SkyPlace.model_validate(job["place"])
-    rest = job["options"], job["environment"]
-    return Driver(sky, place, job["name"], Path(job["workdir"]), *rest, module=job["module"])
+    settings = job["options"], job["environment"]
+    return Driver(sky, place, job["name"], Path(job["workdir"]), *settings, module=job["module"])
 
 
 def _answer(driver: Driver, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""Which machine a place would be and what an hour of it costs, before anything is launched.
+"""Machine type and hourly price of a place, before a launch.
 
-SkyPilot's optimizer chooses it, as it would for the launch: of the clouds that `sky check` found on this machine, the
-cheapest that has what the place asks for. It runs in a process of its own, `python -m components.compute.sky.offers`,
-because importing SkyPilot takes seconds and changes the process that does.
+SkyPilot's optimizer chooses it as it would for a launch: of the clouds that `sky check` found on this machine, the
+cheapest that satisfies the place. It runs in a subprocess, `python -m components.compute.sky.offers`, because importing
+SkyPilot takes seconds and changes the importing process.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from components.compute.sky.task import resources
 from components.errors import EspalierError
 
 TIMEOUT = 90.0
-"""Seconds for the import of SkyPilot, and its look at the clouds where it has not looked yet."""
+"""Seconds for importing SkyPilot and querying clouds that it has not queried yet."""
 COMMAND = (sys.executable, "-m", "components.compute.sky.offers")
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What SkyPilot would take for a place."""
+    """Machine that SkyPilot would choose for a place."""
 
     machine: str
-    """Cloud, region and type; where there is none, what was asked for."""
+    """Cloud, region and type; without an offer, the request."""
     price: float | None
-    """US dollars for an hour of all its nodes; None where there is none."""
+    """US dollars per hour for all nodes; None without an offer."""
     problem: str | None = None
-    """Why there is none."""
+    """Reason why there is no offer; None with one."""
 
 
 def offers(places: Mapping[str, SkyPlace], timeout: float = TIMEOUT) -> dict[str, Offer]:
-    """By name of the place. What goes wrong is in the offer: a plan does not need a price."""
+    """Return the offers by name of the place. Errors are recorded in the offer, because a plan works without prices."""
     if not places:
         return {}
-    asked = json.dumps({name: place.model_dump(mode="json") for name, place in places.items()})
+    request = json.dumps({name: place.model_dump(mode="json") for name, place in places.items()})
     try:
-        done = subprocess.run(COMMAND, input=asked, capture_output=True, text=True, timeout=timeout, check=True)
-        return {name: Offer(**one) for name, one in json.loads(done.stdout).items()}
+        completed = subprocess.run(COMMAND, input=request, capture_output=True, text=True, timeout=timeout, check=True)
+        return {name: Offer(**offer) for name, offer in json.loads(completed.stdout).items()}
     except subprocess.TimeoutExpired:
-        problem = f"SkyPilot's optimizer said nothing for {timeout:g} s"
+        problem = f"SkyPilot's optimizer timed out after {timeout:g} s"
     except (subprocess.CalledProcessError, ValueError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-        problem = f"SkyPilot's optimizer failed: {said[-1] if said else error}"
+        stderr_lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        problem = f"SkyPilot's optimizer failed: {stderr_lines[-1] if stderr_lines else error}"
     return {name: Offer(wanted(place), None, problem) for name, place in places.items()}
 
 
@@ -66,16 +66,16 @@ def _offer(sky: Any, place: SkyPlace) -> Offer:
         spot = " (spot)" if chosen.use_spot else ""
         machine = f"{place.nodes} × " * (place.nodes > 1) + f"{chosen.instance_type} on {where}{spot}"
         return Offer(machine, chosen.get_cost(3600) * place.nodes)
-    except Exception as error:  # noqa: BLE001  the optimizer's errors are many, and all of them mean: no offer
-        told: EspalierError = explain(error, place, "a cluster")
-        return Offer(wanted(place), None, str(told).partition("; ")[0])
+    except Exception as error:  # noqa: BLE001  the optimizer raises many types, and each means that there is no offer
+        explained: EspalierError = explain(error, place, "a cluster")
+        return Offer(wanted(place), None, str(explained).partition("; ")[0])
 
 
 def main() -> int:
-    """Reads places by name from standard input, as JSON, and writes their offers to standard output."""
-    places = {name: SkyPlace.model_validate(one) for name, one in json.load(sys.stdin).items()}
+    """Read places by name from standard input, as JSON, and write their offers to standard output."""
+    places = {name: SkyPlace.model_validate(place) for name, place in json.load(sys.stdin).items()}
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # SkyPilot prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # SkyPilot prints to standard output
     import sky
 
     with contextlib.closing(out):

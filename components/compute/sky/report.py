@@ -1,6 +1,6 @@
-"""The events of a stage, found among the lines of a job's log.
+"""Extraction of a stage's events from the lines of a job's log.
 
-SkyPilot puts `(NAME, pid=123) ` before each line, sometimes with colours, `rank=` or the name of a node, and mixes in
+SkyPilot prefixes each line with `(NAME, pid=123) `, sometimes with colours, `rank=` or the name of a node, and adds
 lines of its own and what the stage and its libraries write to standard error.
 """
 
@@ -18,11 +18,11 @@ _DECODER = json.JSONDecoder()
 
 
 def event(line: str) -> dict[str, Any] | None:
-    """The event in a line of the log; None where there is none."""
+    """Return the event in a line of the log; None without one."""
     for start in _EVENT.finditer(line):
         try:
             data, _ = _DECODER.raw_decode(line, start.start())
-        except ValueError:  # half of one: the log was cut there
+        except ValueError:  # truncated: the log was cut there
             continue
         if set(data) in _KEYS:
             return data
@@ -30,22 +30,22 @@ def event(line: str) -> dict[str, Any] | None:
 
 
 def plain(text: str) -> str:
-    """Without colours."""
+    """Return a text without colours."""
     return _COLOURS.sub("", text)
 
 
 class Lines:
-    """Text that comes in pieces, as whole lines without colours."""
+    """Splitter of streamed text into whole lines without colours."""
 
     def __init__(self) -> None:
-        self._rest = ""
+        self._partial = ""
 
     def feed(self, text: str) -> Iterator[str]:
-        *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
+        *lines, self._partial = (self._partial + text).replace("\r", "\n").split("\n")
         for line in lines:
             if clean := plain(line).rstrip():
                 yield clean
 
     def end(self) -> Iterator[str]:
-        """What came after the last end of a line."""
+        """Yield the last, unterminated line."""
         yield from self.feed("\n")

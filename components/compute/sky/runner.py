@@ -1,4 +1,4 @@
-"""Stages on machines that SkyPilot provides, as a runner: what `driver` does in a process of its own."""
+"""Runner of stages on machines that SkyPilot provides; `driver` does the work in a subprocess."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.compute.runners import Event, KeptProcessRunner, Result
-from components.compute.sky.snapshot import Snapshot, take
+from components.compute.sky.snapshot import Snapshot, take_snapshot
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import STAGE
 
@@ -19,11 +19,11 @@ DRIVER = (sys.executable, "-m", "components.compute.sky.driver")
 
 
 class SkyRunner(KeptProcessRunner):
-    """Runs stages on one place, one at a time. Its process launches the machines for the first stage, and has them
-    taken down when it ends, however we end.
+    """Runner of stages on one place, one at a time. Its subprocess launches the machines for the first stage, and takes
+    them down when it ends, however this process ends.
 
-    name: of the cluster, where the place names none. code: the folder whose snapshot travels. packages: of the user.
-    options: of `module` on the node, which is given each request. The rest is as for ProcessRunner.
+    name: name of the cluster, if the place has none. code: folder whose snapshot is uploaded. packages: the user's
+    packages. options: options of `module` on the node, which is given each request. Others as for ProcessRunner.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class SkyRunner(KeptProcessRunner):
         self.place = place
         self.name = place.cluster or name
         self.snapshot: Snapshot | None = None
-        """What travels; None before the first stage."""
+        """Uploaded code; None before the first stage."""
         self._code = code
         self._packages = packages
         self._options = options
         self._module = module
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
-        """As that of KeptProcessRunner. Raises ResourceError where there is no machine to be had."""
+        """Run one stage, as KeptProcessRunner does. Raise ResourceError if no machine is available."""
         if self.snapshot is None:
-            self.snapshot = take(self._code, self._packages, self._root / "snapshots")
+            self.snapshot = take_snapshot(self._code, self._packages, self._root / "snapshots")
             job = {
                 "place": self.place.model_dump(mode="json"),
                 "name": self.name,
@@ -65,7 +65,7 @@ class SkyRunner(KeptProcessRunner):
         return super().run(request, on_event)
 
     def stop(self) -> None:
-        """As that of ProcessRunner, but the machines are taken down first, also when we are gone by then."""
+        """Stop as ProcessRunner does, but take the machines down first, even if this process ends before that."""
         with self._lock:
             self._stopped.set()
             running = list(self._running)
@@ -73,8 +73,8 @@ class SkyRunner(KeptProcessRunner):
             child.terminate()
 
     def close(self, wait: float = 1.0) -> None:
-        """Has the machines taken down; waits so many seconds for it. It goes on, if need be, without us."""
-        child = self._kept
+        """Take the machines down and wait up to `wait` seconds. Taking down continues without this process."""
+        child = self._child
         super().close()
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,9 +1,9 @@
-"""The code as it is now, for another machine: a folder that holds what git would take, the changes included.
+"""Snapshot of the current code for another machine: a folder with the files that git would add, changes included.
 
-    FOLDER/<digest>/            the files, and `snapshot.json`: commit, digest, the changes against the commit
+    FOLDER/<digest>/            the files, and `snapshot.json`: commit, digest, and the diff against the commit
 
-Equal code has an equal digest and is copied once. What git ignores stays here. Code that is in no git repository
-(an installed package) travels as its packages.
+Equal code has an equal digest and is copied once. Files that git ignores are left out. Code outside a git repository
+(an installed package) is copied package by package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from components.errors import ResourceError
 
 RECORD = "snapshot.json"
 LIMIT = 200 * 10**6
-"""Bytes of code that travel; more is a mistake, such as a folder of data that git does not ignore."""
+"""Maximum bytes of code; more is a mistake, such as a folder of data that git does not ignore."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Snapshot:
     digest: str
     """sha256 over names, contents and modes of the files."""
     commit: str | None
-    """None where the code is in no git repository."""
+    """Commit; None if the code is in no git repository."""
     changed: tuple[str, ...]
     """Files that differ from the commit, or are not in it."""
 
 
-def take(code: Path, packages: Sequence[str], folder: Path) -> Snapshot:
-    """A snapshot of the repository at `code`, and of the user's packages, below `folder`.
+def take_snapshot(code: Path, packages: Sequence[str], folder: Path) -> Snapshot:
+    """Return a snapshot of the repository at `code` and of the user's packages, stored below `folder`.
 
-    Raises ResourceError for a package that is compiled or too large to travel.
+    Raises ResourceError for a package that is compiled or too large.
     """
     commit = _git(code, "rev-parse", "HEAD")
     changed: list[str] = []
@@ -52,8 +52,8 @@ def take(code: Path, packages: Sequence[str], folder: Path) -> Snapshot:
         files |= {name: code / name for name in ("pyproject.toml",) if (code / name).is_file()}
         files |= {f"requirements/{name}": path for name, path in _tree(code / "requirements")}
     else:
-        listed = _git(code, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
-        files = {name: code / name for name in listed.split("\0") if name and (code / name).is_file()}
+        tracked = _git(code, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+        files = {name: code / name for name in tracked.split("\0") if name and (code / name).is_file()}
         status = _git(code, "status", "--porcelain", "-z", "--no-renames") or ""
         changed = sorted(line[3:] for line in status.split("\0") if line)
     for package in packages:
@@ -62,44 +62,44 @@ def take(code: Path, packages: Sequence[str], folder: Path) -> Snapshot:
     if size > LIMIT:
         largest = max(files, key=lambda name: files[name].stat().st_size)
         raise ResourceError(
-            f"the code at {code} has {size / 1e6:.0f} MB and at most {LIMIT / 1e6:.0f} travel to another machine; the "
-            f"largest file is {largest}: let .gitignore name what is no code"
+            f"the code at {code} has {size / 1e6:.0f} MB, expected at most {LIMIT / 1e6:.0f} for a snapshot; the "
+            f"largest file is {largest}: list files that are not code in .gitignore"
         )
     digest = _digest(files)
     snapshot = Snapshot(folder / digest[:16], digest, commit, tuple(changed))
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a+") as lock:
-        lock_file(lock, "snapshot of the code", 300)
+        lock_file(lock, "the snapshot of the code", 300)
         if not snapshot.path.is_dir():
             _copy(files, snapshot, _git(code, "diff", "HEAD", "--binary") if changed else None)
     return snapshot
 
 
 def _copy(files: dict[str, Path], snapshot: Snapshot, diff: str | None) -> None:
-    aside = Path(tempfile.mkdtemp(dir=snapshot.path.parent))
+    temporary = Path(tempfile.mkdtemp(dir=snapshot.path.parent))
     try:
         for name, source in files.items():
-            target = aside / name
+            target = temporary / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
         record = {"commit": snapshot.commit, "digest": snapshot.digest, "changed": snapshot.changed, "diff": diff}
-        (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        aside.chmod(0o755)
-        os.rename(aside, snapshot.path)
+        (temporary / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        temporary.chmod(0o755)
+        os.rename(temporary, snapshot.path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _package(name: str, code: Path) -> dict[str, Path]:
-    """The files of a user's package; none where they travel with the code or are installed from the index."""
+    """Return the files of a user's package; none if the code contains it or it is installed from the index."""
     top = name.partition(".")[0]
-    found = find_spec(top)
-    if found is None:
-        raise ResourceError(f"allow: the package {top} cannot be found here, so it cannot travel to another machine")
-    if found.origin is not None and not found.submodule_search_locations:
-        path = Path(found.origin)
+    package_spec = find_spec(top)
+    if package_spec is None:
+        raise ResourceError(f"allow: package {top} not found, so it cannot be copied to another machine")
+    if package_spec.origin is not None and not package_spec.submodule_search_locations:
+        path = Path(package_spec.origin)
         return {} if path.is_relative_to(code) or _installed(path) else {path.name: path}
-    folders = [Path(one) for one in found.submodule_search_locations or ()]
+    folders = [Path(location) for location in package_spec.submodule_search_locations or ()]
     return {
         f"{top}/{file}": path
         for folder in folders
@@ -123,17 +123,17 @@ def _digest(files: dict[str, Path]) -> str:
     for name in sorted(files):
         with open(files[name], "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        runs = bool(files[name].stat().st_mode & 0o100)
-        total.update(f"{name}\0{content}\0{runs}\n".encode())
+        executable = bool(files[name].stat().st_mode & 0o100)
+        total.update(f"{name}\0{content}\0{executable}\n".encode())
     return total.hexdigest()
 
 
 def _git(code: Path, *arguments: str) -> str | None:
-    """What git says, without the end of its last line; None where it says nothing of this folder."""
+    """Return the output of git without its last line end; None if git fails for this folder."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(code), *arguments], capture_output=True, timeout=60, check=True, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").rstrip("\n")
+    return completed.stdout.decode(errors="replace").rstrip("\n")

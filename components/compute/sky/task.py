@@ -1,7 +1,7 @@
-"""A SkyPilot task from a place and a stage request, as data that `sky.Task.from_yaml_config` takes.
+"""SkyPilot task built from a place and a stage request, as data for `sky.Task.from_yaml_config`.
 
-The code comes along as the task's workdir, a snapshot; the request in an environment variable; data lie in the store
-that both machines reach. Secrets appear by name, without values.
+The code travels as the task's workdir, a snapshot; the request as an environment variable; data is in the store that
+both machines reach. Secrets appear by name, without values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from components.compute.torchrun import TOGETHER, member
 
 REQUEST = "ESPALIER_REQUEST"
 STAGE = "flows.stage"
-"""What runs on the node, as `python -m`."""
+"""Module that runs on the node, as `python -m`."""
 ENVIRONMENT = """\
 if ! [ -e "$ROOT/environment/.installed" ]; then
   python3 -m venv --clear "$ROOT/environment"
@@ -27,7 +27,7 @@ if ! [ -e "$ROOT/environment/.installed" ]; then
   touch "$ROOT/environment/.installed"
 fi
 """
-"""Of the project's dependencies, below the root; once for each disk."""
+"""Setup script of the environment with the project's dependencies, below the root; runs once per disk."""
 
 
 def render(
@@ -38,10 +38,10 @@ def render(
     environment: Mapping[str, str],
     module: str = STAGE,
 ) -> dict[str, Any]:
-    """The task of one stage, or of what else `module` does with a request.
+    """Return the task of one stage, or of another `module` that takes a request.
 
-    workdir: the snapshot of the code. options: of the module, besides request and root: the store, for one.
-    environment: variables that every stage gets; those of the place win.
+    workdir: snapshot of the code. options: options of the module besides request and root, such as the store.
+    environment: variables for every stage; those of the place take precedence.
     """
     task = {
         "name": str(request["stage"]).replace("_", "-"),
@@ -57,8 +57,8 @@ def render(
 
 
 def resources(place: SkyPlace) -> dict[str, Any]:
-    """What is asked of each node."""
-    asked = {
+    """Return the resources requested for each node."""
+    requested = {
         "infra": place.infra,
         "accelerators": place.accelerators,
         "cpus": place.cpus,
@@ -68,11 +68,11 @@ def resources(place: SkyPlace) -> dict[str, Any]:
         "image_id": place.image_id,
         "autostop": _autostop(place),
     }
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in requested.items() if value is not None}
 
 
 def _autostop(place: SkyPlace) -> dict[str, Any] | None:
-    if place.autostop is None or place.managed:  # the machines of a managed job go when it ends
+    if place.autostop is None or place.managed:  # SkyPilot ends the machines of a managed job with it
         return None
     return {"idle_minutes": place.autostop, "down": place.down}
 
@@ -87,14 +87,14 @@ def _setup(place: SkyPlace) -> str:
 
 
 def _run(place: SkyPlace, module: str, stage: str, options: Sequence[str]) -> str:
-    """The command, of a training in as many processes as train together; its report goes to the log of the job, among
-    everything else that it says there."""
+    """Return the command, for a training with all its processes. Its report goes to the log of the job, among its other
+    output."""
     python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
-    started = [module]
+    started_module = [module]
     if stage in TOGETHER and place.group > 1:
-        started = ["components.compute.launch", "--processes", str(place.processes), "--", module]
+        started_module = ["components.compute.launch", "--processes", str(place.processes), "--", module]
         options = [*options, *member(place.strategy, place.group_timeout)]
-    command = [python, "-m", *started, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
+    command = [python, "-m", *started_module, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
     return "\n".join(
         [
             f"ROOT={_folder(place.root)}",
@@ -108,5 +108,5 @@ def _run(place: SkyPlace, module: str, stage: str, options: Sequence[str]) -> st
 
 
 def _folder(path: str) -> str:
-    """A path for the shell of the node, whose home is not ours."""
+    """Return a path quoted for the shell of the node, where `~` is another home."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)

@@ -1,1 +1,1 @@
-"""Where a champion is put into use."""
+"""Deployment targets."""

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: a repository of its own for the model, uploaded by huggingface_hub.
+"""Hugging Face Hub target: a repository for the model, uploaded by huggingface_hub.
 
-A release is first committed to a branch of its own, and read back: every file has to be there with its size. Only then
-it is committed to `main`, where the large files are known by then and are not sent again. So what stands in `main` is
-always a whole release; after a failure it is the one before.
+A release is first committed to a branch of its own and verified: every file must exist with its size. Only then it is
+committed to `main`; the hub already has the large files, so they are not uploaded again. So `main` always holds a
+complete release; after a failure it holds the previous one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ MAIN = "main"
 
 
 class Hub:
+    """Hugging Face Hub target."""
+
     def __init__(self, spec: HubTarget):
         self.spec = spec
 
     def check(self, name: str) -> None:
-        """Raises ResourceError where the token is missing or refused."""
+        """Raise ResourceError if the token is missing or rejected."""
         api = self._api()
-        self._told(lambda: api.whoami())
+        self._call(lambda: api.whoami())
 
     def deploy(self, release: Release, root: Path) -> Deployment:
         api, repository, branch = self._api(), self.spec.repository, f"release-{release.digest[:12]}"
-        self._told(lambda: api.create_repo(repository, private=self.spec.private, exist_ok=True))
-        self._told(lambda: api.create_branch(repository, branch=branch, exist_ok=True))
+        self._call(lambda: api.create_repo(repository, private=self.spec.private, exist_ok=True))
+        self._call(lambda: api.create_branch(repository, branch=branch, exist_ok=True))
         self._upload(api, release, branch)
         self._compare(api, release, branch)
         commit = self._upload(api, release, MAIN)
@@ -50,61 +52,61 @@ class Hub:
         )
 
     def alive(self, deployment: Deployment) -> bool:
-        """Whether it is still what the repository's main branch holds."""
+        """Return True if the repository's main branch still holds the deployment."""
         try:
             api = self._api()
-            found = self._told(lambda: api.model_info(deployment.model, revision=MAIN))
+            info = self._call(lambda: api.model_info(deployment.model, revision=MAIN))
         except (ResourceError, DeployError):
             return False
-        return found.sha == deployment.details["commit"]
+        return info.sha == deployment.details["commit"]
 
     def take_back(self, deployment: Deployment) -> None:
-        """Its branch goes; what is in the history of `main` stays there."""
+        """Delete the deployment's branch; the history of `main` keeps its files."""
         api = self._api()
-        self._told(lambda: api.delete_branch(deployment.model, branch=deployment.details["branch"]))
+        self._call(lambda: api.delete_branch(deployment.model, branch=deployment.details["branch"]))
 
     def _upload(self, api: Any, release: Release, branch: str) -> str:
         message = f"{release.name} version {release.version}"
-        found = self._told(
+        commit = self._call(
             lambda: api.upload_folder(
                 repo_id=self.spec.repository,
                 folder_path=release.folder,
                 revision=branch,
                 commit_message=message,
-                delete_patterns=["*"],  # of the release before
+                delete_patterns=["*"],  # files of the previous release
             )
         )
-        return str(found.oid)
+        return str(commit.oid)
 
     def _compare(self, api: Any, release: Release, branch: str) -> None:
-        info = self._told(lambda: api.model_info(self.spec.repository, revision=branch, files_metadata=True))
-        there = {one.rfilename: one.size for one in info.siblings or []}
+        info = self._call(lambda: api.model_info(self.spec.repository, revision=branch, files_metadata=True))
+        sizes = {file.rfilename: file.size for file in info.siblings or []}
         for path in sorted(release.folder.iterdir()):
-            if there.get(path.name) != path.stat().st_size:
-                found = there.get(path.name, "nothing")
+            if sizes.get(path.name) != path.stat().st_size:
+                size = sizes.get(path.name, "nothing")
                 raise DeployError(
-                    f"{self.spec.repository}: {path.name} has {path.stat().st_size} bytes, and branch {branch} of the "
-                    f"hub {found}; main is as it was"
+                    f"{self.spec.repository}: {path.name} has {path.stat().st_size} bytes, but {size} on branch "
+                    f"{branch} of the hub; main is unchanged"
                 )
 
-    def _told(self, ask: Any) -> Any:
+    def _call(self, request: Any) -> Any:
         from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
         try:
-            return ask()
+            return request()
         except LocalTokenNotFoundError as error:
             raise ResourceError(f"deploy.target.key_variable: {error}") from None
         except HfHubHTTPError as error:
             status = error.response.status_code if error.response is not None else 0
-            said = str(error.server_message or error).splitlines()[0][:300]
+            reason = str(error.server_message or error).splitlines()[0][:300]
             if status in (401, 403):
                 raise ResourceError(
-                    f"the hub refuses the token for {self.spec.repository} (HTTP {status}: {said}); "
-                    f"correct the environment variable {self.spec.key_variable}: it needs a token that may write"
+                    f"the hub rejects the token for {self.spec.repository} (HTTP {status}: {reason}); "
+                    f"correct the environment variable {self.spec.key_variable}: it needs a token with write permission"
                 ) from None
-            raise DeployError(f"the hub failed at {self.spec.repository}: HTTP {status}: {said}") from None
-        except (OSError, RuntimeError) as error:  # a file whose upload fails is a RuntimeError there
-            raise DeployError(f"the hub cannot be reached, or the upload broke: {error}") from None
+            raise DeployError(f"the hub failed at {self.spec.repository}: HTTP {status}: {reason}") from None
+        except (OSError, RuntimeError) as error:  # huggingface_hub raises RuntimeError for a failed upload
+            raise DeployError(f"the hub cannot be reached, or the upload failed: {error}") from None
 
     def _api(self) -> Any:
         from huggingface_hub import HfApi
@@ -113,6 +115,6 @@ class Hub:
         if not token:
             raise ResourceError(
                 f"deploy.target.key_variable: the environment variable {self.spec.key_variable} is not set; set it to "
-                "a token of the Hugging Face Hub that may write"
+                "a token of the Hugging Face Hub with write permission"
             )
         return HfApi(endpoint=self.spec.url, token=token)

@@ -1,7 +1,7 @@
-"""A server of our own on this machine, in a process that outlives the run: `components.inference.server`.
+"""Local target: our own server on this machine, in a process that outlives the run (`components.inference.server`).
 
-It listens on 127.0.0.1 only, and asks for no key. Its process id is kept with the time at which the process began, so
-that another process that has the id by now is never taken for it.
+It listens on 127.0.0.1 only, without a key. Its process id is stored with the start time of the process, so a later
+process with the same id is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ logger = logging.getLogger(__name__)
 
 CODE = Path(__file__).resolve().parents[3]
 CACHE_GB = "2"
-"""Of keys and values, where vLLM computes on a CPU and VLLM_CPU_KVCACHE_SPACE says nothing."""
+"""Size of the KV cache in GB if vLLM runs on a CPU and VLLM_CPU_KVCACHE_SPACE is not set."""
 GRACE = 10.0
-"""Seconds in which a server ends after it was told to."""
+"""Seconds that a terminated server has to exit."""
 SHOWN = 20
-"""Last lines of a server's log in a message."""
+"""Number of last lines of a server's log that are quoted."""
 
 
 class Local:
+    """Target on this machine."""
+
     def __init__(self, spec: LocalTarget):
         self.spec = spec
 
     def check(self, name: str) -> None:
-        """Whether vLLM is there, where it is to answer."""
+        """Raise ResourceError if vLLM is required and not installed."""
         if self.spec.engine == "vllm" and not os.access(self._python, os.X_OK):
             raise ResourceError(
-                f"deploy.target.python: there is no {self._python}, the Python that vLLM is installed in: `make vllm` "
-                "makes one, or set deploy.target.python, or deploy.target.engine=transformers"
+                f"deploy.target.python: {self._python}, the Python of vLLM's environment, does not exist: create it "
+                "with `make vllm`, or set deploy.target.python, or deploy.target.engine=transformers"
             )
 
     def free(self) -> None:
-        """Raises ResourceError where the port is taken."""
-        if _taken(self.spec.port):
+        """Raise ResourceError if the port is in use."""
+        if _in_use(self.spec.port):
             raise ResourceError(
                 f"deploy.target.port: {self.spec.port} is in use on this machine; choose another, or 0 for any free one"
             )
@@ -72,7 +74,7 @@ class Local:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C ends the run, not what it has deployed
+                start_new_session=True,  # Ctrl-C ends the run, not the deployment
             )
         url = f"http://127.0.0.1:{port}/v1"
         try:
@@ -83,17 +85,17 @@ class Local:
                 _end(psutil.Process(process.pid), 0.0)
             process.wait()
             raise
-        process.returncode = 0  # it outlives us: else Python warns of a process that nobody waited for
+        process.returncode = 0  # it outlives us; otherwise Python warns about an unawaited process
         details = {"pid": str(process.pid), "began": repr(began), "log": str(log), "port": str(port)}
         details["spec"] = self.spec.model_copy(update={"port": port}).model_dump_json()
         return Deployment("local", release.version, release.digest, url, release.name, details=details)
 
     def _command(self, release: Release, port: int) -> list[str]:
         if self.spec.engine == "transformers":
-            own = ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
-            return [sys.executable, "-m", "components.inference.server", str(release.folder), *own]
+            options = ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
+            return [sys.executable, "-m", "components.inference.server", str(release.folder), *options]
         config = json.loads((release.folder / "config.json").read_text())
-        given = {
+        settings = {
             "host": "127.0.0.1",
             "port": port,
             "model": release.folder,
@@ -102,11 +104,11 @@ class Local:
             "dtype": config.get("dtype") or config.get("torch_dtype") or "auto",  # auto would round float32
             "generation-config": "vllm",  # no sampling defaults of the model's author
             "enable-auto-tool-choice": True,
-            "tool-call-parser": "hermes" if _tagged(release.folder) else "pythonic",
+            "tool-call-parser": "hermes" if _native_tools(release.folder) else "pythonic",
             "enforce-eager": vllm_on_cpu(self._python),
         }
         server = "vllm.entrypoints.openai.api_server"
-        return [str(self._python), "-m", server, *flags({**given, **self.spec.arguments})]
+        return [str(self._python), "-m", server, *flags({**settings, **self.spec.arguments})]
 
     @property
     def _python(self) -> Path:
@@ -115,7 +117,7 @@ class Local:
     def _environment(self) -> dict[str, str]:
         if self.spec.engine == "transformers":
             return {name: value for name, value in os.environ.items() if name != SERVER_KEY_VARIABLE}
-        cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if vllm_on_cpu(self._python) else {}  # else nearly all memory
+        cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if vllm_on_cpu(self._python) else {}  # default: most of the memory
         return {**cache, **vllm_environment()}
 
     def alive(self, deployment: Deployment) -> bool:
@@ -131,21 +133,21 @@ class Local:
         while True:
             if process.poll() is not None:
                 last = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN:])
-                raise DeployError(f"the server ended while it started (exit code {process.returncode}):\n{last}")
+                raise DeployError(f"the server exited during startup (exit code {process.returncode}):\n{last}")
             try:
                 direct.open(f"{url.removesuffix('/v1')}/health", timeout=5).close()
                 return
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > deadline:
                     raise WaitTimeout(
-                        f"waited {self.spec.start_timeout:g} s (deploy.target.start_timeout) for the server on {url}; "
-                        f"its log is {log}"
+                        f"timed out after {self.spec.start_timeout:g} s (deploy.target.start_timeout) waiting for the "
+                        f"server on {url}; its log is {log}"
                     ) from None
             time.sleep(0.2)
 
 
-def _tagged(folder: Path) -> bool:
-    """Whether the model writes calls in tags, or in the pythonic form (`components.trajectories.tool_calls`)."""
+def _native_tools(folder: Path) -> bool:
+    """Return True if the model writes calls in tags, not in Python syntax (`components.trajectories.tool_calls`)."""
     from components.models.weights import load_tokenizer
     from components.trajectories.chat import ChatFormat
 
@@ -153,26 +155,26 @@ def _tagged(folder: Path) -> bool:
 
 
 def _end(process: psutil.Process, grace: float) -> None:
-    """With what it has started; after `grace` seconds in which it may end by itself."""
+    """Kill a process and its children, after `grace` seconds in which it may exit by itself."""
     try:
-        all_ = [*process.children(recursive=True), process]
+        processes = [*process.children(recursive=True), process]
     except psutil.NoSuchProcess:
         return
     if grace:
         process.terminate()
         psutil.wait_procs([process], grace)
-    for one in all_:
+    for member in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    psutil.wait_procs(all_, GRACE)
+            member.kill()
+    psutil.wait_procs(processes, GRACE)
 
 
 def _process(deployment: Deployment) -> psutil.Process | None:
-    """The server's process, where it lives and is the very one."""
+    """Return the server's process if it still runs and is the same process."""
     try:
-        found = psutil.Process(int(deployment.details["pid"]))
-        same = abs(found.create_time() - float(deployment.details["began"])) < 1.0
-        return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+        process = psutil.Process(int(deployment.details["pid"]))
+        same = abs(process.create_time() - float(deployment.details["began"])) < 1.0
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
 
@@ -182,7 +184,7 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _taken(port: int) -> bool:
+def _in_use(port: int) -> bool:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError:

@@ -1,8 +1,8 @@
-"""What a target does: puts a release into use, takes it back, lets go of the one before.
+"""Protocol of a deployment target: it deploys a release and removes a deployment.
 
-The order is the caller's (`flows.release.deployment`): `check` before anything is made; `deploy`, which returns when
-the release answers; the canary; then `retire` of the deployment before it, or `take_back` of the new one. So until the
-canary has passed, what was in use stays in use.
+The caller (`flows.release.deployment`) sets the order: `check` before the run starts; `deploy`, which returns when the
+release answers; the canary; then `take_back` of the previous deployment, or of the new one. So the previous deployment
+stays in use until the canary has passed.
 """
 
 from __future__ import annotations
@@ -14,58 +14,60 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a model that is to be put into use."""
+    """Version of a model to deploy."""
 
     name: str
     version: str
     digest: str
-    """Of the export: another digest is another model."""
+    """Digest of the export: another digest is another model."""
     folder: Path
-    """The merged export."""
+    """Folder of the merged export."""
     max_length: int
     """Longest conversation in tokens."""
 
     @property
     def slug(self) -> str:
-        """A name of this very model, of letters, digits and dashes, as hosts take it."""
+        """Name of this version of the model: letters, digits and dashes, as hosts accept them."""
         letters = "".join(letter if letter.isalnum() else "-" for letter in self.name.lower())
         return f"{letters}-{self.digest[:12]}"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A release in use. Plain data: a later run reads it."""
+    """Deployed release. Plain data, which a later run reads."""
 
     target: str
     """Name of the target."""
     version: str
     digest: str
     url: str | None
-    """OpenAI's `base_url`; None where nothing answers, as in a repository of models."""
+    """Base URL as OpenAI's clients take it (`base_url`); None without an endpoint, as in a repository of models."""
     model: str
-    """What the endpoint calls it."""
+    """Name of the model at the endpoint."""
     key_variable: str | None = None
     """Environment variable with the endpoint's key."""
     details: dict[str, str] = field(default_factory=dict)
-    """What the target needs to take it down: ids, no secrets."""
+    """Data that the target needs to remove it: ids, no secrets."""
 
 
 class Target(Protocol):
+    """Deployment target."""
+
     def check(self, name: str) -> None:
-        """Raises ResourceError where a release called `name` could not be deployed: no key, a name that is taken. Asked
-        before the first stage."""
+        """Raise ResourceError if a release called `name` could not be deployed: missing key, name in use. Called before
+        the first stage."""
         ...
 
     def deploy(self, release: Release, root: Path) -> Deployment:
-        """Puts the release into use beside what is in use, and returns when it answers. root: folder for what the
-        target writes. Raises ResourceError for what the user can mend, DeployError for a failure of the other side,
-        WaitTimeout; what was begun is then taken down again."""
+        """Deploy the release beside the current deployment; return when it answers. root: folder for files of the
+        target. Raises ResourceError for problems that the user can fix, DeployError for a failure of the host, and
+        WaitTimeout; an incomplete deployment is then removed."""
         ...
 
     def alive(self, deployment: Deployment) -> bool:
-        """Whether it is still in use."""
+        """Return True if the deployment is still in use."""
         ...
 
     def take_back(self, deployment: Deployment) -> None:
-        """Takes a deployment out of use."""
+        """Remove a deployment."""
         ...

@@ -1,4 +1,4 @@
-"""Where a champion is put into use, told apart by `name`."""
+"""Specs of deployment targets, selected by `name`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class LocalTarget(Spec):
-    """A server of our own on this machine, which outlives the run."""
+    """Espalier's own server on this machine, which outlives the run."""
 
     name: Literal["local"] = "local"
     port: int = Field(0, ge=0, le=65535)
-    """0 takes a free one, so that the server before it stays up until the new one has passed its canary. With a port of
-    its own the server before it is stopped first, and started again where the canary fails."""
+    """Port of the server. 0 takes a free one, so the previous server stays up until the new one has passed its canary.
+    With a fixed port the previous server is stopped first, and restarted if the canary fails."""
     start_timeout: float = Field(300.0, gt=0)
-    """Seconds in which it must answer."""
+    """Seconds in which the server must respond."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What answers: our own server, whose answers are the policy's token for token, or vLLM's."""
+    """Serving engine: `transformers`, our own server, which matches the policy token for token, or `vllm`."""
     python: str | None = None
-    """Python of the environment that vLLM is installed in; null: `.venv-vllm/bin/python` beside the code
+    """Python of the environment in which vLLM is installed; null: `.venv-vllm/bin/python` beside the code
     (`make vllm`)."""
     arguments: dict[str, str | int | float | bool] = {}
-    """Options of vLLM's server: `{tensor-parallel-size: 2}`; true is an option without a value."""
+    """Options of vLLM's server: `{tensor-parallel-size: 2}`; true sets an option without a value."""
 
     def build(self) -> Target:
         from components.deployment.targets.local import Local
@@ -39,31 +39,30 @@ class LocalTarget(Spec):
 
 
 class TogetherTarget(Spec):
-    """Together's dedicated endpoints. The model comes from a repository on the Hugging Face Hub, or a presigned URL."""
+    """Together's dedicated endpoints. Together fetches the model from the Hugging Face Hub or a presigned URL."""
 
     name: Literal["together"] = "together"
     source: str = Field(min_length=1)
-    """Repository on the Hugging Face Hub (`owner/name`) that holds the merged export, or the presigned URL of its
-    archive, where Together fetches it: that URL is a secret, so `env:NAME` names the environment variable that holds
-    it."""
+    """Repository on the Hugging Face Hub (`owner/name`) with the merged export, or a presigned URL of its archive. Such
+    a URL is a secret, so give it as `env:NAME`, the environment variable that holds it."""
     hardware: str = Field(min_length=1)
-    """Id of the hardware, as Together lists them."""
+    """Hardware id, as listed by Together."""
     replicas: int = Field(1, ge=1)
-    """How many answer."""
+    """Number of replicas."""
     url: str = "https://api.together.xyz/v1"
-    """Of the API."""
+    """Base URL of the API."""
     key_variable: str = Field("TOGETHER_API_KEY", pattern=VARIABLE)
-    """Environment variable that holds the key."""
+    """Environment variable that holds the API key."""
     source_key_variable: str | None = Field("HF_TOKEN", pattern=VARIABLE)
     """Environment variable with the token for a private repository; null sends none."""
     timeout: float = Field(60.0, gt=0)
     """Seconds that one request may take."""
     retry_for: float = Field(120.0, ge=0)
-    """Seconds for which a request that the host fails is sent again."""
+    """Seconds for which a failed request is retried."""
     ready_timeout: float = Field(3600.0, gt=0)
-    """Seconds in which model and endpoint must be ready, each."""
+    """Seconds in which the model must be ready, and again the endpoint."""
     poll: float = Field(10.0, gt=0)
-    """Seconds between two looks."""
+    """Seconds between two status requests."""
 
     @field_validator("url")
     @classmethod
@@ -78,17 +77,17 @@ class TogetherTarget(Spec):
 
 
 class HubTarget(Spec):
-    """A repository on the Hugging Face Hub; nothing answers there."""
+    """Repository on the Hugging Face Hub; upload only, without an endpoint."""
 
     name: Literal["hub"] = "hub"
     repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
-    """`owner/name`; made where there is none."""
+    """Repository as `owner/name`; created if it does not exist."""
     private: bool = True
-    """A repository that is made is private."""
+    """Create the repository as private."""
     url: str | None = None
-    """Of the hub; null takes HF_ENDPOINT, or huggingface.co."""
+    """Base URL of the hub; null uses HF_ENDPOINT, or huggingface.co."""
     key_variable: str = Field("HF_TOKEN", pattern=VARIABLE)
-    """Environment variable that holds the token, which must be allowed to write."""
+    """Environment variable that holds the token, which needs write permission."""
 
     def build(self) -> Target:
         from components.deployment.targets.hub import Hub

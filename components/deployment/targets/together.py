@@ -1,9 +1,9 @@
-"""Together: upload by reference, wait for the job, an endpoint of one's own, wait until it has started.
+"""Together target: upload by reference, wait for the job, create a dedicated endpoint, wait until it has started.
 
-After the documented API (docs.together.ai, reference of models, jobs and endpoints): `POST /models` begins a job that
-fetches the model from where it lies, `GET /jobs/ID` says how it goes (Queued, Running, Complete, Failed), `POST
-/endpoints` makes an endpoint, `GET /endpoints/ID` says its state (PENDING, STARTING, STARTED, ERROR and so on), `DELETE
-/endpoints/ID` takes it down, which ends what it costs. The model itself stays in the account.
+It follows the documented API (docs.together.ai, reference of models, jobs and endpoints): `POST /models` starts a job
+that fetches the model from its source, `GET /jobs/ID` returns its status (Queued, Running, Complete, Failed), `POST
+/endpoints` creates an endpoint, `GET /endpoints/ID` returns its state (PENDING, STARTING, STARTED, ERROR and so on),
+`DELETE /endpoints/ID` removes it, which ends its costs. The model itself stays in the account.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class Together:
+    """Target for Together's dedicated endpoints."""
+
     def __init__(self, spec: TogetherTarget):
         self.spec = spec
 
     def check(self, name: str) -> None:
-        """Raises ResourceError where a key is missing, or refused."""
+        """Raise ResourceError if a key is missing or rejected."""
         dereference(self.spec.source, "deploy.target.source")
         client = self._client()
         try:
@@ -44,8 +46,8 @@ class Together:
         client = self._client()
         endpoint: dict[str, Any] | None = None
         try:
-            self._fetched(client, release)
-            endpoint = self._made(client, release)
+            self._upload(client, release)
+            endpoint = self._create_endpoint(client, release)
             ready = self._wait(
                 f"the endpoint {endpoint['id']}",
                 lambda: client.now("GET", f"/endpoints/{endpoint['id']}", None, _object),
@@ -72,8 +74,8 @@ class Together:
     def alive(self, deployment: Deployment) -> bool:
         client = self._client()
         try:
-            found = client.now("GET", f"/endpoints/{deployment.details['endpoint']}", None, _object)
-            return found.get("state") == "STARTED"
+            response = client.now("GET", f"/endpoints/{deployment.details['endpoint']}", None, _object)
+            return response.get("state") == "STARTED"
         except (DeployError, ResourceError):
             return False
         finally:
@@ -86,8 +88,8 @@ class Together:
         finally:
             client.close()
 
-    def _fetched(self, client: Client, release: Release) -> None:
-        """The model in the account, under a name that only this very export has."""
+    def _upload(self, client: Client, release: Release) -> None:
+        """Upload the model to the account, under a name that is unique to this export."""
         body = {
             "model_name": release.slug,
             "model_source": dereference(self.spec.source, "deploy.target.source"),
@@ -98,7 +100,7 @@ class Together:
             body["hf_token"] = token
         job = client.now("POST", "/models", body, _object).get("data", {}).get("job_id")
         if not job:
-            raise DeployError(f"{self.spec.url} took the model and names no job")
+            raise DeployError(f"{self.spec.url} accepted the model, but its response has no job id")
         self._wait(
             f"the upload of {release.slug} (job {job})",
             lambda: client.now("GET", f"/jobs/{job}", None, _object),
@@ -107,7 +109,7 @@ class Together:
             failed=("Failed", "Cancelled"),
         )
 
-    def _made(self, client: Client, release: Release) -> dict[str, Any]:
+    def _create_endpoint(self, client: Client, release: Release) -> dict[str, Any]:
         count = self.spec.replicas
         body = {
             "model": release.slug,
@@ -115,42 +117,43 @@ class Together:
             "display_name": release.slug,
             "autoscaling": {"min_replicas": count, "max_replicas": count},
         }
-        made = client.now("POST", "/endpoints", body, _object)
-        if not made.get("id"):
-            raise DeployError(f"{self.spec.url} made an endpoint and does not name it")
-        return made
+        endpoint = client.now("POST", "/endpoints", body, _object)
+        if not endpoint.get("id"):
+            raise DeployError(f"{self.spec.url} created an endpoint, but its response has no id")
+        return endpoint
 
     def _wait(
-        self, what: str, look: Callable[[], dict[str, Any]], *, key: str, done: str, failed: tuple[str, ...]
+        self, name: str, poll: Callable[[], dict[str, Any]], *, key: str, done: str, failed: tuple[str, ...]
     ) -> dict[str, Any]:
-        """What a look says when it is done. Raises DeployError where it has failed, WaitTimeout where it takes too
-        long."""
+        """Poll until the state is `done` and return the response. Raise DeployError for a state in `failed`,
+        WaitTimeout after `ready_timeout`."""
         deadline = time.monotonic() + self.spec.ready_timeout
         while True:
-            found = look()
-            state = str(found.get(key))
-            logger.info("%s: %s", what, state)
+            response = poll()
+            state = str(response.get(key))
+            logger.info("%s: %s", name, state)
             if state == done:
-                return found
+                return response
             if state in failed:
-                said = found.get("status_updates") or found.get("message") or ""
-                raise DeployError(f"{what} is {state}" + (f": {str(said)[:500]}" if said else ""))
+                detail = response.get("status_updates") or response.get("message") or ""
+                raise DeployError(f"{name} is {state}" + (f": {str(detail)[:500]}" if detail else ""))
             if time.monotonic() + self.spec.poll > deadline:
                 raise WaitTimeout(
-                    f"waited {self.spec.ready_timeout:g} s (deploy.target.ready_timeout) for {what}; it is {state}"
+                    f"timed out after {self.spec.ready_timeout:g} s (deploy.target.ready_timeout) waiting for {name}; "
+                    f"its state is {state}"
                 )
             time.sleep(self.spec.poll)
 
     def _remove(self, client: Client, endpoint: str) -> None:
-        def taken(reply: Reply, text: str) -> Exception | None:
+        def accepted(reply: Reply, text: str) -> Exception | None:
             return _Gone() if reply.status in (202, 204, 404) else None
 
         try:
-            client.now("DELETE", f"/endpoints/{endpoint}", None, lambda reply: None, taken)
+            client.now("DELETE", f"/endpoints/{endpoint}", None, lambda reply: None, accepted)
         except _Gone:
             pass
         except (DeployError, ResourceError) as error:
-            logger.warning("the endpoint %s is still there, and costs: %s. Delete it by hand", endpoint, error)
+            logger.warning("could not delete the endpoint %s, which is still billed: %s. Delete it", endpoint, error)
 
     def _client(self) -> Client:
         key = secret_variable(self.spec.key_variable)
@@ -173,4 +176,4 @@ def _object(reply: Reply) -> dict[str, Any]:
 
 
 class _Gone(Exception):
-    """An endpoint is on its way out, or was not there."""
+    """Endpoint that is being deleted, or does not exist."""

@@ -107,7 +107,7 @@ def test_pauses_grow_and_differ():
 def test_what_never_passes_ends_and_says_how_long_it_was_tried():
     with (
         judge_server(lambda asked: replies.OVERLOADED, models=MODELS) as server,
-        pytest.raises(JudgeError, match=r"overloaded; sent again for 0\.5 s \(reward\.model\.retry_for\)"),
+        pytest.raises(JudgeError, match=r"overloaded; retried for 0\.5 s \(reward\.model\.retry_for\)"),
     ):
         ask(server, retry_for=0.5)
     with (
