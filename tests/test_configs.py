@@ -406,7 +406,7 @@ def test_environments_of_a_user_are_held_to_the_protocol(compose_own):
     assert "same id" in compose_own("Twice", "warmup=none")["environment"]
     assert "the scenario id 'b~second'; expected one without '~'" in compose_own("Marked", "warmup=none")["environment"]
     assert "KeyError: 'no data'" in compose_own("Broken", "warmup=none")["environment"]
-    assert "{'id': 'a'} (dict) for a scenario; expected" in compose_own("Rows", "warmup=none")["environment"]
+    assert "returned {'id': 'a'} (dict); expected" in compose_own("Rows", "warmup=none")["environment"]
     assert "scenarios, tools, step, close" in compose_own("Half", "warmup=none")["environment._target_"]
 
 
