@@ -131,8 +131,8 @@ class PolicyGradientSpec(DecaySpec):
     overlong_penalty: float = Field(1.0, ge=0)
     """Maximum of the length penalty, subtracted from the reward."""
     mask_truncated: bool = False
-    """Exclude episodes with a message that was cut off at agent.max_tokens from the loss. They still count in the
-    baseline."""
+    """Masking of truncated episodes: episodes with a message that was cut off at agent.max_tokens are excluded from the
+    loss. They still count in the baseline."""
     max_kl: float = Field(0.5, gt=0)
     """Largest KL divergence of a gradient step's batch (nats per token) from the old policy of the ratios: the policy
     that sampled the batch or, with a `correction` or a sequence-level ratio, the policy before the first gradient step.
@@ -149,7 +149,7 @@ class PolicyGradientSpec(DecaySpec):
     metric of an episode, a component of its score or a number of its outcome; its mean must stay below the limit. Each
     cost times its learned multiplier is subtracted from the reward. null sets no constraints."""
     cost_scaling: bool = True
-    """Divide the reward minus its costs by 1 plus the sum of the multipliers."""
+    """Division of the reward minus its costs by 1 plus the sum of the multipliers."""
     reward_cap: float | None = None
     """Upper limit of the judged reward; larger rewards are clipped to it. null sets no limit."""
 
@@ -184,7 +184,7 @@ class GRPOSpec(PolicyGradientSpec):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference)."""
     measure_kl: bool = True
-    """Measure the KL divergence from the reference where it is not part of the loss, on the trained tokens of eight
+    """Measurement of the KL divergence from the reference if it is not part of the loss, on the trained tokens of eight
     episodes per gradient step."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence on a sampled token."""
@@ -263,7 +263,7 @@ class PPOSpec(PolicyGradientSpec):
     """`episode`: the judged reward is given at the last token of the episode. `turns`: each step reward is given at the
     last token of its turn; the judged reward is not used."""
     mask_truncated: bool = False
-    """Exclude episodes with a message that was cut off at agent.max_tokens."""
+    """Exclusion of episodes with a message that was cut off at agent.max_tokens."""
     reference: Literal["base", "start"] = "start"
     """Reference policy of the KL divergence. `start`: the checkpoint that the first round starts from, such as that of
     the warm-up. `base`: the base model."""
@@ -277,7 +277,7 @@ class PPOSpec(PolicyGradientSpec):
     """λ of the critic's targets (decoupled GAE, arXiv:2504.05118, section 4.1). 1: the discounted sum of future
     rewards, unbiased. Below 1, the critic also bootstraps from its own values."""
     whiten: bool = True
-    """Normalise advantages to mean 0 and standard deviation 1 over all tokens of the round."""
+    """Whitening: advantages are normalised to mean 0 and standard deviation 1 over all tokens of the round."""
     kl_coefficient: float = Field(0.02, ge=0)
     """Weight of KL(policy || reference), which is subtracted from the reward of each token. With a kl_target it is the
     weight in the first round."""
