@@ -3,7 +3,7 @@
 
 `act` makes the move of the current player and returns the observation of the next one; against a built-in opponent this
 is the same player, after the opponent's move. `begin` returns the first observation of the first player, `introduce`
-that of the second player. `told` is the observation after the last move.
+that of the second player. `last_observation` is the observation after the last move.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class TurnEnvironment(TextEnvironment):
         if len(self.players) > 1 and self.turn != self.mover:
             self.invalid_actions += 1
             return "error: one move a turn"
-        self.told = super()._act(text)
-        return self.told
+        self.last_observation = super()._act(text)
+        return self.last_observation
 
     def _observation(self, player: int) -> Messages:
         """Return the messages for a player after the other one has moved."""
@@ -86,8 +86,8 @@ class TurnEnvironment(TextEnvironment):
             first = {"role": "user", "content": self.introduce()}
             return [{"role": "system", "content": self.system}, first] if self.system else [first]
         if not self.calls[player]:
-            return [{"role": "user", "content": self.told}]
+            return [{"role": "user", "content": self.last_observation}]
         return [
-            {"role": "tool", "tool_call_id": call, "content": self.told if result is None else result}
+            {"role": "tool", "tool_call_id": call, "content": self.last_observation if result is None else result}
             for call, result in self.calls[player]
         ]

@@ -1,9 +1,9 @@
-"""A server that speaks as AgentGym's do, over a real socket, one dialect at a time.
+"""A test server with the protocol of AgentGym servers, over a real socket; one kind per server.
 
-Paths, bodies, answers and mistakes are those of the real servers: an int or a mapping from /create, `env_idx` or `id`,
-errors as HTTP 200 or as 500, no /close, instances that are given away twice when there is no room, scores that add up.
-The task is the same everywhere: certain words, in a certain order, each in the form in which that environment takes
-actions. Instances stay until the server ends; `log` has every request.
+Paths, bodies, responses and errors match the real servers: an int or a mapping from /create, `env_idx` or `id`, errors
+with status 200 or 500, missing /close, instances that are returned twice when the server is full, cumulative scores.
+The task is the same for every kind: given words in a given order, each in the action format of the environment.
+Instances live until the server ends; `log` contains every request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATE = 1000
 
 
 def words(kind: str, item: int) -> list[str]:
-    """What has to be said."""
+    """Return the words of the solution."""
     if kind == "maze":
         return [MOVES[(item + step) % 4] for step in range(2 + item % 2)]
     count = 1 if kind in ("sqlgym", "wordle") else 2 + item % 2
@@ -37,7 +37,7 @@ def words(kind: str, item: int) -> list[str]:
 
 
 def solution(kind: str, item: int) -> list[str]:
-    """The actions of a right solution, as an agent writes them."""
+    """Return the actions of a correct solution, as an agent writes them."""
     *others, last = words(kind, item)
     first, final = {
         "webshop": ("search[{}]", "click[{}]"),
@@ -55,7 +55,7 @@ def solution(kind: str, item: int) -> list[str]:
 
 
 def trajectories(kind: str, items: Any, prefix: str = "") -> list[dict[str, Any]]:
-    """Solutions in AgentTraj's form."""
+    """Return solutions in AgentTraj's format."""
     records = []
     for item in items:
         talk = [
@@ -72,17 +72,17 @@ def trajectories(kind: str, items: Any, prefix: str = "") -> list[dict[str, Any]
 
 @dataclass
 class Fault:
-    """What goes wrong with one request."""
+    """A fault that is injected into one request."""
 
     status: int = 200
     body: bytes | None = None
-    """Answered in place of the right answer, without anything carried out."""
+    """Body returned in place of the correct response; the request is not executed."""
     edit: Callable[[Any], Any] | None = None
-    """Changes the right answer."""
+    """Function that changes the correct response."""
     wait: float = 0.0
-    """Seconds before anything happens."""
+    """Delay before the request is handled, in seconds."""
     cut: bool = False
-    """Carried out, and the connection cut before the answer."""
+    """Execute the request, then close the connection without a response."""
 
 
 @dataclass
@@ -101,7 +101,10 @@ class _Unknown(Exception):
 
 
 class FakeAgentGym:
-    """room: instances; with more, /create gives away one that is there. closes: whether /close is there."""
+    """A fake server.
+
+    room: maximum number of instances; beyond it, /create returns an existing one. closes: True if /close exists.
+    """
 
     def __init__(self, kind: str, room: int = 1000, closes: bool | None = None):
         self.kind = kind
@@ -128,7 +131,7 @@ class FakeAgentGym:
         self.stop()
 
     def start(self) -> None:
-        """At the port that it had before, if any; with no instances."""
+        """Start without instances, on the previous port if there was one."""
         fake = self
         self.instances, self._rotation = {}, 0
 
@@ -157,7 +160,7 @@ class FakeAgentGym:
             self._server = None
 
     def paths(self, *kept: str) -> list[str]:
-        """Paths of the requests so far."""
+        """Return the paths of the requests so far."""
         found = [path.removeprefix(self.prefix) for _, path, _ in self.log]
         return [path for path in found if not kept or path in kept]
 

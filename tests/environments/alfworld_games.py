@@ -1,8 +1,8 @@
-"""Games in the form of ALFWorld's data, made for tests: a domain, a grammar and kitchens of our own.
+"""Test games in the format of ALFWorld's data: a domain, a grammar and kitchens.
 
-`write(folder)` makes `json_2.1.1/{train,valid_seen,valid_unseen}/TASK/TRIAL/{game.tw-pddl,traj_data.json}`. The domain
-has the types and the predicates of ALFWorld's, of which its games' problems are made, and the actions that these
-kitchens take; `domain` and `grammar` put ALFWorld's own in their place.
+`write(folder)` creates `json_2.1.1/{train,valid_seen,valid_unseen}/TASK/TRIAL/{game.tw-pddl,traj_data.json}`. The
+domain has ALFWorld's types and predicates, from which the problems of its games are built, and the actions that these
+kitchens need; `domain` and `grammar` replace them by ALFWorld's own.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ GOALS = {
 
 
 def grammar() -> str:
-    """Of our domain, without the task."""
+    """Return the grammar of the domain, without the task."""
     actions = {f"{name}.feedback": [{"rhs": feedback}] for name, (_, feedback) in ACTIONS.items() if name != "look"}
     parts = [f'grammar :: """{json.dumps(RULES | actions)}""";']
     for name, (template, _) in ACTIONS.items():
@@ -130,7 +130,7 @@ def grammar() -> str:
 
 
 def problem(task: str, mug: str, apple: str) -> str:
-    """A kitchen in which a mug and an apple lie in the receptacles that are named; the mug has to go to the cabinet."""
+    """Return a kitchen with a mug and an apple in the given receptacles; the mug must go to the cabinet."""
     things = {"mug_bar_7": ("MugType", mug), "apple_bar_3": ("AppleType", apple)}
     places = {name: f"loc_bar_{number}" for number, name in enumerate(RECEPTACLES)}
     names = {
@@ -160,7 +160,7 @@ def problem(task: str, mug: str, apple: str) -> str:
 
 
 def game(task: str, mug: str, apple: str, *, domain: str = DOMAIN, rules: str = "", **more: Any) -> dict[str, Any]:
-    """What game.tw-pddl holds. more: other values of it."""
+    """Return the content of game.tw-pddl. more: further values."""
     line = json.dumps([{"rhs": f"Your task is to: {GOALS[task]}"}])
     rules = (rules or grammar()) + f'\n\ngrammar :: """{{"task": {line}}}""";\n'
     game = {"pddl_domain": domain, "grammar": rules, "pddl_problem": problem(task, mug, apple)}
@@ -168,7 +168,7 @@ def game(task: str, mug: str, apple: str, *, domain: str = DOMAIN, rules: str = 
 
 
 def write(folder: Path, *, train: int = 2, valid: int = 1, domain: str = DOMAIN, rules: str = "") -> None:
-    """So many games of each of two tasks, and some that are left out."""
+    """Write the given number of games of each of two tasks, and some that ALFWorld skips."""
     places = [name for name in RECEPTACLES if name != "cabinet_bar_1"]
     number = 0
     for split, count in (("train", train), ("valid_seen", valid), ("valid_unseen", valid)):

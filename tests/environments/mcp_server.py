@@ -1,6 +1,6 @@
-"""A small real MCP server for tests: a shop's shelf, and tools that go wrong.
+"""A small real MCP server for tests: the shelf of a shop, and tools that fail.
 
-python mcp_server.py stdio [broken]      broken: a tool's schema is none
+python mcp_server.py stdio [broken]      broken: the schema of a tool is invalid
 python mcp_server.py http PORT
 """
 
@@ -19,7 +19,7 @@ baskets: dict[object, list[str]] = {}
 
 
 def basket(context: Context) -> list[str]:
-    """One for each session: over stdio there is only one."""
+    """Return the basket of the session; over stdio there is only one session."""
     headers = getattr(context, "headers", None) or {}
     return baskets.setdefault(headers.get("mcp-session-id"), [])
 

@@ -1,9 +1,9 @@
-"""A server of OpenEnv for tests: a game of guessing a number, in three kinds of actions.
+"""An OpenEnv test server: a number-guessing game with three kinds of actions.
 
     python openenv_server.py PORT [words|numbers|tools] [real]
 
-`real` serves it by the package itself, which then has to be importable; without it by a server that speaks the same
-messages as the package's does (seen with 0.10), and no more of them.
+With `real`, the package itself serves the game and must be importable. Without it, a minimal server sends the same
+messages as the package (version 0.10).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 ROOMS = 3
-"""Environments at once."""
+"""Maximum number of concurrent environments."""
 
 
 class Guess:
-    """Numbers up to 20; reward 1 for the right one."""
+    """A game with numbers up to 20; reward 1 for the correct one."""
 
     def __init__(self) -> None:
         self.number, self.steps = 0, 0

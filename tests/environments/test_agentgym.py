@@ -1,4 +1,4 @@
-"""The client of AgentGym against servers that speak as the real ones do, with all their traps."""
+"""AgentGym client against fake servers with the protocol and the errors of the real ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def demonstrations(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_follows_its_protocol(kind, demonstrations):
-    """The whole protocol, junk included; what a demonstration does succeeds; and an episode is these requests."""
+    """Environment contract with invalid actions, success of demonstrations, and the requests of an episode."""
     with FakeAgentGym(kind) as server:
         path = demonstrations(kind)
 
@@ -217,7 +217,7 @@ def test_episode_ends_after_the_maximum_number_of_rounds():
 
 
 def test_scores_are_normalized_to_one():
-    """ScienceWorld counts to 100 and may fall, BabyAI adds up what it gives, tools say how far they are."""
+    """ScienceWorld scores up to 100 and may decrease, BabyAI sums rewards, tool kinds report progress."""
     with FakeAgentGym("sciworld") as server:
         gym = AgentGym("sciworld", server.url, **FEW)
         half, whole = play(gym, right("sciworld", 0))
@@ -295,7 +295,7 @@ def test_waiting_for_an_instance_times_out(monkeypatch):
 
 
 def test_waiting_episodes_are_served_in_order():
-    """With one instance for two that play on and on, whether their episodes end or not, both play."""
+    """Two clients alternate on one instance, whether their episodes end or not."""
     with FakeAgentGym("maze") as server:
         gyms = [AgentGym("maze", server.url, instances=1, **FEW) for _ in range(2)]
         order: list[int] = []
@@ -546,7 +546,7 @@ def test_long_observations_are_truncated_and_surrogates_replaced():
 
 
 def test_cancelled_episode_releases_its_instance():
-    """The time of an episode ran out in the middle of a step: the instance is lent again, after those that are fine."""
+    """After a timeout during a step, the instance is reused, after the healthy ones."""
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
 

@@ -25,7 +25,7 @@ TASKS = ("pick_and_place_simple", "pick_heat_then_place_in_recep")
 
 @pytest.fixture(scope="module", params=["ours", "alfworld"])
 def data(request, tmp_path_factory):
-    """A folder of games."""
+    """Return a folder of games."""
     pytest.importorskip("textworld")
     pytest.importorskip("fast_downward")
     logic_texts = {}
@@ -41,18 +41,18 @@ def data(request, tmp_path_factory):
 
 
 def trial(data, number):
-    """The file of a game."""
+    """Return the file of a game."""
     return next(Path(data).glob(f"json_2.1.1/*/*/trial_{number}")) / "game.tw-pddl"
 
 
 def game_of(environment, number):
-    """The scenario of a game."""
+    """Return the scenario of a game."""
     scenarios = [*environment.scenarios("train"), *environment.scenarios("heldout")]
     return next(scenario for scenario in scenarios if scenario.id.endswith(f"trial_{number}"))
 
 
 def changed(data, tmp_path, number, **values):
-    """Another folder, in which one game is another."""
+    """Return a copy of the folder with one different game."""
     other = tmp_path / "data"
     alfworld_games.write(other)
     file = trial(other, number)
@@ -147,7 +147,7 @@ def test_solving_does_not_change_the_current_episode(data):
 
 
 def test_concurrent_resets(data):
-    """In threads, as the collector plays them; what the engine changes of the process is put back."""
+    """Instances run in threads, as in the collector; process-wide changes of the engine are reverted."""
     arguments, out = list(sys.argv), sys.stdout
     environments = [ALFWorld(data) for _ in range(4)]
     scenarios = environments[0].scenarios("train")
@@ -162,7 +162,7 @@ def test_concurrent_resets(data):
 
 
 def test_engines_are_reused(data):
-    """Each has a copy of the planner's library, which cannot be unloaded."""
+    """Each engine has a copy of the planner's library, which cannot be unloaded."""
 
     def copies():
         maps = Path(f"/proc/{os.getpid()}/maps").read_text().splitlines()
@@ -222,7 +222,7 @@ def test_stage_key_depends_on_games_not_on_the_folder(data, tmp_path):
 
 
 def test_objects_are_numbered_as_in_alfworld():
-    """The last one by its identifier is the first; a basin is not its sink."""
+    """Numbers are in reverse order of the identifiers; a basin differs from its sink."""
     named = names(["mug_bar_b", "mug_bar_a", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
     assert named == {
         "agent1": "agent1",

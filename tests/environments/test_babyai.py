@@ -1,4 +1,4 @@
-"""BabyAI in words: what is seen, what is done, and the bot that shows how."""
+"""BabyAI: text observations, text actions, and the bot as solver."""
 
 from __future__ import annotations
 

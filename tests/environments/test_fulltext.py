@@ -1,4 +1,4 @@
-"""Full-text search: ranked by BM25, safe with any words, narrowed by conditions."""
+"""Full-text search: BM25 ranking, hostile queries, filters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from components.errors import ResourceError
 
 
 def bm25(query: list[str], documents: list[list[str]]) -> list[int]:
-    """The formula written out (k1 1.2, b 0.75); numbers of the documents that hold a word, best first."""
+    """Return the documents that contain a word, ranked by the BM25 formula (k1 = 1.2, b = 0.75)."""
     mean = sum(map(len, documents)) / len(documents)
     scores = {}
     for number, words in enumerate(documents):
@@ -99,7 +99,7 @@ def test_missing_fts5_is_reported(monkeypatch):
     ids=["one word", "many words", "near", "operators", "quotes", "no text", "brackets"],
 )
 def test_hostile_queries_are_bounded(attack):
-    """What SQLite is asked for is at most 32 words, each in quotes."""
+    """SQLite receives at most 32 words, each in quotes."""
     index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(500)])
     statements = []
     index._store.set_trace_callback(statements.append)

@@ -1,4 +1,4 @@
-"""Scenarios from a seed: none twice, held-out ones that stay, and what there are too few of."""
+"""Generated scenarios: uniqueness, stable held-out splits, too few distinct tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gymnasium in words: the toy environments, spaces of every kind, functions of the user, and mistakes."""
+"""Gymnasium environments: toy-text presets, all kinds of spaces, user functions, configuration errors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_observations_and_errors():
 
 
 class Spaces(gymnasium.Env):
-    """Moves to a point; its observation is of every kind."""
+    """Environment with an observation of every kind of space."""
 
     observation_space = gymnasium.spaces.Dict(
         {

@@ -1,4 +1,4 @@
-"""MCP servers as environments: a real one over stdio and HTTP; sessions, failures, and who says what success is."""
+"""MCP servers as environments: a real server over stdio and HTTP; sessions, failures, judges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TASKS = json.loads(Path(__file__).with_name("tasks.json").read_text())
 
 
 async def right(episode) -> bool:
-    """Looks what is in the basket now."""
+    """Inspect the basket."""
     assert episode.call is not None
     inside = [line for line in (await episode.call("look", {})).splitlines() if line]
     return sorted(inside) == episode.scenario.input["data"]["basket"] and "dollars" in episode.answer
@@ -48,7 +48,7 @@ def file(tmp_path):
 
 @contextmanager
 def over_http():
-    """The server at a port of its own; its URL."""
+    """Start the server on a free port; yield its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,7 +66,7 @@ def over_http():
 
 
 def play(environment, *actions, number=0):
-    """The steps of one episode; the environment stays open as long as the loop, as in a collector."""
+    """Return the tools and steps of an episode; the environment stays open until the loop ends, as in collectors."""
 
     async def episode():
         try:
@@ -218,7 +218,7 @@ AWAY = [EnvironmentAway] * 4 + [EnvironmentFailed] * 2 + [EnvironmentAway]
 
 
 def test_transient_http_failures_are_classified_as_away(file):
-    """When a session is opened, in the middle of one, and where the server forgot it."""
+    """At the start of a session, during it, and after the server lost it."""
 
     async def scene():
         environment = Mcp(file, url=url)
@@ -289,7 +289,7 @@ def test_only_named_variables_reach_the_server(file, monkeypatch):
 
 @contextmanager
 def model(*answers):
-    """A server of chat completions that says `answers` in turn, the last one again and again; and what it was asked."""
+    """Yield URL and requests of a chat completions server that returns `answers` in turn, repeating the last."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -382,7 +382,7 @@ def edited(path: Path) -> None:
     ],
 )
 def test_stage_key_includes_the_code_of_the_server(command, counts, tmp_path, file):
-    """Whichever is named, with what it imports from beside it; not what is installed."""
+    """The key includes the named script or module with its local imports, not installed code."""
     texts = {
         "shelf.py": "import json\nimport stock\nfrom more import deep\n",
         "stock.py": "",
@@ -460,7 +460,7 @@ def test_configuration_errors_are_named(file, monkeypatch):
 
 
 def author(body) -> str:
-    """Writes as many tasks as it is asked for, one of them twice, with words around."""
+    """Return the requested tasks with a duplicate, an invalid entry and surrounding text."""
     wanted = body["messages"][0]["content"]
     level = wanted.split(" of 5:")[0].rsplit(" ", 1)[1]
     new = [{"task": f"Task {body['seed']}-{n} at {level}", "type": "shop", "criteria": "a number"} for n in range(8)]

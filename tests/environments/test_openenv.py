@@ -1,4 +1,4 @@
-"""A client for OpenEnv against a server that speaks its messages, and against the package's own where it is installed.
+"""OpenEnv client against a server with its protocol, and against the server of the package if it is installed.
 
 The package cannot be installed beside Espalier (it wants another huggingface_hub): OPENENV_PYTHON names the interpreter
 of an environment that has it.
@@ -34,7 +34,7 @@ SERVER = str(Path(__file__).with_name("openenv_server.py"))
 
 @contextmanager
 def serving(kind: str, real: bool = False):
-    """A server at a port of its own; its URL."""
+    """Start a server on a free port; yield its URL."""
     python = sys.executable
     if real:
         python = os.environ.get("OPENENV_PYTHON", sys.executable)
@@ -83,12 +83,12 @@ def right(scenario) -> int:
 
 
 def fit(scenario) -> bool:
-    """Not one of those at which the server fails."""
+    """Return True for scenarios at which the server does not fail."""
     return right(scenario) not in (13, 14)
 
 
 def play(environment, actions):
-    """The steps of an episode; actions: a function of the scenario."""
+    """Return the tools, the first messages and the steps of an episode. actions: function of the scenario."""
 
     async def episode():
         try:
@@ -246,7 +246,7 @@ def answering(schema: int, ws: int):
 @pytest.mark.parametrize("code", [429, 502, 503, 504, 403, 500])
 @pytest.mark.parametrize("where", ["schema", "ws"])
 def test_overloaded_server_is_classified_as_away(where, code):
-    """Another status is its last word."""
+    """Other statuses are permanent failures."""
     statuses = {"schema": 200, "ws": 200, where: code}
     with answering(**statuses) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
         play(small(url, patience=0.1), lambda _: [])

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: the same episodes, no one held up, and a death is one episode's failure."""
+"""Environments in subprocesses: identical episodes, no blocking, and a crash fails only one episode."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_scenarios_and_optional_methods_equal_those_of_the_wrapped_environment()
 
 
 def test_computation_does_not_block_the_event_loop():
-    """While it computes, the loop of the collector is free; each of two has its own process."""
+    """The event loop of the collector stays responsive; each of two instances has its own subprocess."""
     late: list[float] = []
 
     class Punctual(Parrot):

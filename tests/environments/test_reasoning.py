@@ -1,4 +1,4 @@
-"""Reasoning tasks: all families, their own scorers, and answers that would be carried out as code."""
+"""Reasoning tasks: all families, their scorers, and answers that contain code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_family_scores_its_reference_answer():
 
 
 def test_the_same_questions_in_every_process():
-    """Also of the family that draws from the global generator."""
+    """Includes the family that uses the global random generator."""
     tasks = [*PLAIN, "list_functions", "zebra_puzzles", "knights_knaves", "group_anagrams"]
     code = (
         "from components.environments.adapters.reasoning import ReasoningGym; import json;"

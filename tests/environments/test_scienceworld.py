@@ -1,4 +1,4 @@
-"""ScienceWorld: gold paths, splits as the benchmark has them, simulators that are kept and replaced."""
+"""ScienceWorld: gold paths, the benchmark's splits, reuse and replacement of simulators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service desks: the policy is kept by the agent or not, the customer is a machine over its words."""
+"""Service desks: policy breaches, the scripted customer, the customer played by a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def say(text: str) -> dict:
 
 
 def first_scenario(desk, kind: str, **expected):
-    """The first scenario of a type in which the solution makes a change, or does not."""
+    """Return the first scenario of a type whose inputs are set (True) or empty (False) as expected."""
     return next(
         scenario
         for scenario in desk.scenarios("train")
@@ -228,7 +228,7 @@ def test_arbitrary_arguments_do_not_raise(kind):
 
 
 def opened(desk, change):
-    """A session with the first customer verified, over a database that `change` has worked on."""
+    """Return a session with the first customer verified, on a database modified by `change`."""
     database = json.loads(json.dumps(desk.scenarios("train")[0].input["database"]))
     change(database)
     desk.reset(desk.scenarios("train")[0])
@@ -238,7 +238,7 @@ def opened(desk, change):
 
 
 def broken(desk, tool: str, **arguments) -> set[str]:
-    """The rules that a change breaks, consent apart."""
+    """Return the rules that a change breaks, except consent."""
     getattr(desk, tool)(**arguments)
     return {breach.partition(":")[0] for breach in desk.breaches} - {desk.consent}
 
@@ -472,7 +472,7 @@ def test_words():
 
 @contextmanager
 def server(answers):
-    """A server of chat completions: answers are texts, or statuses. Yields its address and the requests."""
+    """Yield the URL and the requests of a chat completions server; answers are texts or statuses."""
     requests: list[dict] = []
     queue = list(answers)
 

@@ -1,4 +1,4 @@
-"""TextArena: games repeat from their scenario, opponents play by the rules, and both sides can be played."""
+"""TextArena: reproducible games, valid moves of opponents, self-play."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def say(text):
 
 
 def last(turn: Turn) -> str:
-    """An opponent of one's own: the last free cell."""
+    """Choose the last free cell, as a user-defined opponent."""
     return re.findall(r"\[\d\]", turn.transcript.rpartition("Available Moves:")[2])[-1]
 
 
@@ -97,7 +97,7 @@ def test_random_actions_do_not_win_one_player_games():
     ],
 )
 def test_opponents_make_no_invalid_move(game):
-    """Nor does an agent that chooses as they do."""
+    """An agent that chooses the same way makes none either."""
     environment = small([game], train=2, max_steps=12)
     for scenario in environment.scenarios("train"):
         environment.reset(scenario)

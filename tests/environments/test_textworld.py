@@ -1,4 +1,4 @@
-"""TextWorld: games are made once, in bounds, and played by single commands."""
+"""TextWorld: cached, bounded game generation and single commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1800)  # seconds; a game takes some to make, ma
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Games are made once for all tests."""
+    """Folder of generated games, shared by all tests."""
     return str(tmp_path_factory.mktemp("games"))
 
 
@@ -55,7 +55,7 @@ def test_random_actions_do_not_win(cache):
 
 
 def test_concurrent_resets(cache):
-    """In threads, as the collector plays them."""
+    """Instances run in threads, as in the collector."""
     environments = [small(cache) for _ in range(4)]
     scenarios = environments[0].scenarios("train")
     for scenario in scenarios:

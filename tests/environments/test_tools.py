@@ -1,4 +1,4 @@
-"""Environments made of methods: schemas from signatures, and what a model gets wrong."""
+"""Environments whose tools are methods: schemas from signatures, invalid calls."""
 
 from __future__ import annotations
 

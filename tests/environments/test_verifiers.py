@@ -1,4 +1,4 @@
-"""Environments of verifiers, played by the package itself in its own process: one turn, several turns, tools.
+"""Environments of verifiers, run by the package in a subprocess: single turn, multi-turn, tools.
 
 The package cannot be installed beside Espalier (it wants another uvicorn): VERIFIERS_PYTHON names the interpreter of an
 environment that has it.
@@ -34,7 +34,7 @@ def say(text):
 
 
 def play(environment, actions, split="train", number=0):
-    """Tools, first messages and steps of an episode."""
+    """Return the tools, the first messages and the steps of an episode."""
 
     async def episode():
         try:

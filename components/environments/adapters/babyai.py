@@ -140,7 +140,7 @@ class BabyAI(TextEnvironment):
         bot = bots.BabyAIBot(world)
         moves: list[int] = []
         move = None
-        with contextlib.suppress(AssertionError, IndexError, bots.DisappearedBoxError):  # the bot fails this way
+        with contextlib.suppress(AssertionError, IndexError, bots.DisappearedBoxError):  # raised when the bot fails
             while len(moves) < world.max_steps:
                 move = int(bot.replan(move))
                 if move >= len(ACTIONS):

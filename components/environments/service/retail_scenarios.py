@@ -232,7 +232,7 @@ class _Writer:
         if rng.random() < 0.2:
             product["variants"][others[0]]["stock"] = 0
         limit = None
-        if rng.random() < 0.4:  # the most that the customer pays; the second variant is cheaper
+        if rng.random() < 0.4:  # a price limit of the customer; the second variant is within it
             limit = rng.randrange(3, 10)
             product["variants"][others[0]]["price"] = line["price"] + limit + rng.randrange(3, 20)
             product["variants"][others[1]]["price"] = line["price"] + rng.randrange(0, limit)
