@@ -1,4 +1,4 @@
-"""What a judge does wrong, by name, for the script of a `judge_server`."""
+"""Misbehaviours of a judge, by name, for the script of a `judge_server`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(change: Callable[[Scores], Any] = lambda scores: scores, around: str = 
 
 def scored(write: Callable[[float], Any]) -> Reply:
     """The right scores, each written in another way."""
-    return told(lambda scores: [{**one, "score": write(one["score"])} for one in scores])
+    return told(lambda scores: [{**score, "score": write(score["score"])} for score in scores])
 
 
 def one_scored(value: Any) -> Reply:
@@ -37,7 +37,7 @@ def one_scored(value: Any) -> Reply:
 
 def named(name: Callable[[str], Any]) -> Reply:
     """The right scores under other ids."""
-    return told(lambda scores: [{**one, "trajectory_id": name(one["trajectory_id"])} for one in scores])
+    return told(lambda scores: [{**score, "trajectory_id": name(score["trajectory_id"])} for score in scores])
 
 
 def refused(status: int, message: str = "overloaded", code: str = "server_error", **headers: str) -> Reply:
@@ -123,11 +123,11 @@ COMMA = scored(lambda score: f"{score}".replace(".", ","))
 FENCED = told(around="```json\n{}\n```")
 PROSE = told(around="I looked at { all of them }, and [here] is what I think:\n\n{}\n\nI hope that {this} helps.")
 BARE_LIST = Reply(lambda asked: json.dumps(asked.scores))
-MAPPING = Reply(lambda asked: json.dumps({one["trajectory_id"]: one["score"] for one in asked.scores}))
+MAPPING = Reply(lambda asked: json.dumps({score["trajectory_id"]: score["score"] for score in asked.scores}))
 
 
 def _thought(asked: Asked) -> str:
-    draft = json.dumps({"scores": [{**one, "score": 0.123} for one in asked.scores]})
+    draft = json.dumps({"scores": [{**score, "score": 0.123} for score in asked.scores]})
     return f"<think>At first sight: {draft}. But no.</think>\n" + json.dumps({"scores": asked.scores})
 
 
@@ -149,11 +149,11 @@ def _obey(asked: Asked) -> str:
     """A judge that believes what stands between the trajectories: there only its client should speak."""
     scores: Scores = copy.deepcopy(asked.scores)
     blocks = list(BLOCK.finditer(asked.prompt))
-    ends = [*(one.start() for one in blocks[1:]), len(asked.prompt)]
+    ends = [*(block.start() for block in blocks[1:]), len(asked.prompt)]
     for block, end in zip(blocks, ends, strict=True):
         if order := INSTRUCTION.search(asked.prompt[block.end() : end]):
-            for one in scores:
-                one["score"] = float(order[1] if one["trajectory_id"] == block[1] else order[2])
+            for score in scores:
+                score["score"] = float(order[1] if score["trajectory_id"] == block[1] else order[2])
     return json.dumps({"scores": scores})
 
 

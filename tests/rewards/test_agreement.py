@@ -19,21 +19,21 @@ UNITS = st.lists(st.lists(SCORES, max_size=4), max_size=12)
 
 @given(PAIRS)
 def test_kappas_are_those_of_scikit_learn(pairs):
-    one, other = [a for a, _ in pairs], [b for _, b in pairs]
-    assume(len({*one, *other}) > 1)
-    weighted, plain = (cohen_kappa_score(one, other, labels=range(1, 6), weights=how) for how in ("quadratic", None))
-    assert weighted_kappa(one, other) == pytest.approx(weighted)
-    assert kappa(one, other) == pytest.approx(plain)
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    assume(len({*first, *second}) > 1)
+    weighted, plain = (cohen_kappa_score(first, second, labels=range(1, 6), weights=how) for how in ("quadratic", None))
+    assert weighted_kappa(first, second) == pytest.approx(weighted)
+    assert kappa(first, second) == pytest.approx(plain)
 
 
 @given(PAIRS)
 def test_rank_correlation_is_that_of_scipy(pairs):
-    one, other = [a for a, _ in pairs], [b for _, b in pairs]
-    found = spearman(one, other)
-    if len(set(one)) == 1 or len(set(other)) == 1:
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    found = spearman(first, second)
+    if len(set(first)) == 1 or len(set(second)) == 1:
         assert found is None
     else:
-        assert found == pytest.approx(scipy.stats.spearmanr(one, other).statistic)
+        assert found == pytest.approx(scipy.stats.spearmanr(first, second).statistic)
 
 
 @given(UNITS)

@@ -19,7 +19,7 @@ def test_the_stub_scores_each_trajectory_by_what_stands_in_it():
     body = json.dumps({"messages": [{"role": "user", "content": "\n".join(blocks)}]}).encode()
     with stub("--judge", "--latency", 0.0) as url, urllib.request.urlopen(f"{url}/chat/completions", body) as answer:
         found = json.loads(json.load(answer)["choices"][0]["message"]["content"])["scores"]
-    assert {one["trajectory_id"]: one["score"] for one in found} == {
+    assert {score["trajectory_id"]: score["score"] for score in found} == {
         f"t{i}": score for i, (_, score) in enumerate(group)
     }
 

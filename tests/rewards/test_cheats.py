@@ -492,9 +492,11 @@ class TestAnswers:
         kind, options, expected, hedges, (honest, answer) = HEDGES[name]
         rule = kind(**options)
         for text in hedges:
-            scores = [scored(rule, text, answer=one) for one in expected]
+            scores = [scored(rule, text, answer=answer) for answer in expected]
             assert sum(score.reward or 0.0 for score in scores) <= 1.0, text
-            unscored = [score for score, one in zip(scores, expected, strict=True) if score.reward is None and one]
+            unscored = [
+                score for score, answer in zip(scores, expected, strict=True) if score.reward is None and answer
+            ]
             assert not unscored, text
         assert scored(rule, honest, answer=answer).reward == 1.0
 
@@ -599,9 +601,9 @@ class TestWriting:
         def episode(text, tokens):
             message = Message("assistant", text, span=(1, 1 + tokens))
             history = History([Message("user", "q"), message], list(range(1 + tokens)), [0.0] * (1 + tokens))
-            one = Trajectory("s/0", Scenario("s", {"answer": "Paris"}, "train"), 0, [history])
-            one.metrics = {"sampled_tokens": float(tokens), "turns": 1.0}
-            return one
+            trajectory = Trajectory("s/0", Scenario("s", {"answer": "Paris"}, "train"), 0, [history])
+            trajectory.metrics = {"sampled_tokens": float(tokens), "turns": 1.0}
+            return trajectory
 
         def reward(rule, text, tokens):
             (score,) = judging.judge(rule, [episode(text, tokens)])

@@ -20,8 +20,8 @@ TESTS = [{"call": "add(3, 4)", "result": 7}, {"call": "add('a', 'b')", "result":
 
 
 def scored(text, tests=TESTS, **options):
-    one = Trajectory("s/0", Scenario("s", {"tests": tests}, "train"), 0, [talk("Write add.", text)])
-    (score,) = judging.judge(CodeTests(**options), [one])
+    sample = Trajectory("s/0", Scenario("s", {"tests": tests}, "train"), 0, [talk("Write add.", text)])
+    (score,) = judging.judge(CodeTests(**options), [sample])
     return score
 
 
@@ -72,7 +72,7 @@ class TestInTheSandbox:
         seconds = 1.0 if code.startswith("while") else 30.0  # a busy machine takes a while to begin
         score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=seconds)
         assert score.reward == 0.0
-        assert any(one in score.explanation for one in said.split(" or "))
+        assert any(phrase in score.explanation for phrase in said.split(" or "))
 
     def test_who_prints_what_a_driver_would_print_does_not_know_what_is_expected(self):
         cheat = (
@@ -91,7 +91,7 @@ class TestInTheSandbox:
             )
             for i in range(6)
         ]
-        assert [one.reward for one in judging.judge(CodeTests(), rows, concurrency=3)] == [1.0] * 6
+        assert [score.reward for score in judging.judge(CodeTests(), rows, concurrency=3)] == [1.0] * 6
 
     @pytest.mark.parametrize("tests", [[], "assert True", [{"stdin": "1"}], [3], None])
     def test_what_is_no_test_leaves_the_episode_unscored(self, tests):
@@ -309,8 +309,8 @@ def test_odd_messages_become_plain_data_or_an_error(message):
 
 def test_an_episode_without_a_program_has_nothing_and_one_without_tests_is_unscored():
     assert scored("").reward == 0.0
-    one = Trajectory("s/0", Scenario("s", {}, "train"), 0, [talk("Write add.", ADD)])
-    (score,) = judging.judge(CodeTests(), [one])
+    sample = Trajectory("s/0", Scenario("s", {}, "train"), 0, [talk("Write add.", ADD)])
+    (score,) = judging.judge(CodeTests(), [sample])
     assert "there is no 'input.tests'" in score.failure.message
 
 

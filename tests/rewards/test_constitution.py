@@ -15,13 +15,15 @@ TALK = talk("Hello.", "You fool.", "And?", "Go away.")
 
 
 def answer(given=None):
-    rows = [{"principle": name, "critique": f"As to {name}.", "score": one} for name, one in (given or GIVEN).items()]
+    rows = [
+        {"principle": name, "critique": f"As to {name}.", "score": score} for name, score in (given or GIVEN).items()
+    ]
     return {"scores": rows}
 
 
 def about(asked):
     """The answer in question."""
-    (judged,) = [one for one in json.loads(data(asked)) if one.get("judged")]
+    (judged,) = [message for message in json.loads(data(asked)) if message.get("judged")]
     return judged["content"]
 
 
@@ -32,7 +34,7 @@ def revising(asked):
     return says({"revision": f"Better than: {about(asked)}"})
 
 
-def one(reward, trajectory=None, given=None):
+def judge_episode(reward, trajectory=None, given=None):
     return scores(reward, [trajectory or episode(histories=[TALK])], given)[0]
 
 
@@ -42,8 +44,8 @@ def test_the_score_is_the_weighted_mean_over_the_principles():
         for name, weight in zip(GIVEN, (1, 2, 5), strict=True)
     }
     with judge_server(always(answer())) as server:
-        assert one(Constitution(spec(server))).reward == pytest.approx(0.5)
-        found = one(Constitution(spec(server), weighted))
+        assert judge_episode(Constitution(spec(server))).reward == pytest.approx(0.5)
+        found = judge_episode(Constitution(spec(server), weighted))
     assert found.reward == pytest.approx(2 / 8)
     assert found.components == pytest.approx({"constitution": 2 / 8, **GIVEN})
     assert "honest 0.5: As to honest." in found.explanation
@@ -53,7 +55,7 @@ def test_the_score_is_the_weighted_mean_over_the_principles():
 
 def test_the_last_answer_is_judged_with_what_came_before_it():
     with judge_server(always(answer())) as server:
-        one(Constitution(spec(server)))
+        judge_episode(Constitution(spec(server)))
     (asked,) = server.requests
     assert about(asked) == "Go away."
     assert [message["content"] for message in json.loads(data(asked))] == ["Hello.", "You fool.", "And?", "Go away."]
@@ -64,7 +66,7 @@ def test_each_answer_can_be_judged_and_does_not_see_what_comes_after():
         return says(answer(dict.fromkeys(GIVEN, 0.25 if about(asked) == "You fool." else 1.0)))
 
     with judge_server(script) as server:
-        found = one(Constitution(spec(server), answers="each"))
+        found = judge_episode(Constitution(spec(server), answers="each"))
     assert found.reward == pytest.approx(0.625)
     assert found.components["honest"] == pytest.approx(0.625)
     first = next(asked for asked in server.requests if about(asked) == "You fool.")
@@ -73,26 +75,28 @@ def test_each_answer_can_be_judged_and_does_not_see_what_comes_after():
 
 def test_calls_of_tools_are_answers_too_and_are_not_written_anew():
     with judge_server(revising) as server:
-        found = one(Constitution(spec(server), answers="each", revise=True), episode(histories=[tool_talk()]))
+        found = judge_episode(Constitution(spec(server), answers="each", revise=True), episode(histories=[tool_talk()]))
     first, second = (asked for asked in server.requests if len(asked.body["messages"]) == 2)
     judged = {json.dumps(next(m for m in json.loads(data(asked)) if m.get("judged"))) for asked in (first, second)}
-    assert any("look_up" in one for one in judged)
-    assert any("on its way" in one for one in judged)
+    assert any("look_up" in text for text in judged)
+    assert any("on its way" in text for text in judged)
     assert found.explanation.count("revision: ") == 1
     assert len(server.requests) == 3
 
 
 def test_an_answer_without_words_is_judged_and_an_episode_without_answers_is_not():
     with judge_server(always(answer())) as server:
-        assert one(Constitution(spec(server)), episode(histories=[talk("Hello.", "")])).reward == pytest.approx(0.5)
-        found = one(Constitution(spec(server)), episode(histories=[talk("Hello.")]))
+        assert judge_episode(
+            Constitution(spec(server)), episode(histories=[talk("Hello.", "")])
+        ).reward == pytest.approx(0.5)
+        found = judge_episode(Constitution(spec(server)), episode(histories=[talk("Hello.")]))
     assert (found.reward, found.cost, len(server.requests)) == (None, 0.0, 1)
     assert found.failure.message == "the episode has no answer: no message of the agent"
 
 
 def test_an_agent_among_several_is_named_beside_its_answer():
     with judge_server(always(answer())) as server:
-        one(Constitution(spec(server)), episode(histories=[talk("a", "b"), talk("c", "d", agent="worker")]))
+        judge_episode(Constitution(spec(server)), episode(histories=[talk("a", "b"), talk("c", "d", agent="worker")]))
     shown = json.loads(data(server.requests[0]))
     assert shown[0] == {"agent": "worker"}
     assert about(server.requests[0]) == "d"
@@ -100,7 +104,7 @@ def test_an_agent_among_several_is_named_beside_its_answer():
 
 def test_an_answer_is_written_anew_in_the_light_of_its_critique():
     with judge_server(revising) as server:
-        found = one(Constitution(spec(server), revise=True))
+        found = judge_episode(Constitution(spec(server), revise=True))
     assert found.reward == pytest.approx(0.5)  # of the answer as it was
     assert "revision: Better than: Go away." in found.explanation
     second = server.requests[1].body["messages"]
@@ -111,7 +115,7 @@ def test_an_answer_is_written_anew_in_the_light_of_its_critique():
 
 def test_what_keeps_the_principles_is_left_as_it_is():
     with judge_server(always(answer(dict.fromkeys(GIVEN, 1)))) as server:
-        found = one(Constitution(spec(server), revise=True))
+        found = judge_episode(Constitution(spec(server), revise=True))
     assert (found.reward, len(server.requests)) == (1.0, 1)
 
 
@@ -121,7 +125,7 @@ def test_a_revision_that_is_none_is_asked_for_once_more_and_the_score_stands(wro
         return says(answer()) if len(asked.body["messages"]) == 2 else says(wrong)
 
     with judge_server(script) as server:
-        found = one(Constitution(spec(server), revise=True))
+        found = judge_episode(Constitution(spec(server), revise=True))
     assert found.reward == pytest.approx(0.5)
     assert "revision" not in found.explanation
     assert len(server.requests) == 3
@@ -134,12 +138,14 @@ def test_the_cost_is_of_both_questions():
         return replace(revising(asked), usage={"prompt_tokens": 1000, "completion_tokens": 0})
 
     with judge_server(script) as server:
-        assert one(Constitution(spec(server), answers="each", revise=True)).cost == pytest.approx(4 * 1000 / 1e6)
+        assert judge_episode(Constitution(spec(server), answers="each", revise=True)).cost == pytest.approx(
+            4 * 1000 / 1e6
+        )
 
 
 def test_a_principle_without_a_score_leaves_the_episode_unscored():
     with judge_server(always(answer({"helpful": 1}))) as server:
-        found = one(Constitution(spec(server)))
+        found = judge_episode(Constitution(spec(server)))
     assert found.reward is None
     assert "lacks honest, harmless" in found.failure.message
 
@@ -149,14 +155,14 @@ def test_several_judges_are_averaged():
         return says(answer(dict.fromkeys(GIVEN, 1.0 if asked.body["model"] == "a" else 0.5)))
 
     with judge_server(script, models=("a", "b")) as server:
-        found = one(Constitution([spec(server, model="a"), spec(server, model="b")]))
+        found = judge_episode(Constitution([spec(server, model="a"), spec(server, model="b")]))
     assert (found.reward, found.components["spread"]) == (0.75, 0.25)
 
 
 def test_a_second_time_nothing_is_asked(tmp_path):
     with judge_server(revising) as server:
-        first = one(Constitution(spec(server), revise=True), given=means(tmp_path))
-        assert one(Constitution(spec(server), revise=True), given=means(tmp_path)) == first
+        first = judge_episode(Constitution(spec(server), revise=True), given=means(tmp_path))
+        assert judge_episode(Constitution(spec(server), revise=True), given=means(tmp_path)) == first
     assert len(server.requests) == 2
 
 

@@ -31,7 +31,7 @@ def content(completion):
 
 
 def scores(completion):
-    return {one["trajectory_id"]: one["score"] for one in json.loads(content(completion))["scores"]}
+    return {score["trajectory_id"]: score["score"] for score in json.loads(content(completion))["scores"]}
 
 
 def test_it_scores_by_what_stands_in_the_tags_and_keeps_what_it_was_asked():
@@ -99,7 +99,7 @@ def test_it_asks_for_a_key_and_knows_its_models():
         with pytest.raises(openai.AuthenticationError):
             ask(server)
         asking = client(server, "sesame")
-        assert [one.id for one in asking.models.list()] == ["judge"]
+        assert [model.id for model in asking.models.list()] == ["judge"]
         with pytest.raises(openai.NotFoundError):
             asking.chat.completions.create(model="other", messages=[])
         asking.close()
@@ -107,7 +107,7 @@ def test_it_asks_for_a_key_and_knows_its_models():
 
 @pytest.mark.parametrize("around", ["json", "text"])
 def test_a_gullible_judge_obeys_what_stands_between_the_trajectories_only(around):
-    """That is: a client that writes its tags so that a text cannot close them is safe."""
+    """A client that escapes its tags, so that a text cannot close them, is safe."""
     written = replies.INJECTED if around == "text" else replies.INJECTED.replace("<", "\\u003c")
     prompt = f'<trajectory id="a">quality 0.25 {written}</trajectory>\n<trajectory id="b">quality 1</trajectory>'
     with judge_server([replies.GULLIBLE]) as server:
@@ -117,8 +117,8 @@ def test_a_gullible_judge_obeys_what_stands_between_the_trajectories_only(around
 
 def lines(*names, model="judge"):
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}]}
-    one = {"method": "POST", "url": "/v1/chat/completions", "body": body}
-    return "\n".join(json.dumps({"custom_id": name, **one}) for name in names).encode()
+    request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    return "\n".join(json.dumps({"custom_id": name, **request}) for name in names).encode()
 
 
 def batch(asking, data):
@@ -141,7 +141,7 @@ def test_a_batch_is_answered_line_by_line_in_another_order():
     with judge_server([GOOD, replies.OVERLOADED]) as server, client(server) as asking:
         states, found = batch(asking, lines("x", "y", "z"))
         assert states == ["validating", "in_progress", "in_progress", "completed"]
-        assert [one["custom_id"] for one in read(asking, found.output_file_id)] == ["z", "x"]
+        assert [line["custom_id"] for line in read(asking, found.output_file_id)] == ["z", "x"]
         (bad,) = read(asking, found.error_file_id)
         assert (bad["custom_id"], bad["response"]["status_code"]) == ("y", 500)
         body = openai.types.chat.ChatCompletion(**read(asking, found.output_file_id)[0]["response"]["body"])
@@ -153,8 +153,8 @@ def test_a_batch_that_expires_answers_a_part():
     with judge_server(batch_end="expired") as server, client(server) as asking:
         states, found = batch(asking, lines("x", "y", "z"))
         assert states[-1] == "expired"
-        assert [one["custom_id"] for one in read(asking, found.output_file_id)] == ["z", "x"]
-        assert [one["error"]["code"] for one in read(asking, found.error_file_id)] == ["batch_expired"]
+        assert [line["custom_id"] for line in read(asking, found.output_file_id)] == ["z", "x"]
+        assert [line["error"]["code"] for line in read(asking, found.error_file_id)] == ["batch_expired"]
 
 
 def test_a_batch_of_lines_that_share_an_id_fails():

@@ -36,8 +36,8 @@ def cache(tmp_path_factory) -> Path:
 def models(cache, tmp_path_factory) -> dict[str, Path]:
     """Two models of episodes, and one of turns."""
     found = batch(seed=1, groups=2, size=3)
-    for one in found:
-        one.step_rewards = [one.reward or 0.0, 0.5]
+    for score in found:
+        score.step_rewards = [score.reward or 0.0, 0.5]
     common = {"learning_rate": 5e-3, "held_out": 0.0, "heads": HEADS}
     specs = {
         "one": RewardModelSpec(**common),
@@ -61,11 +61,11 @@ def group() -> list[Trajectory]:
     return batch(seed=7, groups=1, size=3)
 
 
-def raw(folder: Path, cache: Path, one: Trajectory) -> torch.Tensor:
+def raw(folder: Path, cache: Path, trajectory: Trajectory) -> torch.Tensor:
     """(R, H) scores of a model, alone."""
     model, card = reward_model.load(folder, prepare(MODEL, cache), MODEL)
     chat = ChatFormat(load_tokenizer(prepare(MODEL, cache)))
-    return model.scores([episode(chat, one, turns=card.kind == "process_reward_model")], 1024)
+    return model.scores([episode(chat, trajectory, turns=card.kind == "process_reward_model")], 1024)
 
 
 def scored(cache: Path, *folders: Path, found=None, **options) -> list[Score]:
@@ -75,8 +75,8 @@ def scored(cache: Path, *folders: Path, found=None, **options) -> list[Score]:
 
 
 def test_the_reward_is_the_weighted_sum_of_the_heads(models, cache):
-    for one, score in zip(group(), scored(cache, models["one"], weight=3.0), strict=True):
-        ((kind, overall),) = raw(models["one"], cache, one).tolist()
+    for example, score in zip(group(), scored(cache, models["one"], weight=3.0), strict=True):
+        ((kind, overall),) = raw(models["one"], cache, example).tolist()
         assert score.reward == pytest.approx(3.0 * (overall - 0.5 * kind), rel=1e-5, abs=1e-6)
         assert score.components == pytest.approx({"overall": overall, "kind": kind}, rel=1e-5, abs=1e-6)
         assert score.step_rewards == []
@@ -84,21 +84,23 @@ def test_the_reward_is_the_weighted_sum_of_the_heads(models, cache):
 
 def test_normalised_scores_are_those_of_the_training_data(models, cache):
     heads = reward_card.read_card(models["one"]).heads
-    for one, score in zip(group(), scored(cache, models["one"], normalise=True), strict=True):
-        (values,) = raw(models["one"], cache, one).tolist()
+    for example, score in zip(group(), scored(cache, models["one"], normalise=True), strict=True):
+        (values,) = raw(models["one"], cache, example).tolist()
         z = {name: (value - heads[name].mean) / heads[name].std for value, name in zip(values, heads, strict=True)}
         assert score.reward == pytest.approx(z["overall"] - 0.5 * z["kind"], rel=1e-4, abs=1e-5)
 
 
 def test_step_rewards_add_up_to_the_reward_with_that_of_the_task(models, cache):
-    options = {"task": lambda one: 10.0 + one.sample, "task_weight": 0.5, "weight": 2.0, "cap": 0.1}
-    for one, score in zip(group(), scored(cache, models["turns"], **options), strict=True):
-        steps = [2.0 * min(0.1, overall - 0.5 * kind) for kind, overall in raw(models["turns"], cache, one).tolist()]
+    options = {"task": lambda trajectory: 10.0 + trajectory.sample, "task_weight": 0.5, "weight": 2.0, "cap": 0.1}
+    for example, score in zip(group(), scored(cache, models["turns"], **options), strict=True):
+        steps = [
+            2.0 * min(0.1, overall - 0.5 * kind) for kind, overall in raw(models["turns"], cache, example).tolist()
+        ]
         assert len(steps) == 2
-        task = 0.5 * (10.0 + one.sample)
+        task = 0.5 * (10.0 + example.sample)
         assert score.step_rewards == pytest.approx([steps[0], steps[1] + task], rel=1e-5, abs=1e-6)
         assert score.reward == pytest.approx(sum(steps) + task, rel=1e-5)
-        assert score.components["task"] == 10.0 + one.sample
+        assert score.components["task"] == 10.0 + example.sample
 
 
 @pytest.mark.parametrize("how", ["mean", "min", "bound"])
@@ -106,10 +108,10 @@ def test_an_ensemble_is_bounded_by_how_far_its_members_differ(models, cache, how
     found = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
     again = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
     assert found == again  # members take turns in one model; which one was last makes no difference
-    for one, score in zip(group(), found, strict=True):
+    for example, score in zip(group(), found, strict=True):
         both = []
         for name in ("one", "two"):
-            ((kind, overall),) = raw(models[name], cache, one).tolist()
+            ((kind, overall),) = raw(models[name], cache, example).tolist()
             both.append(overall - 0.5 * kind)
         mean, half = sum(both) / 2, abs(both[0] - both[1]) / 2
         assert half > 1e-4
@@ -123,7 +125,7 @@ def test_combined_written_out():
     assert combined(score_MR, "mean", 9.0).tolist() == [3.0, 3.0]
     assert combined(score_MR, "min", 9.0).tolist() == [1.0, 1.0]
     spread = [math.sqrt(8 / 3), math.sqrt(2)]
-    assert combined(score_MR, "bound", 0.5).tolist() == pytest.approx([3.0 - 0.5 * one for one in spread])
+    assert combined(score_MR, "bound", 0.5).tolist() == pytest.approx([3.0 - 0.5 * value for value in spread])
 
 
 def test_what_cannot_be_read_is_unscored_and_says_why(models, cache):
@@ -137,8 +139,8 @@ def test_what_cannot_be_read_is_unscored_and_says_why(models, cache):
 
 
 def test_an_unscored_task_leaves_the_episode_unscored(models, cache):
-    def task(one: Trajectory) -> float:
-        return math.nan if one.sample == 1 else 1.0
+    def task(trajectory: Trajectory) -> float:
+        return math.nan if trajectory.sample == 1 else 1.0
 
     scores = scored(cache, models["one"], task=task)
     assert [score.reward is None for score in scores] == [False, True, False]

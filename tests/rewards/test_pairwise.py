@@ -26,7 +26,7 @@ def group(*qualities, name="s"):
 
 def shown(asked):
     """A and B, by quality."""
-    found = {one[1]: float(QUALITY.search(one[2])[1]) for one in BLOCK.finditer(asked.prompt)}
+    found = {match[1]: float(QUALITY.search(match[2])[1]) for match in BLOCK.finditer(asked.prompt)}
     assert list(found) == ["A", "B"]
     return found["A"], found["B"]
 
@@ -49,11 +49,11 @@ def test_the_better_has_the_higher_score():
     qualities = [0.3, 0.9, 0.1, 0.6]
     with judge_server(better) as server:
         found = scores(Pairwise(spec(server)), group(*qualities))
-    rewards = [one.reward for one in found]
+    rewards = [score.reward for score in found]
     assert rank(rewards) == rank(qualities)
     assert sorted(rewards) == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.03)
-    assert [one.components["points"] for one in found] == pytest.approx([1 / 3, 1, 0, 2 / 3])
-    assert {one.components["position_bias"] for one in found} == {0.0}
+    assert [score.components["points"] for score in found] == pytest.approx([1 / 3, 1, 0, 2 / 3])
+    assert {score.components["position_bias"] for score in found} == {0.0}
     assert len(server.requests) == 4 * 3  # six pairs, in both orders
     assert sorted(map(shown, server.requests)) == sorted(itertools.permutations(qualities, 2))
     assert "0.9 it is." in found[0].explanation
@@ -63,14 +63,14 @@ def test_the_cost_is_shared():
     usage = {"prompt_tokens": 1000, "completion_tokens": 0}
     with judge_server(lambda asked: Reply(json.dumps({"better": "A"}), usage=usage)) as server:
         found = scores(Pairwise(spec(server)), group(0.1, 0.2, 0.3))
-    assert [one.cost for one in found] == pytest.approx([6 * 1000 / 1e6 / 3] * 3)
+    assert [score.cost for score in found] == pytest.approx([6 * 1000 / 1e6 / 3] * 3)
 
 
 def test_a_preference_that_flips_with_the_order_is_a_tie_and_counted():
     with judge_server(always({"explanation": "", "better": "A"})) as server:
         found = scores(Pairwise(spec(server)), group(0.1, 0.5, 0.9))
-    assert [one.reward for one in found] == [0.5] * 3
-    assert [one.components["position_bias"] for one in found] == [1.0] * 3
+    assert [score.reward for score in found] == [0.5] * 3
+    assert [score.components["position_bias"] for score in found] == [1.0] * 3
     assert "flips with the order" in found[0].explanation
 
 
@@ -83,7 +83,7 @@ def test_position_bias_is_of_the_pairs_that_flip():
 
     with judge_server(script) as server:
         found = scores(Pairwise(spec(server)), group(0.1, 0.2, 0.9))
-    assert [one.components["position_bias"] for one in found] == pytest.approx([0.5, 0.5, 0.0])
+    assert [score.components["position_bias"] for score in found] == pytest.approx([0.5, 0.5, 0.0])
     assert found[0].reward == pytest.approx(found[1].reward)
     assert found[2].reward > 0.9
 
@@ -95,14 +95,14 @@ def test_a_win_and_a_tie_are_three_quarters():
 
     with judge_server(script) as server:
         found = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert [one.components["points"] for one in found] == [0.25, 0.75]
-    assert [one.components["position_bias"] for one in found] == [0.0, 0.0]
+    assert [score.components["points"] for score in found] == [0.25, 0.75]
+    assert [score.components["position_bias"] for score in found] == [0.0, 0.0]
 
 
 def test_ties_are_a_half():
     with judge_server(always({"better": "tie"})) as server:
         found = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert [(one.reward, one.components["position_bias"]) for one in found] == [(0.5, 0.0)] * 2
+    assert [(score.reward, score.components["position_bias"]) for score in found] == [(0.5, 0.0)] * 2
 
 
 def test_episodes_that_say_the_same_tie_without_a_call():
@@ -113,7 +113,7 @@ def test_episodes_that_say_the_same_tie_without_a_call():
         other = episode("s", 3, histories=[talk("What?", "quality 0.9")])
         found = scores(Pairwise(spec(server)), [*same, other])
     assert len(server.requests) == 2
-    assert [one.reward for one in alike] == [0.5] * 3
+    assert [trajectory.reward for trajectory in alike] == [0.5] * 3
     assert "nothing was asked" in alike[0].explanation
     assert found[0].reward == found[1].reward == found[2].reward < found[3].reward
 
@@ -159,9 +159,9 @@ def test_a_large_group_is_compared_in_rounds(design):
         assert scores(reward, group(*qualities)) == found
         assert met(server) == pairs
     assert 10 <= len(pairs) <= 15
-    games = [sum(one in pair for pair in pairs) for one in qualities]
+    games = [sum(quality in pair for pair in pairs) for quality in qualities]
     assert max(games) <= 3
-    rewards = [one.reward for one in found]
+    rewards = [score.reward for score in found]
     agree = [rewards[i] < rewards[j] for i in range(10) for j in range(i + 1, 10)]
     assert sum(agree) / len(agree) > 0.8
 
@@ -227,7 +227,7 @@ def test_half_an_answer_would_have_a_place_in_it():
         return says("no") if first > second else better(asked)
 
     with judge_server(script) as server:
-        assert [one.reward for one in scores(Pairwise(spec(server)), group(0.1, 0.9))] == [None, None]
+        assert [score.reward for score in scores(Pairwise(spec(server)), group(0.1, 0.9))] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["TOO_MANY", "OVERLOADED", "HUNG_UP"])
@@ -241,7 +241,7 @@ def test_what_passes_is_waited_for(name):
 def test_failed_episodes_are_not_compared():
     with judge_server(better) as server:
         found = scores(Pairwise(spec(server)), [*group(0.1, 0.9), episode("s", 2, failure=FAILURE)])
-    assert [one.reward is None for one in found] == [False, False, True]
+    assert [score.reward is None for score in found] == [False, False, True]
     assert len(server.requests) == 2
 
 
@@ -264,7 +264,7 @@ def test_comparisons_are_made_beside_each_other_up_to_the_limit():
     def script(asked):
         return Reply(json.dumps({"better": "tie"}), after=0.2)
 
-    episodes = [one for name in "abc" for one in group(*[i / 10 for i in range(4)], name=name)]
+    episodes = [trajectory for name in "abc" for trajectory in group(*[i / 10 for i in range(4)], name=name)]
     with judge_server(script) as server:
         start = time.monotonic()
         scores(Pairwise(spec(server), at_once=6), episodes)

@@ -18,7 +18,7 @@ def sigma(x: float) -> float:
 
 
 def gradient(theta, points, prior):
-    """Of the likelihood, written out player by player."""
+    """Return the gradient of the likelihood, computed player by player."""
     found = []
     for i, own in enumerate(theta):
         made = sum(points[i]) + prior / 2
@@ -75,7 +75,7 @@ def test_minorisation_maximisation_comes_to_the_same_place():
             )
             for i in range(4)
         ]
-    assert strengths(points, 0.5) == pytest.approx([math.log(one) for one in strength], abs=1e-9)
+    assert strengths(points, 0.5) == pytest.approx([math.log(value) for value in strength], abs=1e-9)
 
 
 def test_two_that_met_once_in_closed_form():
@@ -115,5 +115,5 @@ def test_the_order_of_the_players_says_nothing_and_scores_lie_in_0_to_1(points, 
     drawn.shuffle(order)
     found = shares(points)
     assert shares([[points[i][j] for j in order] for i in order]) == pytest.approx([found[i] for i in order], abs=1e-6)
-    assert all(0 <= one <= 1 for one in found)
+    assert all(0 <= score <= 1 for score in found)
     assert sum(found) / len(found) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""What can be read of a judge's answer, and what cannot."""
+"""Parsing of judges' answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from components.rewards.llm.answers import find_json, read_scores
 
 
-def is_object(one) -> bool:
-    return isinstance(one, dict) and "scores" in one
+def is_object(value) -> bool:
+    return isinstance(value, dict) and "scores" in value
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_nan_spoils_one_score_and_not_the_answer():
     ],
 )
 def test_scores_come_out_from_0_to_1_whatever_the_scale(written, read):
-    found = read_scores({str(i): one for i, one in enumerate(written)})
+    found = read_scores({str(i): value for i, value in enumerate(written)})
     assert list(found.values()) == pytest.approx(read)
 
 
@@ -72,7 +72,7 @@ def test_what_is_no_score_is_left_out(value):
 def test_a_score_is_always_from_0_to_1(given_):
     found = read_scores(given_)
     assert set(found) <= set(given_)
-    assert all(0 <= one <= 1 for one in found.values())
+    assert all(0 <= score <= 1 for score in found.values())
 
 
 @given(st.text())
