@@ -15,29 +15,29 @@ from tests.rewards.judge_server import BLOCK, GOOD, Asked, Reply
 Scores = list[dict[str, Any]]
 
 
-def told(change: Callable[[Scores], Any] = lambda scores: scores, around: str = "{}") -> Reply:
+def scores_reply(change: Callable[[Scores], Any] = lambda scores: scores, around: str = "{}") -> Reply:
     """The right scores after a change, as JSON with something around."""
 
     def say(asked: Asked) -> str:
-        made = change(copy.deepcopy(asked.scores))
-        return around.replace("{}", json.dumps({"scores": made}, indent=1), 1)
+        created = change(copy.deepcopy(asked.scores))
+        return around.replace("{}", json.dumps({"scores": created}, indent=1), 1)
 
     return Reply(say)
 
 
 def scored(write: Callable[[float], Any]) -> Reply:
     """The right scores, each written in another way."""
-    return told(lambda scores: [{**score, "score": write(score["score"])} for score in scores])
+    return scores_reply(lambda scores: [{**score, "score": write(score["score"])} for score in scores])
 
 
 def one_scored(value: Any) -> Reply:
     """The first trajectory has this score, the others the right one."""
-    return told(lambda scores: [{**scores[0], "score": value}, *scores[1:]])
+    return scores_reply(lambda scores: [{**scores[0], "score": value}, *scores[1:]])
 
 
 def named(name: Callable[[str], Any]) -> Reply:
     """The right scores under other ids."""
-    return told(lambda scores: [{**score, "trajectory_id": name(score["trajectory_id"])} for score in scores])
+    return scores_reply(lambda scores: [{**score, "trajectory_id": name(score["trajectory_id"])} for score in scores])
 
 
 def refused(status: int, message: str = "overloaded", code: str = "server_error", **headers: str) -> Reply:
@@ -102,14 +102,16 @@ TOO_LONG = refused(400, "This model's maximum context length is 8192 tokens", "c
 
 # What it says
 
-MISSING = told(lambda scores: scores[:-1])
-EXTRA = told(lambda scores: [*scores, {"trajectory_id": "ghost", "explanation": "There is one more.", "score": 0.9}])
-SWAPPED = told(lambda scores: scores[::-1])
-DOUBLED = told(lambda scores: [*scores[:-1], {**scores[0], "score": 0.99}])
+MISSING = scores_reply(lambda scores: scores[:-1])
+EXTRA = scores_reply(
+    lambda scores: [*scores, {"trajectory_id": "ghost", "explanation": "There is one more.", "score": 0.9}]
+)
+SWAPPED = scores_reply(lambda scores: scores[::-1])
+DOUBLED = scores_reply(lambda scores: [*scores[:-1], {**scores[0], "score": 0.99}])
 """One id twice, with different scores; the last one is not there."""
-REPEATED = told(lambda scores: [*scores, scores[0]])
+REPEATED = scores_reply(lambda scores: [*scores, scores[0]])
 """All ids, and one of them once more with the same score."""
-CONTRADICTED = told(lambda scores: [*scores, {**scores[0], "score": 1 - scores[0]["score"]}])
+CONTRADICTED = scores_reply(lambda scores: [*scores, {**scores[0], "score": 1 - scores[0]["score"]}])
 """All ids, and one of them once more with another score."""
 RENAMED = named(lambda name: f"trajectory {name}!")
 
@@ -120,8 +122,10 @@ PERCENT = scored(lambda score: f"{100 * score:g}%")
 TEXT = scored(lambda score: f"{score}")
 COMMA = scored(lambda score: f"{score}".replace(".", ","))
 
-FENCED = told(around="```json\n{}\n```")
-PROSE = told(around="I looked at { all of them }, and [here] is what I think:\n\n{}\n\nI hope that {this} helps.")
+FENCED = scores_reply(around="```json\n{}\n```")
+PROSE = scores_reply(
+    around="I looked at { all of them }, and [here] is what I think:\n\n{}\n\nI hope that {this} helps."
+)
 BARE_LIST = Reply(lambda asked: json.dumps(asked.scores))
 MAPPING = Reply(lambda asked: json.dumps({score["trajectory_id"]: score["score"] for score in asked.scores}))
 

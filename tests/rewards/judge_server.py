@@ -165,7 +165,7 @@ class JudgeServer:
         """Record a request, and return it with its reply."""
         asked = Asked(len(self.requests), body, {}, time.monotonic(), 0, [])
         asked.headers = {name.lower(): value for name, value in request.headers.items()}
-        blocks = {found[1]: found[2] for found in BLOCK.finditer(asked.prompt)}
+        blocks = {result[1]: result[2] for result in BLOCK.finditer(asked.prompt)}
         for name, text in blocks.items():
             score = self._rate(name, text)
             asked.scores.append({"trajectory_id": name, "explanation": f"It is worth {score:g}.", "score": score})

@@ -92,10 +92,10 @@ class TestWhatWasExpected:
             outcome={"gold": 2, "both": "out"},
             metrics={"turns": 3.0},
         )
-        found = [
+        collected = [
             field(sample, path) for path in ("answer", "gold", "both", "input.both", "outcome.both", "metrics.turns")
         ]
-        assert found == [1, 2, "in", "in", "out", 3.0]
+        assert collected == [1, 2, "in", "in", "out", 3.0]
         assert field(sample, "scenario.type") == "t"
         assert field(sample, "success") is False
 

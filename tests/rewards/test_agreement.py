@@ -29,11 +29,11 @@ def test_kappas_are_those_of_scikit_learn(pairs):
 @given(PAIRS)
 def test_rank_correlation_is_that_of_scipy(pairs):
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
-    found = spearman(first, second)
+    result = spearman(first, second)
     if len(set(first)) == 1 or len(set(second)) == 1:
-        assert found is None
+        assert result is None
     else:
-        assert found == pytest.approx(scipy.stats.spearmanr(first, second).statistic)
+        assert result == pytest.approx(scipy.stats.spearmanr(first, second).statistic)
 
 
 @given(UNITS)
@@ -44,8 +44,8 @@ def test_alpha_by_its_definition(units):
     n = len(everything)
     within = sum(sum((a - b) ** 2 for a, b in permutations(v, 2)) / (len(v) - 1) for v in paired) / max(n, 1)
     overall = sum((a - b) ** 2 for a, b in permutations(everything, 2)) / max(n * (n - 1), 1)
-    found = alpha(units)
-    assert found == (pytest.approx(1 - within / overall, abs=1e-9) if overall else None)
+    result = alpha(units)
+    assert result == (pytest.approx(1 - within / overall, abs=1e-9) if overall else None)
 
 
 def test_alpha_of_the_published_example():
@@ -68,9 +68,9 @@ def test_nothing_to_tell_apart_has_no_value():
 
 
 def test_judges_are_compared_where_both_judged():
-    found = between({"human": {"a": 1.0, "b": 0.0, "c": 0.5}, "judge": {"a": 0.9, "b": 0.1}, "last": {"c": 0.5}})
-    assert found["human_judge/episodes"] == 2.0
-    assert found["human_judge/spearman"] == 1.0
-    assert found["human_judge/alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1]]))
-    assert (found["judge_last/episodes"], "judge_last/alpha" in found) == (0.0, False)
-    assert found["alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1], [0.5, 0.5]]))
+    result = between({"human": {"a": 1.0, "b": 0.0, "c": 0.5}, "judge": {"a": 0.9, "b": 0.1}, "last": {"c": 0.5}})
+    assert result["human_judge/episodes"] == 2.0
+    assert result["human_judge/spearman"] == 1.0
+    assert result["human_judge/alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1]]))
+    assert (result["judge_last/episodes"], "judge_last/alpha" in result) == (0.0, False)
+    assert result["alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1], [0.5, 0.5]]))

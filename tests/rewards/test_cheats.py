@@ -568,18 +568,18 @@ class TestWriting:
         ],
     )
     def test_calls_that_are_only_claimed(self, claim):
-        made = [
+        created = [
             Message("user", "Find it."),
             Message("assistant", "", [ToolCall("0", "find", '{"id": 1}')]),
             Message("tool", "found", tool_call_id="0"),
         ]
-        honest = Trajectory("s/1", Scenario("s", {"needed": 1}, "train"), 1, [History(made)])
+        honest = Trajectory("s/1", Scenario("s", {"needed": 1}, "train"), 1, [History(created)])
         cheat = trajectory(claim, needed=1)
         for rule in (ToolUse("needed"), Calls(["find"]), Calls(pattern="^find")):
             assert [score.reward for score in judging.judge(rule, [cheat, honest])] == [0.0, 1.0]
 
     def test_calls_that_are_repeated_or_failed_earn_nothing(self):
-        def made(*answers):
+        def tool_episode(*answers):
             messages = [Message("user", "Find it.")]
             for number, answer in enumerate(answers):
                 spelling = '{"id": 1}' if number % 2 else '{ "id":  1 }'
@@ -589,9 +589,9 @@ class TestWriting:
                 ]
             return Trajectory("s/0", Scenario("s", {"needed": 2}, "train"), 0, [History(messages)])
 
-        (repeated,) = judging.judge(ToolUse("needed"), [made(*["found"] * 8)])
-        (failed,) = judging.judge(ToolUse("needed"), [made("Error: a", "\n error: b")])
-        (honest,) = judging.judge(ToolUse("needed"), [made("found", "found another")])
+        (repeated,) = judging.judge(ToolUse("needed"), [tool_episode(*["found"] * 8)])
+        (failed,) = judging.judge(ToolUse("needed"), [tool_episode("Error: a", "\n error: b")])
+        (honest,) = judging.judge(ToolUse("needed"), [tool_episode("found", "found another")])
         assert (repeated.reward, failed.reward, honest.reward) == (1 / 8, 0.0, 1.0)
 
     @pytest.mark.parametrize("cheat", ["", " \n", "\u200b"])

@@ -79,8 +79,8 @@ class TestInTheSandbox:
             "import sys\nmark = sys._getframe(1).f_globals['given']['mark']\nprint(mark + '7')\n"
             "import os; sys.stdout.flush(); os._exit(0)"
         )
-        seen = "import sys\nprint(sys._getframe(1).f_globals['given'])\n"
-        assert "result" not in json.dumps(scored(f"```python\n{seen}\n```", [TESTS[0]]).explanation)
+        recorded = "import sys\nprint(sys._getframe(1).f_globals['given'])\n"
+        assert "result" not in json.dumps(scored(f"```python\n{recorded}\n```", [TESTS[0]]).explanation)
         # It may guess; it is not told.
         assert scored(f"```python\n{cheat}\n```", [{"call": "add(3, 5)", "result": 8}]).reward == 0.0
 
@@ -290,8 +290,8 @@ def test_plain_data_crosses_as_it_is(value):
     def none(other):
         raise AssertionError(other)
 
-    found = remote.decode(json.loads(json.dumps(remote.encode(value, none))), none)
-    assert (found, type(found), repr(found)) == (value, type(value), repr(value))
+    result = remote.decode(json.loads(json.dumps(remote.encode(value, none))), none)
+    assert (result, type(result), repr(result)) == (value, type(value), repr(value))
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=6) | st.sampled_from([*remote._TYPES, "int", "deque"]),

@@ -53,17 +53,17 @@ def test_a_function_of_trl_works_as_it_is():
 
 
 def test_it_is_given_what_trl_gives():
-    seen = {}
+    recorded = {}
 
     def function(prompts, completions, completion_ids, **kwargs):
-        seen.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
+        recorded.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
         return [0.0] * len(prompts)
 
     group = [sample_episode(0, "4", success=True), sample_episode(1, "5", note="wrong")]
     judged(Columns(function), group)
-    assert seen.pop("log_extra")
-    assert seen.pop("log_metric")
-    assert seen == {
+    assert recorded.pop("log_extra")
+    assert recorded.pop("log_metric")
+    assert recorded == {
         "prompts": ["Add.\n\n2 + 2?"] * 2,
         "completions": ["4", "5"],
         "completion_ids": [[104, 105], [104, 105, 106]],
@@ -83,15 +83,15 @@ def test_messages_are_those_of_openai_with_the_answers_of_tools():
             Message("assistant", "Here."),
         ]
     )
-    seen = []
+    recorded = []
 
     def function(prompts, completions):
-        seen.extend([*prompts, *completions])
+        recorded.extend([*prompts, *completions])
         return [0.0]
 
     judged(Columns(function, form="messages"), [Trajectory("s/0", Scenario("s", {}, "train"), 0, [history])])
     call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
-    assert seen == [
+    assert recorded == [
         [{"role": "user", "content": "Where?"}],
         [
             {"role": "assistant", "content": "", "tool_calls": [call]},

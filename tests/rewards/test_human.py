@@ -66,14 +66,14 @@ def test_bradley_terry_is_the_likeliest(rows):
         )
 
     expected = minimize(minus_likelihood, [0.0] * len(there), tol=1e-12).x
-    found = bradley_terry(win_counts)
-    assert [found[name] for name in there] == pytest.approx([1 / (1 + math.exp(-x)) for x in expected], abs=2e-4)
+    result = bradley_terry(win_counts)
+    assert [result[name] for name in there] == pytest.approx([1 / (1 + math.exp(-x)) for x in expected], abs=2e-4)
 
 
 def test_shares_of_wins_with_ties_as_halves():
     win_counts = wins([chose(A, B, "a"), chose(A, B, "tie", author="Bo"), chose(B, C, "b")])
-    found = {name: value for (name, _), value in share_of_wins(win_counts).items()}
-    assert found == {"s/0": 0.75, "s/1": pytest.approx(0.5 / 3), "s/2": 1.0}
+    by_name = {name: value for (name, _), value in share_of_wins(win_counts).items()}
+    assert by_name == {"s/0": 0.75, "s/1": pytest.approx(0.5 / 3), "s/2": 1.0}
 
 
 def test_the_key_is_of_what_was_said_and_not_of_the_place(tmp_path):

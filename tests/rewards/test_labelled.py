@@ -57,12 +57,12 @@ def test_an_episode_without_all_labels_is_unscored_and_keeps_those_it_has(labels
 def test_with_a_task_that_is_the_reward_and_labels_stand_beside_it(labels):
     path = labels(label(0, 0.5), label(1, 1.0), label(0, 0.1, "s/1"))
     rows = [two_turns(0, success=True), two_turns(1, success=False), two_turns(2, success=True)]
-    found = list(judge(Labelled(path, task=Outcome()), rows))
-    assert [score.reward for score in found] == [1.0, 0.0, 1.0]
-    assert [score.step_rewards for score in found] == [[0.5, 1.0], [], []]
-    assert found[0].components == {"success": 1.0, "labelled/0": 0.5, "labelled/1": 1.0}
-    assert found[1].components == {"success": 0.0, "labelled/0": 0.1}
-    assert found[2].components == {"success": 1.0}
+    result = list(judge(Labelled(path, task=Outcome()), rows))
+    assert [score.reward for score in result] == [1.0, 0.0, 1.0]
+    assert [score.step_rewards for score in result] == [[0.5, 1.0], [], []]
+    assert result[0].components == {"success": 1.0, "labelled/0": 0.5, "labelled/1": 1.0}
+    assert result[1].components == {"success": 0.0, "labelled/0": 0.1}
+    assert result[2].components == {"success": 1.0}
 
 
 def test_an_episode_that_the_task_cannot_score_is_unscored_with_its_reason(labels):
@@ -81,8 +81,8 @@ def test_several_labels_of_a_turn_count_by_their_mean_and_other_keys_are_left_al
 
 def test_an_episode_is_named_by_its_id_or_by_scenario_and_sample(labels):
     line = {"scenario": "s", "sample": 1, "step": 0, "label": 0.5}
-    found = judge(Labelled(labels(line, {**line, "step": 1})), [two_turns(0), two_turns(1)])
-    assert [score.reward for score in found] == [None, 1.0]
+    results = judge(Labelled(labels(line, {**line, "step": 1})), [two_turns(0), two_turns(1)])
+    assert [score.reward for score in results] == [None, 1.0]
 
 
 def test_a_label_of_another_policys_episode_is_not_taken(labels):

@@ -35,8 +35,8 @@ def cache(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def models(cache, tmp_path_factory) -> dict[str, Path]:
     """Two models of episodes, and one of turns."""
-    found = batch(seed=1, groups=2, size=3)
-    for score in found:
+    result = batch(seed=1, groups=2, size=3)
+    for score in result:
         score.step_rewards = [score.reward or 0.0, 0.5]
     common = {"learning_rate": 5e-3, "held_out": 0.0, "heads": HEADS}
     specs = {
@@ -45,16 +45,16 @@ def models(cache, tmp_path_factory) -> dict[str, Path]:
         "turns": ProcessRewardModelSpec(**common),
         "plain": RewardModelSpec(learning_rate=5e-3, held_out=0.0),
     }
-    made = {}
+    created = {}
     for seed, (name, spec) in enumerate(specs.items()):
         out, scratch = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("scratch")
-        scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in found]
+        scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in result]
         train_reward_model(
-            spec, MODEL, prepare(MODEL, cache), [Judged(found, scores)],
+            spec, MODEL, prepare(MODEL, cache), [Judged(result, scores)],
             start=None, out=out, scratch=scratch, seed=seed, on_step=lambda _: None,
         )  # fmt: skip
-        made[name] = out
-    return made
+        created[name] = out
+    return created
 
 
 def group() -> list[Trajectory]:
@@ -105,10 +105,10 @@ def test_step_rewards_add_up_to_the_reward_with_that_of_the_task(models, cache):
 
 @pytest.mark.parametrize("how", ["mean", "min", "bound"])
 def test_an_ensemble_is_bounded_by_how_far_its_members_differ(models, cache, how):
-    found = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
+    results = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
     again = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
-    assert found == again  # members take turns in one model; which one was last makes no difference
-    for example, score in zip(group(), found, strict=True):
+    assert results == again  # members take turns in one model; which one was last makes no difference
+    for example, score in zip(group(), results, strict=True):
         both = []
         for name in ("one", "two"):
             ((kind, overall),) = raw(models[name], cache, example).tolist()
@@ -131,8 +131,8 @@ def test_combined_written_out():
 def test_what_cannot_be_read_is_unscored_and_says_why(models, cache):
     long = trajectory("s0", 7, [history([(False, [5] * 200), (True, [6])], [-1.0])], 1.0)
     unsaid = trajectory("s0", 8, [], 1.0)
-    found = [group()[0], long, unsaid]
-    scores = scored(cache, models["one"], found=found)
+    collected = [group()[0], long, unsaid]
+    scores = scored(cache, models["one"], found=collected)
     assert [score.reward is None for score in scores] == [False, True, True]
     assert "its 201 tokens are more than model.max_length=128" in scores[1].failure.message
     assert "nothing that the reward model reads" in scores[2].failure.message

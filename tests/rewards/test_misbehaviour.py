@@ -95,10 +95,10 @@ def test_what_can_be_read_is_read_at_once(reply):
 def test_a_score_beyond_the_ends_is_cut_and_one_on_another_scale_is_read(value, read):
     """Score of the first episode; the others keep theirs."""
     with judge_server([replies.one_scored(value)] * 2) as server:
-        found = rewards(scored(server))
+        result = rewards(scored(server))
         first = server.requests[0].scores[0]["score"]
     assert len(server.requests) == (2 if read is None else 1)
-    assert sorted(found.values(), key=str) == sorted(
+    assert sorted(result.values(), key=str) == sorted(
         [read, *(score for score in RIGHT.values() if score != first)], key=str
     )
 
@@ -126,14 +126,14 @@ MENDED = {
 
 @pytest.mark.parametrize("name", MENDED)
 def test_a_judge_is_asked_once_more_and_told_what_was_wrong(name):
-    reply, told = MENDED[name]
+    reply, reported = MENDED[name]
     with judge_server([reply]) as server:
         assert rewards(scored(server)) == RIGHT
     first, second = server.requests
     names = dict(zip(("first", "middle", "last"), first.ids, strict=True))
     assert second.body["messages"][:2] == first.body["messages"]
     assert [message["role"] for message in second.body["messages"][2:]] == ["assistant", "user"]
-    assert told.format(**names) in second.body["messages"][3]["content"]
+    assert reported.format(**names) in second.body["messages"][3]["content"]
 
 
 @pytest.mark.parametrize("name", MENDED)
@@ -141,9 +141,9 @@ def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
     """The other episodes are scored: never by position, never zero."""
     reply, _ = MENDED[name]
     with judge_server(lambda asked: reply) as server:
-        found = scored(server)
+        results = scored(server)
     assert len(server.requests) == 2
-    for result in found:
+    for result in results:
         assert result.reward in (None, RIGHT[result.trajectory_id])
         assert (result.reward is None) == (result.failure is not None)
         if result.failure:
@@ -151,7 +151,7 @@ def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
             assert "did not judge as it was asked, twice" in result.failure.message
     missed = {"an id is not known": 0, "an id twice, one missing": 2, "ids of its own": 3}
     by_kind = 3 if "JSON" in name or "refusal" in name or name in ("cut short", "thoughts without end") else 1
-    assert sum(score.reward is None for score in found) == missed.get(name, by_kind)
+    assert sum(score.reward is None for score in results) == missed.get(name, by_kind)
 
 
 BROKEN_LINE = {
@@ -223,14 +223,14 @@ def test_pauses_grow_where_a_server_does_not_say_when():
 def test_what_breaks_for_some_groups_is_mended_for_each_and_touches_no_other():
     groups = [trajectory for name in "abcdefghij" for trajectory in group(name)]
     with judge_server(replies.for_share(0.4, replies.OVERLOADED)) as server:
-        found = scored(server, groups, concurrency=5)
-    assert [score.reward for score in found] == [*RIGHT.values()] * 10
+        results = scored(server, groups, concurrency=5)
+    assert [score.reward for score in results] == [*RIGHT.values()] * 10
     assert server.most_at_once <= 5
 
     broken = judge_server(lambda asked: replies.SAID_NO if "Do c." in asked.prompt else GOOD)
     with broken as server:
-        found = scored(server, groups, concurrency=5)
-    assert [score.trajectory_id for score in found if score.reward is None] == ["c/0", "c/1", "c/2"]
+        results = scored(server, groups, concurrency=5)
+    assert [score.trajectory_id for score in results if score.reward is None] == ["c/0", "c/1", "c/2"]
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_an_account_without_money_is_not_asked_again(reply):
 @pytest.mark.parametrize(("known", "ways"), [(("json_schema",), 2), ((), 3)])
 def test_a_server_that_knows_no_schema_is_asked_in_words_and_that_is_found_out_once(refusal, known, ways):
     with judge_server(replies.without_format(refusal, *known)) as server:
-        found = scored(server, group("a") + group("b") + group("c"))
-    assert [score.reward for score in found] == [*RIGHT.values()] * 3
+        results = scored(server, group("a") + group("b") + group("c"))
+    assert [score.reward for score in results] == [*RIGHT.values()] * 3
     assert len(server.requests) == 3 + ways - 1
     kinds = [request.body.get("response_format", {}).get("type") for request in server.requests]
     assert kinds[:ways] == ["json_schema", "json_object", None][:ways]
@@ -325,8 +325,8 @@ def test_a_judge_that_prefers_what_comes_first_prefers_no_sample():
 
     groups = [trajectory for name in range(60) for trajectory in group(f"s{name}")]
     with judge_server(first_is_best) as server:
-        found = scored(server, groups, concurrency=8)
-    wins = [sum(score.reward for score in found[sample::3]) for sample in range(3)]
+        results = scored(server, groups, concurrency=8)
+    wins = [sum(score.reward for score in results[sample::3]) for sample in range(3)]
     assert sum(wins) == 60
     assert all(8 <= won <= 34 for won in wins)  # of 60 with a third: the mean is 20, three deviations 11
 
@@ -334,9 +334,9 @@ def test_a_judge_that_prefers_what_comes_first_prefers_no_sample():
 def test_a_group_that_says_the_same_is_not_asked_about():
     alike = [episode("a", i, histories=[talk("Do it.", "Done.")]) for i in range(3)]
     with judge_server() as server:
-        found = scored(server, alike)
+        results = scored(server, alike)
     assert server.requests == []
-    assert {(score.reward, score.cost) for score in found} == {(ALIKE, 0.0)}
+    assert {(score.reward, score.cost) for score in results} == {(ALIKE, 0.0)}
 
 
 def test_episodes_that_say_the_same_are_shown_once_and_share_a_score():
@@ -344,18 +344,18 @@ def test_episodes_that_say_the_same_are_shown_once_and_share_a_score():
     for i, trajectory in enumerate(twice):
         trajectory.id, trajectory.sample = f"a/{i}", i
     with judge_server() as server:
-        found = scored(server, twice)
+        results = scored(server, twice)
     assert len(server.requests[0].ids) == 3
-    assert [score.reward for score in found] == [*RIGHT.values()] * 2
+    assert [score.reward for score in results] == [*RIGHT.values()] * 2
 
 
 def test_failed_episodes_are_not_shown_and_keep_their_own_failure():
     several = [*group(), episode("a", 3, failure=FAILURE)]
     with judge_server() as server:
-        found = scored(server, several)
+        results = scored(server, several)
     assert len(server.requests[0].ids) == 3
-    assert rewards(found) == RIGHT | {"a/3": None}
-    assert found[3].failure == FAILURE
+    assert rewards(results) == RIGHT | {"a/3": None}
+    assert results[3].failure == FAILURE
 
 
 def test_all_histories_of_an_episode_are_shown():
@@ -392,13 +392,13 @@ def test_a_group_that_is_too_long_is_judged_in_parts_with_one_anchor():
     qualities = [0.1 + 0.05 * i for i in range(8)]
     long = group(qualities=qualities, more="It went on and on. " * 60)
     with judge_server(by_part) as server:
-        found = [score.reward for score in scored(server, long, longest=6000)]
+        collected = [score.reward for score in scored(server, long, longest=6000)]
     assert len(server.requests) > 2
     parts = [{round(shown["score"], 3) for shown in request.scores} for request in server.requests]
     (anchor,) = set.intersection(*parts)
     assert set.union(*parts) == {round(quality, 3) for quality in qualities}
     assert all(len(request.prompt) + len(request.body["messages"][0]["content"]) <= 6500 for request in server.requests)
-    shifts = [got - true for got, true in zip(found, qualities, strict=True)]
+    shifts = [got - true for got, true in zip(collected, qualities, strict=True)]
     assert max(shifts) - min(shifts) == pytest.approx(0, abs=1e-9)
     assert anchor in {round(quality, 3) for quality in qualities}
 
@@ -417,9 +417,9 @@ def test_an_episode_that_is_longer_than_all_that_may_be_shown_is_cut_in_the_midd
 
 def test_several_judges_are_averaged_and_each_can_be_seen():
     with judge_server() as first, judge_server(lambda asked: replies.scored(lambda score: 1 - score)) as second:
-        found = scored([first, second], group(qualities=(0.2, 0.9)))
-    assert [score.reward for score in found] == pytest.approx([0.5, 0.5])
-    (first, second) = (score.components for score in found)
+        results = scored([first, second], group(qualities=(0.2, 0.9)))
+    assert [score.reward for score in results] == pytest.approx([0.5, 0.5])
+    (first, second) = (score.components for score in results)
     assert sorted(value for name, value in first.items() if name.startswith("judge/")) == pytest.approx([0.2, 0.8])
     assert {name for name in first if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
     assert (first["spread"], second["spread"]) == pytest.approx((0.3, 0.4))
@@ -427,15 +427,15 @@ def test_several_judges_are_averaged_and_each_can_be_seen():
 
 def test_where_one_of_several_judges_fails_the_other_one_counts():
     with judge_server() as first, judge_server(lambda asked: replies.SAID_NO) as second:
-        found = scored([second, first])
-    assert rewards(found) == RIGHT
+        results = scored([second, first])
+    assert rewards(results) == RIGHT
 
 
 def test_one_server_may_be_asked_twice_as_two_judges():
     with judge_server() as server:
-        found = scored([server, server])
-    assert rewards(found) == RIGHT
-    assert {name for name in found[0].components if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
+        results = scored([server, server])
+    assert rewards(results) == RIGHT
+    assert {name for name in results[0].components if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path):
@@ -461,19 +461,19 @@ def test_what_was_not_understood_is_asked_again(tmp_path):
 def test_each_call_is_paid_for_and_shared_by_the_group():
     meter = Meter()
     with judge_server([replies.MISSING]) as server:
-        found = scored(server, price=PRICE, meter=meter)
+        results = scored(server, price=PRICE, meter=meter)
     assert meter.calls == len(server.requests) == 2
     assert meter.spent == pytest.approx((meter.prompt_tokens * 1000 + meter.completion_tokens * 2000) / 1e6)
-    assert sum(score.cost for score in found) == pytest.approx(meter.spent)
+    assert sum(score.cost for score in results) == pytest.approx(meter.spent)
 
 
 @pytest.mark.parametrize(("reply", "price"), [(Reply(usage=None), PRICE), (GOOD, None)], ids=["usage", "price"])
 def test_a_cost_that_is_not_known_is_not_zero(reply, price):
     meter = Meter()
     with judge_server([reply]) as server:
-        found = scored(server, price=price, meter=meter)
-    assert rewards(found) == RIGHT
-    assert [score.cost for score in found] == [None] * 3
+        results = scored(server, price=price, meter=meter)
+    assert rewards(results) == RIGHT
+    assert [score.cost for score in results] == [None] * 3
     assert meter.unpriced == 1
 
 

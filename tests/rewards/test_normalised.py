@@ -46,8 +46,8 @@ def test_over_a_group_it_is_the_formula():
 def test_running_it_is_the_formula_over_all_groups_so_far():
     for score in judge(Normalised(given, "running"), ROWS):
         group = int(score.trajectory_id[1])
-        seen = [value for name, value in VALUES.items() if int(name[1]) <= group]
-        expected = (VALUES[score.trajectory_id] - fmean(seen)) / (pstdev(seen) + 1e-6)
+        recorded = [value for name, value in VALUES.items() if int(name[1]) <= group]
+        expected = (VALUES[score.trajectory_id] - fmean(recorded)) / (pstdev(recorded) + 1e-6)
         assert score.reward == pytest.approx(expected, rel=1e-12)
         assert score.components == {"reward": VALUES[score.trajectory_id]}
 
@@ -137,18 +137,18 @@ def test_whatever_the_concurrency_the_scores_are_the_same():
     assert plain[7].explanation == "all: reward: judge: reward: because s2/1"
     assert plain[7].cost == 0.125
     judged = [(VALUES[f"s{group}/{sample}"], group) for group in range(6) for sample in range(3)]
-    seen = [value for value, group in judged if group <= 2]
-    expected = (VALUES["s2/1"] - fmean(seen)) / (pstdev(seen) + 1e-6)
+    recorded = [value for value, group in judged if group <= 2]
+    expected = (VALUES["s2/1"] - fmean(recorded)) / (pstdev(recorded) + 1e-6)
     assert plain[7].components["all/reward/judge"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("kept_groups", [[0], [3], [0, 2, 5], [1, 2, 3, 4, 5]])
 def test_a_stage_that_was_killed_and_goes_on_finds_the_same_scores(kept_groups, tmp_path):
     whole = judge(tree(Waits()), ROWS, concurrency=4)
-    kept = []
-    judge(tree(Waits()), ROWS, concurrency=4, on_judged=kept.extend)
-    kept = [score for score in kept if int(score.trajectory_id[1]) in kept_groups]
-    write_scores(tmp_path / "kept.parquet", kept)  # as the stage does
+    stored = []
+    judge(tree(Waits()), ROWS, concurrency=4, on_judged=stored.extend)
+    stored = [score for score in stored if int(score.trajectory_id[1]) in kept_groups]
+    write_scores(tmp_path / "kept.parquet", stored)  # as the stage does
     finished = {score.trajectory_id: score for score in read_scores(tmp_path / "kept.parquet")}
     again = Waits()
     assert judge(tree(again), ROWS, concurrency=3, finished=finished) == whole

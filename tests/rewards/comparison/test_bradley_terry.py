@@ -19,12 +19,12 @@ def sigma(x: float) -> float:
 
 def gradient(theta, points, prior):
     """Return the gradient of the likelihood, computed player by player."""
-    found = []
+    collected = []
     for i, own in enumerate(theta):
-        made = sum(points[i]) + prior / 2
+        created = sum(points[i]) + prior / 2
         expected = sum((points[i][j] + points[j][i]) * sigma(own - other) for j, other in enumerate(theta))
-        found.append(made - expected - prior * sigma(own))
-    return found
+        collected.append(created - expected - prior * sigma(own))
+    return collected
 
 
 @st.composite
@@ -104,8 +104,8 @@ def test_who_never_met_is_in_the_middle_and_ties_are_a_half():
 def test_whom_one_has_beaten_counts():
     """Both have won once; the first against one who has beaten another."""
     points = [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    found = shares(points)
-    assert found[0] > found[1] > found[2]
+    result = shares(points)
+    assert result[0] > result[1] > result[2]
 
 
 @given(tables(), st.randoms())
@@ -113,7 +113,7 @@ def test_whom_one_has_beaten_counts():
 def test_the_order_of_the_players_says_nothing_and_scores_lie_in_0_to_1(points, drawn):
     order = list(range(len(points)))
     drawn.shuffle(order)
-    found = shares(points)
-    assert shares([[points[i][j] for j in order] for i in order]) == pytest.approx([found[i] for i in order], abs=1e-6)
-    assert all(0 <= score <= 1 for score in found)
-    assert sum(found) / len(found) == pytest.approx(0.5)
+    result = shares(points)
+    assert shares([[points[i][j] for j in order] for i in order]) == pytest.approx([result[i] for i in order], abs=1e-6)
+    assert all(0 <= score <= 1 for score in result)
+    assert sum(result) / len(result) == pytest.approx(0.5)

@@ -118,10 +118,10 @@ def test_answers_are_found_again_by_content_in_another_process_or_thread(tmp_pat
     assert asked == digest({"a": ["ü"], "b": 1}) != digest({"a": ["u"], "b": 1})
     assert second.find(asked) is None
     first.keep({asked: {"text": "yes \ud83d".encode("utf-8", "replace").decode()}})
-    found = []
-    thread = threading.Thread(target=lambda: found.append(second.find(asked)))
+    collected = []
+    thread = threading.Thread(target=lambda: collected.append(second.find(asked)))
     thread.start()
     thread.join()
-    assert found == [{"text": "yes ?"}]
+    assert collected == [{"text": "yes ?"}]
     first.close()
     second.close()

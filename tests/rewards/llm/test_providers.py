@@ -318,8 +318,8 @@ with judge_server([replies.OVERLOADED, replies.WRONG_KEY], models={MODELS!r}) as
     print("said", asyncio.run(way.call({QUESTION!r}, {SCHEMA!r}, "q", False)).text[:9])
 assert reached == [], reached
 """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
-    environment = {**kept, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
+    stored = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
+    environment = {**stored, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'said {"scores"\n', "")
 
