@@ -1,4 +1,4 @@
-"""Answers are found where the configuration says, and compared as it says; what cannot be compared is never a zero."""
+"""Accuracy rewards: places of answers, comparisons, and unscored episodes if a comparison is impossible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judged(reward, *trajectories):
 
 
 def asked(answer, text, **more):
-    """An episode whose scenario has an answer, and that ends with a text."""
+    """Return an episode whose scenario has an answer, and that ends with a text."""
     return Trajectory(
         "s/0", Scenario("s", {"answer": answer}, "train"), 0, [talk("Question?", text)], outcome={"given": text}, **more
     )

@@ -1,4 +1,4 @@
-"""Several sources of a judgement as one."""
+"""Aggregation of several sources of a judgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement against its definitions, written out, and against other libraries."""
+"""Agreement coefficients against their explicit definitions and other libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rank_correlation_is_that_of_scipy(pairs):
 
 @given(UNITS)
 def test_alpha_by_its_definition(units):
-    """Disagreement within units over disagreement of all values, over ordered pairs."""
+    """Return alpha: disagreement within units over disagreement of all values, over ordered pairs."""
     paired = [values for values in units if len(values) > 1]
     everything = [value for values in paired for value in values]
     n = len(everything)

@@ -1,4 +1,4 @@
-"""The benchmark of judges: the same work for all, a judge that says what it was told to, and the marks as defined."""
+"""Benchmark of judges: the same work for all, a scripted judge, and metrics as defined."""
 
 from __future__ import annotations
 

@@ -224,9 +224,9 @@ PROGRAMS: dict[str, str] = {
         "class Error(AssertionError):\n    def __init__(s, *a): pass\n    __str__ = lambda s: ''\ndef f(x): raise Error"
     ),
 }  # fmt: skip
-"""Programs that do not compute 2x + 1, against tests that compare values."""
+"""Programs that do not compute 2x + 1, for tests that compare values."""
 ALL_FORMS = ("always equal", "int", "eval", "json", "writes to every file", "odd messages")
-"""Those that meet each form of such a test; the others meet one."""
+"""Programs that run against each form of such a test; the others run against one."""
 
 SLOW = {
     "sleeps": "import time\ndef f(x): time.sleep(1000)",
@@ -244,7 +244,7 @@ SLOW = {
     "yields for ever": "def f(x):\n    while True: yield 7",
     "memory": "def f(x):\n    found = []\n    while True: found.append(bytearray(10**6))",
 }
-"""Programs that are ended."""
+"""Programs that the sandbox terminates."""
 
 NEAR = ["assert abs(f(3) - 7) < 1e-6", "import math\nassert math.isclose(f(3), 7.0)", "assert round(f(3), 2) == 7"]
 CASES = [
@@ -355,7 +355,7 @@ SPECIAL: dict[str, tuple[list, str, str]] = {
 
 @functools.cache
 def programs_scored() -> dict[tuple[str, str], Score]:
-    """Judge all programs, several at once."""
+    """Judge all programs concurrently."""
     rows = {("program", name): (VALUE[:1], code) for name, code in PROGRAMS.items()}
     rows |= {("program", name): (VALUE + MORE, PROGRAMS[name]) for name in ALL_FORMS}
     rows |= {("honest", "program"): (VALUE + MORE, HONEST)}
@@ -596,7 +596,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("cheat", ["", " \n", "\u200b"])
     def test_saying_nothing_is_worth_no_more_than_the_task(self, cheat):
-        """Short, not repetitive, in the right script, and wrong."""
+        """Answer that is short, not repetitive, in the right script, and wrong."""
 
         def episode(text, tokens):
             message = Message("assistant", text, span=(1, 1 + tokens))

@@ -1,4 +1,4 @@
-"""Programs of a model and their tests, in the sandbox."""
+"""Tests of a model's programs, in the sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_last_block_is_the_program():
 class TestInTheSandbox:
     @pytest.mark.parametrize("levels", [5, 480, 600, 900, 5000])
     def test_a_wrong_value_that_is_nested_deep_scores_nothing(self, levels):
-        """At 600 levels the comparison ended in RecursionError, and the episode was unscored."""
+        """Regression: at 600 levels the comparison raised RecursionError, and the episode was unscored."""
         nested = f"```python\ndef f(x):\n    v = []\n    for _ in range({levels}): v = [v]\n    return v\n```"
         assert scored(nested, [{"call": "f(3)", "result": 7}]).reward == 0.0
 

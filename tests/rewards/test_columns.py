@@ -1,4 +1,4 @@
-"""Functions that were written for TRL's trainers and for HelloAgents work as they are."""
+"""Reward functions in the form of TRL's trainers and HelloAgents."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_messages_are_those_of_openai_with_the_answers_of_tools():
 
 
 def test_trl_gives_the_same_arguments_to_the_same_function():
-    """Against TRL itself: `_calculate_rewards` of its trainer, on the same group."""
+    """Compare with TRL: `_calculate_rewards` of its trainer, on the same group."""
     from types import SimpleNamespace
 
     from trl.trainer.grpo_trainer import GRPOTrainer

@@ -29,12 +29,12 @@ def combined(how="sum", ask="passed", **parts):
 
 
 def says(reward, **more):
-    """A reward that says the same of every trajectory."""
+    """Return a reward with the same Score for every trajectory."""
     return lambda trajectory: Score(trajectory.id, reward, **more)
 
 
 class Asked:
-    """A plain reward that notes what it was asked about."""
+    """Plain reward that records its trajectories."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -112,7 +112,7 @@ class TestSteps:
 
 
 class TestUnscored:
-    """A part that could not score."""
+    """Part without a score."""
 
     def test_it_leaves_the_whole_unscored_and_is_named_and_what_was_paid_is_counted(self):
         failure = Failure("judge", "Timeout", "no answer in 60 s")
@@ -169,7 +169,7 @@ class TestUnscored:
 
 
 class TestNeeds:
-    """A part that counts only where another is good enough."""
+    """Part that needs others to reach a threshold."""
 
     def rows(self):
         return [episode("a", i, success=i % 2 == 0) for i in range(4)]
@@ -221,7 +221,7 @@ class TestNeeds:
 
 
 class Slow:
-    """Waits, and knows how many waited at once."""
+    """Reward that waits and counts concurrent calls."""
 
     now = most = 0
     lock = threading.Lock()

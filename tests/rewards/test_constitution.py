@@ -1,4 +1,4 @@
-"""Answers are criticised by principles, and written anew."""
+"""Critique and revision of answers by principles."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def answer(given=None):
 
 
 def about(asked):
-    """The answer in question."""
+    """Return the answer in question."""
     (judged,) = [message for message in json.loads(data(asked)) if message.get("judged")]
     return judged["content"]
 
 
 def revising(asked):
-    """Revises what it has criticised."""
+    """Reply with a revision of the criticised answer."""
     if len(asked.body["messages"]) == 2:
         return says(answer())
     return says({"revision": f"Better than: {about(asked)}"})

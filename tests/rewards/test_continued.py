@@ -1,4 +1,4 @@
-"""Step rewards of continuations add up to the success, less what was expected at the start."""
+"""Step rewards from continuations: they add up to the success minus the initial expectation."""
 
 from __future__ import annotations
 

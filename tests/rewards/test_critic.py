@@ -1,4 +1,4 @@
-"""A critic scores single episodes along dimensions, and their turns."""
+"""Critic: scores of single episodes along dimensions, and of their turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One number, by a judge over a socket."""
+"""Grade as one number, by a judge over a socket."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_choices_count_where_nobody_gave_a_score(tmp_path):
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([(0, 1), (1, 2), (0, 2)]), st.floats(0, 4), st.floats(0, 4)), min_size=1))
 def test_bradley_terry_is_the_likeliest(rows):
-    """The likelihood, with one draw of each against strength 1, maximised by another program."""
+    """Maximize the likelihood, with one draw of each against strength 1, by an independent optimizer."""
     win_counts = {}
     for (i, j), more, less in rows:
         win_counts[NAMES[i], NAMES[j]] = win_counts.get((NAMES[i], NAMES[j]), 0.0) + more

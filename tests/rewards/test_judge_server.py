@@ -1,4 +1,4 @@
-"""The judge that tests are judged by: what it says, seen through the provider's own client."""
+"""Judge server of the tests, seen through the provider's own client."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def lines(*names, model="judge"):
 
 
 def batch(asking, data):
-    """Sends a batch and looks at it until it has ended; its states, and itself."""
+    """Send a batch and poll it until it has ended; return its states and the batch."""
     file = asking.files.create(file=("in.jsonl", io.BytesIO(data)), purpose="batch")
     window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
     result = asking.batches.create(input_file_id=file.id, **window)

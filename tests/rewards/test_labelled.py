@@ -1,4 +1,4 @@
-"""Labels of turns from a file: whose they are, what becomes of them, and what is wrong with a file."""
+"""Labels of turns from a file: their episodes, their scores, and invalid files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.trajectories.builders import FAILURE, episode, talk
 
 @pytest.fixture
 def labels(tmp_path):
-    """Writes lines and returns the path."""
+    """Write lines and return the path."""
 
     def write(*lines):
         path = tmp_path / "labels.jsonl"

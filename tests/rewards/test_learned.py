@@ -1,4 +1,4 @@
-"""The learned reward: what becomes of the scores of reward models. The models are real, tiny and hardly trained."""
+"""Learned reward: combination of the scores of reward models. The models are real, tiny and barely trained."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(cache, tmp_path_factory) -> dict[str, Path]:
-    """Two models of episodes, and one of turns."""
-    result = batch(seed=1, groups=2, size=3)
-    for score in result:
-        score.step_rewards = [score.reward or 0.0, 0.5]
+    """Train two models of episodes and one of turns."""
+    trajectories = batch(seed=1, groups=2, size=3)
+    for example in trajectories:
+        example.step_rewards = [example.reward or 0.0, 0.5]
     common = {"learning_rate": 5e-3, "held_out": 0.0, "heads": HEADS}
     specs = {
         "one": RewardModelSpec(**common),
@@ -48,9 +48,9 @@ def models(cache, tmp_path_factory) -> dict[str, Path]:
     created = {}
     for seed, (name, spec) in enumerate(specs.items()):
         out, scratch = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("scratch")
-        scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in result]
+        scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in trajectories]
         train_reward_model(
-            spec, MODEL, prepare(MODEL, cache), [Judged(result, scores)],
+            spec, MODEL, prepare(MODEL, cache), [Judged(trajectories, scores)],
             start=None, out=out, scratch=scratch, seed=seed, on_step=lambda _: None,
         )  # fmt: skip
         created[name] = out
@@ -62,7 +62,7 @@ def group() -> list[Trajectory]:
 
 
 def raw(folder: Path, cache: Path, trajectory: Trajectory) -> torch.Tensor:
-    """(R, H) scores of a model, alone."""
+    """Return the scores (R, H) of a single model."""
     model, card = reward_model.load(folder, prepare(MODEL, cache), MODEL)
     chat = ChatFormat(load_tokenizer(prepare(MODEL, cache)))
     return model.scores([episode(chat, trajectory, turns=card.kind == "process_reward_model")], 1024)

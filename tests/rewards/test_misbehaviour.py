@@ -27,7 +27,7 @@ PRICE = PriceSpec(input=1000.0, output=2000.0)
 
 
 def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), more: str = "") -> list[Trajectory]:
-    """Episodes in which stands what they are worth."""
+    """Return episodes whose text states their quality."""
     return [
         episode(name, i, histories=[talk(f"Do {name}.", f"{more}It has quality {quality} ({i})")], success=False)
         for i, quality in enumerate(qualities)
@@ -35,7 +35,7 @@ def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), m
 
 
 def ruler(*servers, folder=None, meter=None, seed=0, rubric=None, **options) -> Ruler:
-    """At hand. With quick patience, and nothing kept unless `folder` says where."""
+    """Return a RULER reward ready for use, with short timeouts, and a cache only if `folder` is given."""
     options = {"retry_for": 5.0, "timeout": 5.0, **options}
     reward = Ruler(
         [ServedJudge(url=server.url, model="judge", **options) for server in servers], rubric=rubric, seed=seed
@@ -58,7 +58,7 @@ def rewards(scores: list[Score]) -> dict[str, float | None]:
 
 
 def why(scores: list[Score]) -> str:
-    """The failure of all of them."""
+    """Return the common failure of all episodes."""
     assert all(score.reward is None and score.failure is not None for score in scores)
     assert {score.failure.boundary for score in scores} == {"judge"}
     (message,) = {score.failure.message for score in scores}
@@ -494,7 +494,7 @@ def test_a_budget_ends_it_cleanly():
 
 
 def test_no_more_requests_are_begun_than_a_minute_allows():
-    """1,200 a minute: twenty a second, and at most six seconds' worth at once."""
+    """1,200 per minute: twenty a second, and at most a burst of six seconds."""
     groups = [trajectory for name in range(130) for trajectory in group(f"s{name}")]
     with judge_server() as server:
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Normalised rewards: the formula, and running statistics that do not depend on how the judging went."""
+"""Normalised rewards: the formula, and running statistics independent of the order of judging."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_unscored_episodes_are_in_no_statistics():
 
 
 class Waits:
-    """Takes a time of its own for each episode, so that groups end in another order than they begin."""
+    """Reward with a different duration for each episode, so that groups finish in another order than they start."""
 
     def __init__(self, broken=()):
         self.asked = []
@@ -114,7 +114,7 @@ class Waits:
 
 
 def tree(inner):
-    """Running statistics below a sum, below a second normalisation: all that has to be put together again."""
+    """Nested running statistics: below a sum, below a second normalisation."""
     below = Combined({"judge": Part(reward=Normalised(inner, "running"), weight=2.0), "task": Part(reward=Outcome())})
     return Combined({"all": Part(reward=Normalised(below, "running")), "flat": Part(reward=lambda trajectory: 0.5)})
 

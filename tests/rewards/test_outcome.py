@@ -1,4 +1,4 @@
-"""The outcome reward against its formula."""
+"""Outcome reward, against its formula."""
 
 from __future__ import annotations
 

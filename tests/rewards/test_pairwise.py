@@ -1,4 +1,4 @@
-"""A judge compares episodes two at a time, in both orders."""
+"""Pairwise comparison of episodes, in both orders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.trajectories.builders import FAILURE, episode, talk
 
 
 def group(*qualities, name="s"):
-    """Episodes of these qualities, all of which begin with the same question."""
+    """Return episodes of these qualities with the same question."""
     return [
         episode(name, i, histories=[talk("What to do?", f"Answer {i}, quality {quality:g}")])
         for i, quality in enumerate(qualities)
@@ -25,7 +25,7 @@ def group(*qualities, name="s"):
 
 
 def shown(asked):
-    """A and B, by quality."""
+    """Return the qualities of A and B."""
     by_name = {match[1]: float(QUALITY.search(match[2])[1]) for match in BLOCK.finditer(asked.prompt)}
     assert list(by_name) == ["A", "B"]
     return by_name["A"], by_name["B"]
@@ -75,7 +75,7 @@ def test_a_preference_that_flips_with_the_order_is_a_tie_and_counted():
 
 
 def test_position_bias_is_of_the_pairs_that_flip():
-    """A judge that sees only large differences, and else takes the first."""
+    """A judge that notices only large differences, and else prefers the first episode."""
 
     def script(asked):
         first, second = shown(asked)
@@ -220,7 +220,7 @@ def test_a_pair_without_an_answer_is_left_out_and_one_with_none_at_all_is_unscor
 
 
 def test_half_an_answer_would_have_a_place_in_it():
-    """One order alone says as much of the order as of the episodes."""
+    """A single order would reflect position as much as quality."""
 
     def script(asked):
         first, second = shown(asked)

@@ -1,4 +1,4 @@
-"""The reward that was given along the way."""
+"""Reward reported by the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rubric: items that are met, not met, or do not apply."""
+"""Rubric: items that are met, not met, or do not apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules against their formulas, on text that was written to break them."""
+"""Reward rules, against their formulas, on adversarial text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def judged(reward, *trajectories):
 
 
 def of(reward, text, **scenario):
-    """The score of an episode that ends with a text."""
+    """Return the score of an episode that ends with a text."""
     sample = Trajectory("s/0", Scenario("s", scenario, "train"), 0, [talk("Question?", text)])
     return judged(reward, sample)[0]
 
@@ -186,7 +186,7 @@ class TestLanguage:
 
 
 def called(*calls, needed=None):
-    """An episode with calls: name, arguments, answer."""
+    """Return an episode with calls: name, arguments, result."""
     messages = [Message("user", "Do it.")]
     for name, arguments, answer in calls:
         messages.append(Message("assistant", "", [ToolCall("call_0", name, arguments)]))

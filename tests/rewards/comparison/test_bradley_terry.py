@@ -1,4 +1,4 @@
-"""Strengths maximise the likelihood, and stay finite."""
+"""Bradley-Terry strengths: maximum of the likelihood, and finite values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_scipy_finds_the_same(seed):
 
 
 def test_minorisation_maximisation_comes_to_the_same_place():
-    """Hunter's iteration, with an opponent of strength 1 that everybody ties with."""
+    """Hunter's iteration, with an opponent of strength 1 that all players tie with."""
     points = [[0, 1, 0.5, 1], [0, 0, 1, 0.5], [0.5, 0, 0, 1], [0, 0.5, 0, 0]]
     strength = [1.0] * 4
     for _ in range(5000):
@@ -102,7 +102,7 @@ def test_who_never_met_is_in_the_middle_and_ties_are_a_half():
 
 
 def test_whom_one_has_beaten_counts():
-    """Both have won once; the first against one who has beaten another."""
+    """Both players won once; the first won against a stronger opponent."""
     points = [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     result = shares(points)
     assert result[0] > result[1] > result[2]

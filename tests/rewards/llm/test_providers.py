@@ -1,4 +1,4 @@
-"""A judge through LiteLLM, which speaks to a real socket as it would to OpenAI."""
+"""Judge through LiteLLM, over a real socket with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_prices_are_those_of_litellms_table_or_the_configurations(tmp_path):
     "model", ["openai/judge", "hosted_vllm/gpt-4.1-mini", "openai/dall-e-3", "ollama/llama2", "openrouter/any/thing"]
 )
 def test_a_price_that_litellm_does_not_know_is_not_known(model, monkeypatch):
-    """Neither one of the same name at another provider, nor a table's 0 is a price."""
+    """A model of the same name at another provider has no price, and neither has a 0 in the table."""
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
     monkeypatch.setenv("OLLAMA_API_BASE", "http://127.0.0.1:9")
     assert not LiteLLMClient(spec(model=model)).priced
@@ -288,7 +288,7 @@ def test_it_works_on_one_loop_after_another_with_many_at_once(caplog, capfd):
 
 
 def test_it_reaches_for_no_network_and_says_nothing_of_its_own():
-    """In a process of its own, in which LiteLLM was not imported before, and where every other address is refused."""
+    """Runs in a subprocess without a prior import of LiteLLM, in which all other addresses are blocked."""
     code = f"""
 import asyncio, os, socket, sys
 connect, reached = socket.socket.connect, []
@@ -325,7 +325,7 @@ assert reached == [], reached
 
 
 def test_no_connection_is_left_on_a_loop_that_was_closed():
-    """A warning that is an error there would keep the loop from closing, for ever."""
+    """A warning raised as an error there would prevent the loop from closing."""
     code = f"""
 from components.aio import in_order
 from components.rewards.llm.providers import LiteLLMClient
