@@ -263,7 +263,14 @@ def test_a_provider_that_there_is_not_is_named(capfd):
     assert "".join(capfd.readouterr()) == ""
 
 
-@pytest.mark.parametrize(("name", "words"), [("api_key", "no keys"), ("stream", "not ours"), ("num_retries", "not")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("api_key", "no secrets such as api_key"),
+        ("stream", "parameters other than stream"),
+        ("num_retries", "parameters other than num_retries"),
+    ],
+)
 def test_what_may_not_stand_in_extra_is_refused(name, words):
     with pytest.raises(ValidationError, match=words):
         spec(extra={name: "1"})
