@@ -1,4 +1,4 @@
-"""Functions that a process beside the tests is asked for."""
+"""Functions that tests run in a subprocess worker."""
 
 import os
 
@@ -12,6 +12,6 @@ def die():
     os._exit(7)
 
 
-def echo(**said):
+def echo(**arguments):
     print("this is no answer")
-    return said
+    return arguments

@@ -1,4 +1,4 @@
-"""Rewards as users of TRL and of HelloAgents write them."""
+"""Reward functions as users of TRL and HelloAgents write them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 
 
 def accuracy_reward(completions, **columns):
-    """As HelloAgents writes it."""
+    """Reward function in the form of HelloAgents."""
     rewards = []
     for completion, truth in zip(completions, columns["ground_truth"], strict=True):
-        found = re.findall(r"-?\d+", completion)
-        rewards.append(1.0 if found and found[-1] == str(truth) else 0.0)
+        numbers = re.findall(r"-?\d+", completion)
+        rewards.append(1.0 if numbers and numbers[-1] == str(truth) else 0.0)
     return rewards
 
 
 def format_reward_func(completions, **kwargs):
-    """As TRL's documentation writes it, for conversations."""
+    """Reward function in the form of TRL's documentation, for conversations."""
     contents = [completion[0]["content"] for completion in completions]
     return [1.0 if re.match(r"^<think>.*?</think><answer>.*?</answer>$", content) else 0.0 for content in contents]
 
@@ -28,8 +28,8 @@ def reward_len(completion_ids, **kwargs):
 async def slow_reward(prompts, completions, answer):
     await asyncio.sleep(0.01)
     return [
-        float(len(prompt) + len(completion) + one)
-        for prompt, completion, one in zip(prompts, completions, answer, strict=True)
+        float(len(prompt) + len(completion) + number)
+        for prompt, completion, number in zip(prompts, completions, answer, strict=True)
     ]
 
 
@@ -40,14 +40,14 @@ def math_only(completions, task, **kwargs):
 def logging_reward(completions, answer, log_extra=None, log_metric=None, **kwargs):
     if log_extra:
         log_extra("extracted", ["a", "b"][: len(completions)])
-        log_extra("length", [len(one) for one in completions])
+        log_extra("length", [len(completion) for completion in completions])
     if log_metric:
         log_metric("mean_answer", sum(answer) / len(answer))
     return [1.0] * len(completions)
 
 
 def scaled(completions, scale, offset: float = 0.0):
-    return [scale * len(one) + offset for one in completions]
+    return [scale * len(completion) + offset for completion in completions]
 
 
 def with_state(completions, trainer_state, **kwargs):
@@ -67,9 +67,10 @@ class Callable:
 
 
 def potential(trajectory):
-    """Of each turn: how many are done."""
+    """Return the number of finished turns before each turn."""
     return [
-        float(turn) for turn in range(len([one for one in trajectory.histories[0].messages if one.role == "assistant"]))
+        float(turn)
+        for turn in range(len([message for message in trajectory.histories[0].messages if message.role == "assistant"]))
     ]
 
 

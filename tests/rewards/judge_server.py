@@ -1,12 +1,12 @@
-"""A judge behind a real socket, which speaks OpenAI's chat completions and Batch API and misbehaves on order.
+"""Judge server on a real socket with OpenAI's chat completions and Batch API, and scripted misbehaviour.
 
-    with judge_server([TOO_MANY, Reply()]) as server:       # the first request meets the first reply, and so on;
-        ...                                                 # what comes after the last is answered as it should be
-    with judge_server(lambda asked: ...) as server:         # or a function says what a request meets
+    with judge_server([TOO_MANY, Reply()]) as server:       # the first request gets the first reply, and so on;
+        ...                                                 # requests beyond the script get the right answer
+    with judge_server(lambda asked: ...) as server:         # or a function returns the reply to a request
 
-It reads the trajectories from the user's messages, `<trajectory id="X">…</trajectory>`, as a model would: by the tags.
-As it should be, each gets the score that `rate` says for it: by default what stands in the text after `quality`. What
-it was asked, and when, is kept in `server.requests`. Misbehaviours by name are in `judge_replies`.
+It finds the trajectories in the user's messages by the tags `<trajectory id="X">…</trajectory>`, as a model would. The
+right answer scores each with `rate`: by default the number after `quality` in its text. `server.requests` records the
+requests and their times. `judge_replies` has named misbehaviours.
 """
 
 from __future__ import annotations
@@ -26,66 +26,66 @@ from typing import Any, Literal
 from aiohttp import web
 
 BLOCK = re.compile(r'<\s*trajectory id=\\?"([^"\\]*)\\?"\s*>(.*?)<\s*/\s*trajectory\s*>', re.DOTALL | re.IGNORECASE)
-"""As a model reads: what looks like the end of a trajectory is one."""
+"""Pattern of a trajectory, as lenient as a model: anything that looks like a closing tag is one."""
 QUALITY = re.compile(r"quality (\d(?:\.\d+)?)")
 UNMARKED = 0.5
-"""Score of a trajectory whose text says nothing of its quality."""
+"""Score of a trajectory whose text states no quality."""
 
 Rate = Callable[[str, str], float]
-"""Id and text of a trajectory to its score."""
+"""Function of id and text of a trajectory that returns its score."""
 
 
 def by_quality(_: str, text: str) -> float:
-    found = QUALITY.search(text)
-    return float(found[1]) if found else UNMARKED
+    match = QUALITY.search(text)
+    return float(match[1]) if match else UNMARKED
 
 
 @dataclass
 class Asked:
-    """A request for a judgement."""
+    """Request for a judgement."""
 
     number: int
-    """From 0, in the order in which requests came."""
+    """Index of the request, in the order of arrival."""
     body: dict[str, Any]
     headers: dict[str, str]
-    """Names in lower case."""
+    """Headers, with names in lower case."""
     came: float
-    """By time.monotonic()."""
+    """Time of arrival, by time.monotonic()."""
     tries: int
-    """Requests before this one that were about the same trajectories."""
+    """Number of earlier requests about the same trajectories."""
     scores: list[dict[str, Any]]
-    """The right answer: trajectory_id, explanation, score."""
+    """Right answer: trajectory_id, explanation and score of each trajectory."""
 
     @property
     def prompt(self) -> str:
-        """What the user's messages say."""
-        return "\n".join(text(one) for one in self.body["messages"] if one["role"] == "user")
+        """Return the text of the user's messages."""
+        return "\n".join(text(message) for message in self.body["messages"] if message["role"] == "user")
 
     @property
     def ids(self) -> list[str]:
-        return [one["trajectory_id"] for one in self.scores]
+        return [score["trajectory_id"] for score in self.scores]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request meets; unchanged, the right answer."""
+    """Reply to a request; the defaults give the right answer."""
 
     say: str | Callable[[Asked], str | None] | None = None
-    """Content of the message. None: the right scores as JSON."""
+    """Content of the message; None gives the right scores as JSON."""
     status: int = 200
     error: tuple[str, str] = ("overloaded", "server_error")
-    """Message and code, of a status other than 200."""
+    """Error message and code, for a status other than 200."""
     headers: dict[str, str] = field(default_factory=dict)
     after: float = 0.0
-    """Seconds until the answer."""
+    """Delay of the answer, in seconds."""
     cut: Literal["no", "before", "amid"] = "no"
-    """Where the connection is closed: before anything was sent, or after half of the body."""
+    """Point at which the connection is closed: before any data, or after half of the body."""
     raw: bytes | None = None
-    """The body itself, in place of a completion."""
+    """Raw body, in place of a completion."""
     finish: str = "stop"
     refusal: str | None = None
     usage: dict[str, Any] | None = field(default_factory=dict)
-    """Beside or in place of what was counted; None: the answer has no usage."""
+    """Usage fields that override the counted ones; None omits the usage."""
 
 
 GOOD = Reply()
@@ -93,8 +93,8 @@ Script = Sequence[Reply] | Callable[[Asked], Reply]
 
 
 class JudgeServer:
-    """batch_polls: times that a batch is looked at before it has ended. batch_end: how it ends. key: what requests must
-    bring as their key, or they are refused; None takes all."""
+    """Judge server. batch_polls: number of polls before a batch ends. batch_end: its final status. key: API key that
+    requests must have; None accepts all."""
 
     def __init__(
         self,
@@ -122,9 +122,9 @@ class JudgeServer:
         self._at_once = 0
 
     def most_within(self, seconds: float) -> int:
-        """The most requests that came in any such time."""
-        came = [one.came for one in self.requests]
-        return max((sum(start <= one < start + seconds for one in came) for start in came), default=0)
+        """Return the maximum number of requests in any window of this length."""
+        came = [request.came for request in self.requests]
+        return max((sum(start <= came_at < start + seconds for came_at in came) for start in came), default=0)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**28)
@@ -144,13 +144,13 @@ class JudgeServer:
     # Chat completions
 
     async def _list(self, request: web.Request) -> web.Response:
-        return self._locked(request) or web.json_response(
+        return self._unauthorized(request) or web.json_response(
             {"object": "list", "data": [{"id": name, "object": "model"} for name in self._models]}
         )
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        if locked := self._locked(request):
-            return locked
+        if error := self._unauthorized(request):
+            return error
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
@@ -162,12 +162,12 @@ class JudgeServer:
             self._at_once -= 1
 
     def _asked(self, body: dict[str, Any], request: web.Request) -> tuple[Asked, Reply]:
-        """The request, noted, and what it meets."""
+        """Record a request, and return it with its reply."""
         asked = Asked(len(self.requests), body, {}, time.monotonic(), 0, [])
         asked.headers = {name.lower(): value for name, value in request.headers.items()}
-        blocks = {found[1]: found[2] for found in BLOCK.finditer(asked.prompt)}
-        for name, said in blocks.items():
-            score = self._rate(name, said)
+        blocks = {result[1]: result[2] for result in BLOCK.finditer(asked.prompt)}
+        for name, text in blocks.items():
+            score = self._rate(name, text)
             asked.scores.append({"trajectory_id": name, "explanation": f"It is worth {score:g}.", "score": score})
         about = tuple(sorted(blocks.values()))
         asked.tries = self._about[about]
@@ -194,7 +194,7 @@ class JudgeServer:
         request.transport.close()
         return response
 
-    def _locked(self, request: web.Request) -> web.Response | None:
+    def _unauthorized(self, request: web.Request) -> web.Response | None:
         if self._key is None or request.headers.get("authorization") == f"Bearer {self._key}":
             return None
         return failed(401, f"Incorrect API key provided: {request.headers.get('authorization')}.", "invalid_api_key")
@@ -202,34 +202,34 @@ class JudgeServer:
     # Batches
 
     async def _upload(self, request: web.Request) -> web.Response:
-        if locked := self._locked(request):
-            return locked
-        given = await request.post()
-        file = given.get("file")
-        if given.get("purpose") != "batch" or not isinstance(file, web.FileField):
+        if error := self._unauthorized(request):
+            return error
+        form = await request.post()
+        file = form.get("file")
+        if form.get("purpose") != "batch" or not isinstance(file, web.FileField):
             return failed(400, "purpose=batch and a file are required", "invalid_request_error")
         data = file.file.read()
         described = {"object": "file", "bytes": len(data), "filename": file.filename, "purpose": "batch"}
         return web.json_response({"id": self._keep(data), **described, "status": "processed"})
 
     async def _content(self, request: web.Request) -> web.Response:
-        if locked := self._locked(request):
-            return locked
+        if error := self._unauthorized(request):
+            return error
         data = self.files.get(request.match_info["id"])
         return failed(404, "No such File object", "not_found") if data is None else web.Response(body=data)
 
     async def _start_batch(self, request: web.Request) -> web.Response:
-        if locked := self._locked(request):
-            return locked
-        given = await request.json()
-        source = self.files.get(given.get("input_file_id"))
+        if error := self._unauthorized(request):
+            return error
+        parameters = await request.json()
+        source = self.files.get(parameters.get("input_file_id"))
         expected = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        if source is None or any(given.get(name) != value for name, value in expected.items()):
+        if source is None or any(parameters.get(name) != value for name, value in expected.items()):
             return failed(400, f"an input_file_id and {expected} are required", "invalid_request_error")
         batch = {
             "id": f"batch_{len(self.batches) + 1}",
             "object": "batch",
-            **given,
+            **parameters,
             "status": "validating",
             "output_file_id": None,
             "error_file_id": None,
@@ -240,8 +240,8 @@ class JudgeServer:
         return web.json_response(batch)
 
     async def _look_at_batch(self, request: web.Request) -> web.Response:
-        if locked := self._locked(request):
-            return locked
+        if error := self._unauthorized(request):
+            return error
         if (batch := self.batches.get(request.match_info["id"])) is None:
             return failed(404, "No batch found", "not_found")
         batch["looked"] += 1
@@ -252,15 +252,15 @@ class JudgeServer:
         return web.json_response(public(batch))
 
     async def _cancel_batch(self, request: web.Request) -> web.Response:
-        if locked := self._locked(request):
-            return locked
+        if error := self._unauthorized(request):
+            return error
         if (batch := self.batches.get(request.match_info["id"])) is None:
             return failed(404, "No batch found", "not_found")
         batch["status"] = "cancelled"
         return web.json_response(public(batch))
 
     def _finish(self, batch: dict[str, Any]) -> None:
-        """Answers the lines of a batch; of one that expires, every second. As at the provider, in another order."""
+        """Answer the lines of a batch, in reversed order; of an expiring batch only every second line."""
         lines = [json.loads(line) for line in self.files[batch["input_file_id"]].splitlines() if line.strip()]
         problem = wrong_lines(lines) or ("it was refused" if self._end == "failed" else "")
         if problem:
@@ -269,18 +269,18 @@ class JudgeServer:
         good: list[dict[str, Any]] = []
         bad: list[dict[str, Any]] = []
         for number, line in enumerate(lines):
-            one = {"id": f"batch_req_{number}", "custom_id": line["custom_id"], "response": None, "error": None}
+            result = {"id": f"batch_req_{number}", "custom_id": line["custom_id"], "response": None, "error": None}
             if self._end == "expired" and number % 2:
                 error = {"code": "batch_expired", "message": "This request could not be executed in time."}
-                bad.append(one | {"error": error})
+                bad.append(result | {"error": error})
                 continue
             asked, reply = self._asked(line["body"], batch["request"])
             body = json.loads(body_of(asked, reply))
-            one["response"] = {"status_code": reply.status, "request_id": f"req_{number}", "body": body}
-            (good if reply.status == 200 else bad).append(one)
-        for name, found in (("output_file_id", good), ("error_file_id", bad)):
-            if found:
-                batch[name] = self._keep(b"\n".join(json.dumps(one).encode() for one in reversed(found)))
+            result["response"] = {"status_code": reply.status, "request_id": f"req_{number}", "body": body}
+            (good if reply.status == 200 else bad).append(result)
+        for name, results in (("output_file_id", good), ("error_file_id", bad)):
+            if results:
+                batch[name] = self._keep(b"\n".join(json.dumps(result).encode() for result in reversed(results)))
         counts = {"total": len(lines), "completed": len(good), "failed": len(bad)}
         batch |= {"status": self._end, "request_counts": counts}
 
@@ -296,10 +296,10 @@ def body_of(asked: Asked, reply: Reply) -> bytes:
     if reply.status != 200:
         message, code = reply.error
         return json.dumps({"error": {"message": message, "type": code, "param": None, "code": code}}).encode()
-    said = json.dumps({"scores": asked.scores}) if reply.say is None else reply.say
-    content = said(asked) if callable(said) else said
-    prompt, answer = sum(len(text(one)) for one in asked.body["messages"]) // 4, len(content or "") // 4
-    counted = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    content_source = json.dumps({"scores": asked.scores}) if reply.say is None else reply.say
+    content = content_source(asked) if callable(content_source) else content_source
+    prompt, answer = sum(len(text(message)) for message in asked.body["messages"]) // 4, len(content or "") // 4
+    usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
     message = {"role": "assistant", "content": None if reply.refusal else content, "refusal": reply.refusal}
     completion = {
         "id": f"chatcmpl-{asked.number}",
@@ -308,7 +308,7 @@ def body_of(asked: Asked, reply: Reply) -> bytes:
         "model": asked.body["model"],
         "choices": [{"index": 0, "message": message, "finish_reason": reply.finish}],
     }
-    return json.dumps(completion if reply.usage is None else completion | {"usage": counted | reply.usage}).encode()
+    return json.dumps(completion if reply.usage is None else completion | {"usage": usage | reply.usage}).encode()
 
 
 def text(message: dict[str, Any]) -> str:
@@ -325,7 +325,7 @@ def public(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def wrong_lines(lines: list[dict[str, Any]]) -> str:
-    """What a provider refuses a whole batch for; empty where nothing."""
+    """Return the reason why a provider rejects a whole batch; empty if it accepts it."""
     named = Counter(line.get("custom_id") for line in lines)
     if not lines or None in named or max(named.values()) > 1:
         return "every line needs a custom_id of its own"
@@ -344,7 +344,7 @@ def judge_server(script: Script = (), **options: Any) -> Iterator[JudgeServer]:
 
 @contextlib.contextmanager
 def served(app: web.Application) -> Iterator[str]:
-    """The address of an application that runs in a thread."""
+    """Run an application in a thread, and yield its address."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     ready: Future[str] = Future()

@@ -1,4 +1,4 @@
-"""Rewards that ask a judge behind a socket: what they are given, and replies made of what a judge would say."""
+"""Helpers for rewards that ask a judge behind a socket: resources, replies, and parsed requests."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ def means(answers: Path | None = None, meter: Meter | None = None, engine: Any =
 
 
 @contextlib.contextmanager
-def used(reward: Any, given: Means | None = None) -> Iterator[Any]:
-    reward.use(given or means())
+def used(reward: Any, resources: Means | None = None) -> Iterator[Any]:
+    reward.use(resources or means())
     try:
         yield reward
     finally:
         reward.close()
 
 
-def scores(reward: Any, episodes: list[Trajectory], given: Means | None = None, concurrency: int = 8) -> list[Score]:
-    with used(reward, given):
+def scores(
+    reward: Any, episodes: list[Trajectory], resources: Means | None = None, concurrency: int = 8
+) -> list[Score]:
+    with used(reward, resources):
         return list(judge(reward, episodes, concurrency=concurrency))
 
 
@@ -59,27 +61,28 @@ def always(answer: Any) -> Callable[[Asked], Reply]:
 
 
 def task(asked: Asked) -> str:
-    """The system message."""
+    """Return the system message."""
     return str(asked.body["messages"][0]["content"])
 
 
 def data(asked: Asked) -> str:
-    """What is shown of the episode that is judged."""
-    found = re.search(r"<trajectory>\n(.*)\n</trajectory>", asked.body["messages"][1]["content"], re.S)
-    assert found is not None
-    return found[1]
+    """Return the text of the judged episode in a prompt."""
+    match = re.search(r"<trajectory>\n(.*)\n</trajectory>", asked.body["messages"][1]["content"], re.S)
+    assert match is not None
+    return match[1]
 
 
 def target(name: str, **changes: Any) -> Target:
-    """The reward of `conf/reward/NAME.yaml`, with a judge behind a URL and these arguments in place of the file's."""
-    given = yaml.safe_load((CONF / "reward" / f"{name}.yaml").read_text())
-    del given["defaults"]
+    """Return the reward of `conf/reward/NAME.yaml`, with a judge behind a URL and these arguments in place of the
+    file's."""
+    arguments = yaml.safe_load((CONF / "reward" / f"{name}.yaml").read_text())
+    del arguments["defaults"]
     judge_model = {"name": "served", "url": "http://there/v1", "model": "name"}
-    return validate(Target, {**given, "model": judge_model, **changes}, path="reward")
+    return validate(Target, {**arguments, "model": judge_model, **changes}, path="reward")
 
 
 def mistakes(name: str, **changes: Any) -> dict[str, str]:
-    """What is said of wrong arguments, by key."""
+    """Return the messages about invalid arguments, by key."""
     with pytest.raises(SpecError) as caught:
         target(name, **changes)
     return {problem.path: problem.message for problem in caught.value.problems}

@@ -1,4 +1,4 @@
-"""Answers are found where the configuration says, and compared as it says; what cannot be compared is never a zero."""
+"""Accuracy rewards: places of answers, comparisons, and unscored episodes if a comparison is impossible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judged(reward, *trajectories):
 
 
 def asked(answer, text, **more):
-    """An episode whose scenario has an answer, and that ends with a text."""
+    """Return an episode whose scenario has an answer, and that ends with a text."""
     return Trajectory(
         "s/0", Scenario("s", {"answer": answer}, "train"), 0, [talk("Question?", text)], outcome={"given": text}, **more
     )
@@ -56,17 +56,17 @@ class TestWhereTheAnswerIs:
         calls = [ToolCall("0", "submit", '{"answer": "one"}'), ToolCall("1", "submit", '{"answer": [1, 2]}')]
         history = History([Message("user", "?"), *(Message("assistant", "", [call]) for call in calls)])
         history.messages.append(Message("assistant", "done"))
-        one = episode(histories=[history])
-        assert Answer("call:submit.answer").of(one) == "[1, 2]"
-        assert Answer("call:submit.other").of(one) is None
-        assert Answer("call:send.answer").of(one) is None
+        sample = episode(histories=[history])
+        assert Answer("call:submit.answer").of(sample) == "[1, 2]"
+        assert Answer("call:submit.other").of(sample) is None
+        assert Answer("call:send.answer").of(sample) is None
         calls[1] = ToolCall("1", "submit", "[" * 100_000)
         history.messages[2] = Message("assistant", "", [calls[1]])
-        assert Answer("call:submit.answer").of(one) is None
+        assert Answer("call:submit.answer").of(sample) is None
 
     def test_of_several_histories_the_last_one_of_the_agent_that_began_counts(self):
-        one = episode(histories=[talk("a", "first"), talk("w", "worker", agent="worker"), talk("b", "last")])
-        assert last_text(one) == "last"
+        sample = episode(histories=[talk("a", "first"), talk("w", "worker", agent="worker"), talk("b", "last")])
+        assert last_text(sample) == "last"
 
     def test_messages_that_a_later_history_repeats_are_read_once(self):
         first, again = talk("q", "one"), talk("q", "one", "more", "two")
@@ -84,7 +84,7 @@ class TestWhereTheAnswerIs:
 
 class TestWhatWasExpected:
     def test_it_is_a_field_of_the_episode(self):
-        one = Trajectory(
+        sample = Trajectory(
             "s/0",
             Scenario("s", {"answer": 1, "both": "in"}, "train", type="t"),
             0,
@@ -92,10 +92,12 @@ class TestWhatWasExpected:
             outcome={"gold": 2, "both": "out"},
             metrics={"turns": 3.0},
         )
-        found = [field(one, path) for path in ("answer", "gold", "both", "input.both", "outcome.both", "metrics.turns")]
-        assert found == [1, 2, "in", "in", "out", 3.0]
-        assert field(one, "scenario.type") == "t"
-        assert field(one, "success") is False
+        collected = [
+            field(sample, path) for path in ("answer", "gold", "both", "input.both", "outcome.both", "metrics.turns")
+        ]
+        assert collected == [1, 2, "in", "in", "out", 3.0]
+        assert field(sample, "scenario.type") == "t"
+        assert field(sample, "success") is False
 
     def test_where_it_is_lacking_the_episode_is_unscored_and_told_what_there_is(self):
         (score,) = judged(Exact(expected="input.solution"), asked("x", "x"))

@@ -1,4 +1,4 @@
-"""Several sources of a judgement as one."""
+"""Aggregation of several sources of a judgement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Given:
         self.values, self.cost = values, cost
 
     def score_group(self, group):
-        return [Score(one.id, value, cost=self.cost) for one, value in zip(group, self.values, strict=True)]
+        return [
+            Score(trajectory.id, value, cost=self.cost) for trajectory, value in zip(group, self.values, strict=True)
+        ]
 
 
 def test_the_weighted_mean_of_those_that_have_scored():
@@ -103,7 +105,7 @@ def test_weights_must_match_the_sources(arguments, words):
 def test_agreement_is_among_the_figures_of_the_stage(tmp_path):
     context = Context.at(tmp_path / "root")
     episodes = [episode("s", number, success=number % 2 == 0) for number in range(4)]
-    append(tmp_path / "said.jsonl", [rated(one, 5 if one.success else 2) for one in episodes[:3]])
+    append(tmp_path / "said.jsonl", [rated(trajectory, 5 if trajectory.success else 2) for trajectory in episodes[:3]])
     with context.store.draft("k" * 64, stage="collect", kind="trajectories", schema_version=1, inputs={}) as draft:
         write_trajectories(draft.path / "trajectories.parquet", episodes)
     sources = {

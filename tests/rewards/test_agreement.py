@@ -1,4 +1,4 @@
-"""Agreement against its definitions, written out, and against other libraries."""
+"""Agreement coefficients against their explicit definitions and other libraries."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ UNITS = st.lists(st.lists(SCORES, max_size=4), max_size=12)
 
 @given(PAIRS)
 def test_kappas_are_those_of_scikit_learn(pairs):
-    one, other = [a for a, _ in pairs], [b for _, b in pairs]
-    assume(len({*one, *other}) > 1)
-    weighted, plain = (cohen_kappa_score(one, other, labels=range(1, 6), weights=how) for how in ("quadratic", None))
-    assert weighted_kappa(one, other) == pytest.approx(weighted)
-    assert kappa(one, other) == pytest.approx(plain)
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    assume(len({*first, *second}) > 1)
+    weighted, plain = (cohen_kappa_score(first, second, labels=range(1, 6), weights=how) for how in ("quadratic", None))
+    assert weighted_kappa(first, second) == pytest.approx(weighted)
+    assert kappa(first, second) == pytest.approx(plain)
 
 
 @given(PAIRS)
 def test_rank_correlation_is_that_of_scipy(pairs):
-    one, other = [a for a, _ in pairs], [b for _, b in pairs]
-    found = spearman(one, other)
-    if len(set(one)) == 1 or len(set(other)) == 1:
-        assert found is None
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    result = spearman(first, second)
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        assert result is None
     else:
-        assert found == pytest.approx(scipy.stats.spearmanr(one, other).statistic)
+        assert result == pytest.approx(scipy.stats.spearmanr(first, second).statistic)
 
 
 @given(UNITS)
 def test_alpha_by_its_definition(units):
-    """Disagreement within units over disagreement of all values, over ordered pairs."""
+    """Return alpha: disagreement within units over disagreement of all values, over ordered pairs."""
     paired = [values for values in units if len(values) > 1]
     everything = [value for values in paired for value in values]
     n = len(everything)
     within = sum(sum((a - b) ** 2 for a, b in permutations(v, 2)) / (len(v) - 1) for v in paired) / max(n, 1)
     overall = sum((a - b) ** 2 for a, b in permutations(everything, 2)) / max(n * (n - 1), 1)
-    found = alpha(units)
-    assert found == (pytest.approx(1 - within / overall, abs=1e-9) if overall else None)
+    result = alpha(units)
+    assert result == (pytest.approx(1 - within / overall, abs=1e-9) if overall else None)
 
 
 def test_alpha_of_the_published_example():
@@ -68,9 +68,9 @@ def test_nothing_to_tell_apart_has_no_value():
 
 
 def test_judges_are_compared_where_both_judged():
-    found = between({"human": {"a": 1.0, "b": 0.0, "c": 0.5}, "judge": {"a": 0.9, "b": 0.1}, "last": {"c": 0.5}})
-    assert found["human_judge/episodes"] == 2.0
-    assert found["human_judge/spearman"] == 1.0
-    assert found["human_judge/alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1]]))
-    assert (found["judge_last/episodes"], "judge_last/alpha" in found) == (0.0, False)
-    assert found["alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1], [0.5, 0.5]]))
+    result = between({"human": {"a": 1.0, "b": 0.0, "c": 0.5}, "judge": {"a": 0.9, "b": 0.1}, "last": {"c": 0.5}})
+    assert result["human_judge/episodes"] == 2.0
+    assert result["human_judge/spearman"] == 1.0
+    assert result["human_judge/alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1]]))
+    assert (result["judge_last/episodes"], "judge_last/alpha" in result) == (0.0, False)
+    assert result["alpha"] == pytest.approx(alpha([[1.0, 0.9], [0.0, 0.1], [0.5, 0.5]]))

@@ -1,4 +1,4 @@
-"""The benchmark of judges: the same work for all, a judge that says what it was told to, and the marks as defined."""
+"""Benchmark of judges: the same work for all, a scripted judge, and metrics as defined."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def test_the_stub_scores_each_trajectory_by_what_stands_in_it():
     blocks = [f'<trajectory id="t{i}">\n{json.dumps(judge.messages(parts))}' for i, (parts, _) in enumerate(group)]
     body = json.dumps({"messages": [{"role": "user", "content": "\n".join(blocks)}]}).encode()
     with stub("--judge", "--latency", 0.0) as url, urllib.request.urlopen(f"{url}/chat/completions", body) as answer:
-        found = json.loads(json.load(answer)["choices"][0]["message"]["content"])["scores"]
-    assert {one["trajectory_id"]: one["score"] for one in found} == {
+        result = json.loads(json.load(answer)["choices"][0]["message"]["content"])["scores"]
+    assert {score["trajectory_id"]: score["score"] for score in result} == {
         f"t{i}": score for i, (_, score) in enumerate(group)
     }
 
@@ -35,8 +35,8 @@ def test_the_result_is_of_medians_and_names_the_worst():
         32: {"ours": [run(0.5), run(0.4, 1.05), run(9.0)], "art": [run(4.0, 2.0)] * 3},
         200: {"ours": [run(0.5, 1.2, 9.0)], "art": [run(3.0, 8.0)]},
     }
-    found = judge.summary(runs)
-    assert (found["wall_over_ideal"], found["cpu_ratio_vs_art"], found["peak_mb"]) == (1.2, 6.0, 9.0)
-    assert found["at"]["32"]["cpu_ratio_vs_art"] == 8.0
-    assert found["at"]["32"]["art_wall_over_ideal"] == 2.0
+    result = judge.summary(runs)
+    assert (result["wall_over_ideal"], result["cpu_ratio_vs_art"], result["peak_mb"]) == (1.2, 6.0, 9.0)
+    assert result["at"]["32"]["cpu_ratio_vs_art"] == 8.0
+    assert result["at"]["32"]["art_wall_over_ideal"] == 2.0
     assert "cpu_ratio_vs_art" not in judge.summary({32: {"ours": [run(0.5)]}})

@@ -224,9 +224,9 @@ PROGRAMS: dict[str, str] = {
         "class Error(AssertionError):\n    def __init__(s, *a): pass\n    __str__ = lambda s: ''\ndef f(x): raise Error"
     ),
 }  # fmt: skip
-"""Programs that do not compute 2x + 1, against tests that compare values."""
+"""Programs that do not compute 2x + 1, for tests that compare values."""
 ALL_FORMS = ("always equal", "int", "eval", "json", "writes to every file", "odd messages")
-"""Those that meet each form of such a test; the others meet one."""
+"""Programs that run against each form of such a test; the others run against one."""
 
 SLOW = {
     "sleeps": "import time\ndef f(x): time.sleep(1000)",
@@ -244,7 +244,7 @@ SLOW = {
     "yields for ever": "def f(x):\n    while True: yield 7",
     "memory": "def f(x):\n    found = []\n    while True: found.append(bytearray(10**6))",
 }
-"""Programs that are ended."""
+"""Programs that the sandbox terminates."""
 
 NEAR = ["assert abs(f(3) - 7) < 1e-6", "import math\nassert math.isclose(f(3), 7.0)", "assert round(f(3), 2) == 7"]
 CASES = [
@@ -355,7 +355,7 @@ SPECIAL: dict[str, tuple[list, str, str]] = {
 
 @functools.cache
 def programs_scored() -> dict[tuple[str, str], Score]:
-    """Judge all programs, several at once."""
+    """Judge all programs concurrently."""
     rows = {("program", name): (VALUE[:1], code) for name, code in PROGRAMS.items()}
     rows |= {("program", name): (VALUE + MORE, PROGRAMS[name]) for name in ALL_FORMS}
     rows |= {("honest", "program"): (VALUE + MORE, HONEST)}
@@ -492,9 +492,11 @@ class TestAnswers:
         kind, options, expected, hedges, (honest, answer) = HEDGES[name]
         rule = kind(**options)
         for text in hedges:
-            scores = [scored(rule, text, answer=one) for one in expected]
+            scores = [scored(rule, text, answer=answer) for answer in expected]
             assert sum(score.reward or 0.0 for score in scores) <= 1.0, text
-            unscored = [score for score, one in zip(scores, expected, strict=True) if score.reward is None and one]
+            unscored = [
+                score for score, answer in zip(scores, expected, strict=True) if score.reward is None and answer
+            ]
             assert not unscored, text
         assert scored(rule, honest, answer=answer).reward == 1.0
 
@@ -566,18 +568,18 @@ class TestWriting:
         ],
     )
     def test_calls_that_are_only_claimed(self, claim):
-        made = [
+        created = [
             Message("user", "Find it."),
             Message("assistant", "", [ToolCall("0", "find", '{"id": 1}')]),
             Message("tool", "found", tool_call_id="0"),
         ]
-        honest = Trajectory("s/1", Scenario("s", {"needed": 1}, "train"), 1, [History(made)])
+        honest = Trajectory("s/1", Scenario("s", {"needed": 1}, "train"), 1, [History(created)])
         cheat = trajectory(claim, needed=1)
         for rule in (ToolUse("needed"), Calls(["find"]), Calls(pattern="^find")):
             assert [score.reward for score in judging.judge(rule, [cheat, honest])] == [0.0, 1.0]
 
     def test_calls_that_are_repeated_or_failed_earn_nothing(self):
-        def made(*answers):
+        def tool_episode(*answers):
             messages = [Message("user", "Find it.")]
             for number, answer in enumerate(answers):
                 spelling = '{"id": 1}' if number % 2 else '{ "id":  1 }'
@@ -587,21 +589,21 @@ class TestWriting:
                 ]
             return Trajectory("s/0", Scenario("s", {"needed": 2}, "train"), 0, [History(messages)])
 
-        (repeated,) = judging.judge(ToolUse("needed"), [made(*["found"] * 8)])
-        (failed,) = judging.judge(ToolUse("needed"), [made("Error: a", "\n error: b")])
-        (honest,) = judging.judge(ToolUse("needed"), [made("found", "found another")])
+        (repeated,) = judging.judge(ToolUse("needed"), [tool_episode(*["found"] * 8)])
+        (failed,) = judging.judge(ToolUse("needed"), [tool_episode("Error: a", "\n error: b")])
+        (honest,) = judging.judge(ToolUse("needed"), [tool_episode("found", "found another")])
         assert (repeated.reward, failed.reward, honest.reward) == (1 / 8, 0.0, 1.0)
 
     @pytest.mark.parametrize("cheat", ["", " \n", "\u200b"])
     def test_saying_nothing_is_worth_no_more_than_the_task(self, cheat):
-        """Short, not repetitive, in the right script, and wrong."""
+        """Answer that is short, not repetitive, in the right script, and wrong."""
 
         def episode(text, tokens):
             message = Message("assistant", text, span=(1, 1 + tokens))
             history = History([Message("user", "q"), message], list(range(1 + tokens)), [0.0] * (1 + tokens))
-            one = Trajectory("s/0", Scenario("s", {"answer": "Paris"}, "train"), 0, [history])
-            one.metrics = {"sampled_tokens": float(tokens), "turns": 1.0}
-            return one
+            trajectory = Trajectory("s/0", Scenario("s", {"answer": "Paris"}, "train"), 0, [history])
+            trajectory.metrics = {"sampled_tokens": float(tokens), "turns": 1.0}
+            return trajectory
 
         def reward(rule, text, tokens):
             (score,) = judging.judge(rule, [episode(text, tokens)])

@@ -1,4 +1,4 @@
-"""Programs of a model and their tests, in the sandbox."""
+"""Tests of a model's programs, in the sandbox."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TESTS = [{"call": "add(3, 4)", "result": 7}, {"call": "add('a', 'b')", "result":
 
 
 def scored(text, tests=TESTS, **options):
-    one = Trajectory("s/0", Scenario("s", {"tests": tests}, "train"), 0, [talk("Write add.", text)])
-    (score,) = judging.judge(CodeTests(**options), [one])
+    sample = Trajectory("s/0", Scenario("s", {"tests": tests}, "train"), 0, [talk("Write add.", text)])
+    (score,) = judging.judge(CodeTests(**options), [sample])
     return score
 
 
@@ -35,7 +35,7 @@ def test_the_last_block_is_the_program():
 class TestInTheSandbox:
     @pytest.mark.parametrize("levels", [5, 480, 600, 900, 5000])
     def test_a_wrong_value_that_is_nested_deep_scores_nothing(self, levels):
-        """At 600 levels the comparison ended in RecursionError, and the episode was unscored."""
+        """Regression: at 600 levels the comparison raised RecursionError, and the episode was unscored."""
         nested = f"```python\ndef f(x):\n    v = []\n    for _ in range({levels}): v = [v]\n    return v\n```"
         assert scored(nested, [{"call": "f(3)", "result": 7}]).reward == 0.0
 
@@ -72,15 +72,15 @@ class TestInTheSandbox:
         seconds = 1.0 if code.startswith("while") else 30.0  # a busy machine takes a while to begin
         score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=seconds)
         assert score.reward == 0.0
-        assert any(one in score.explanation for one in said.split(" or "))
+        assert any(phrase in score.explanation for phrase in said.split(" or "))
 
     def test_who_prints_what_a_driver_would_print_does_not_know_what_is_expected(self):
         cheat = (
             "import sys\nmark = sys._getframe(1).f_globals['given']['mark']\nprint(mark + '7')\n"
             "import os; sys.stdout.flush(); os._exit(0)"
         )
-        seen = "import sys\nprint(sys._getframe(1).f_globals['given'])\n"
-        assert "result" not in json.dumps(scored(f"```python\n{seen}\n```", [TESTS[0]]).explanation)
+        recorded = "import sys\nprint(sys._getframe(1).f_globals['given'])\n"
+        assert "result" not in json.dumps(scored(f"```python\n{recorded}\n```", [TESTS[0]]).explanation)
         # It may guess; it is not told.
         assert scored(f"```python\n{cheat}\n```", [{"call": "add(3, 5)", "result": 8}]).reward == 0.0
 
@@ -91,7 +91,7 @@ class TestInTheSandbox:
             )
             for i in range(6)
         ]
-        assert [one.reward for one in judging.judge(CodeTests(), rows, concurrency=3)] == [1.0] * 6
+        assert [score.reward for score in judging.judge(CodeTests(), rows, concurrency=3)] == [1.0] * 6
 
     @pytest.mark.parametrize("tests", [[], "assert True", [{"stdin": "1"}], [3], None])
     def test_what_is_no_test_leaves_the_episode_unscored(self, tests):
@@ -290,8 +290,8 @@ def test_plain_data_crosses_as_it_is(value):
     def none(other):
         raise AssertionError(other)
 
-    found = remote.decode(json.loads(json.dumps(remote.encode(value, none))), none)
-    assert (found, type(found), repr(found)) == (value, type(value), repr(value))
+    result = remote.decode(json.loads(json.dumps(remote.encode(value, none))), none)
+    assert (result, type(result), repr(result)) == (value, type(value), repr(value))
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=6) | st.sampled_from([*remote._TYPES, "int", "deque"]),
@@ -309,8 +309,8 @@ def test_odd_messages_become_plain_data_or_an_error(message):
 
 def test_an_episode_without_a_program_has_nothing_and_one_without_tests_is_unscored():
     assert scored("").reward == 0.0
-    one = Trajectory("s/0", Scenario("s", {}, "train"), 0, [talk("Write add.", ADD)])
-    (score,) = judging.judge(CodeTests(), [one])
+    sample = Trajectory("s/0", Scenario("s", {}, "train"), 0, [talk("Write add.", ADD)])
+    (score,) = judging.judge(CodeTests(), [sample])
     assert "there is no 'input.tests'" in score.failure.message
 
 

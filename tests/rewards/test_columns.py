@@ -1,4 +1,4 @@
-"""Functions that were written for TRL's trainers and for HelloAgents work as they are."""
+"""Reward functions in the form of TRL's trainers and HelloAgents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.rewards import functions
 ALLOW = {"context": {"allow": ["tests"]}}
 
 
-def one(sample, text, **outcome):
+def sample_episode(sample, text, **outcome):
     history = History(
         [Message("system", "Add."), Message("user", "2 + 2?"), Message("assistant", text, span=(4, 4 + 2 + sample))]
     )
@@ -31,7 +31,7 @@ def one(sample, text, **outcome):
     )
 
 
-GROUP = [one(0, "It is 4."), one(1, "It is 5.")]
+GROUP = [sample_episode(0, "It is 4."), sample_episode(1, "It is 5.")]
 
 
 def judged(reward, group=GROUP, **options):
@@ -47,23 +47,23 @@ def test_a_function_of_helloagents_works_as_it_is():
 
 
 def test_a_function_of_trl_works_as_it_is():
-    group = [one(0, "<think>a</think><answer>4</answer>"), one(1, "4")]
+    group = [sample_episode(0, "<think>a</think><answer>4</answer>"), sample_episode(1, "4")]
     assert rewards(Columns(functions.format_reward_func, form="messages"), group) == [1.0, 0.0]
     assert rewards(Columns(functions.reward_len)) == [2.0, 3.0]
 
 
 def test_it_is_given_what_trl_gives():
-    seen = {}
+    recorded = {}
 
     def function(prompts, completions, completion_ids, **kwargs):
-        seen.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
+        recorded.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
         return [0.0] * len(prompts)
 
-    group = [one(0, "4", success=True), one(1, "5", note="wrong")]
+    group = [sample_episode(0, "4", success=True), sample_episode(1, "5", note="wrong")]
     judged(Columns(function), group)
-    assert seen.pop("log_extra")
-    assert seen.pop("log_metric")
-    assert seen == {
+    assert recorded.pop("log_extra")
+    assert recorded.pop("log_metric")
+    assert recorded == {
         "prompts": ["Add.\n\n2 + 2?"] * 2,
         "completions": ["4", "5"],
         "completion_ids": [[104, 105], [104, 105, 106]],
@@ -83,15 +83,15 @@ def test_messages_are_those_of_openai_with_the_answers_of_tools():
             Message("assistant", "Here."),
         ]
     )
-    seen = []
+    recorded = []
 
     def function(prompts, completions):
-        seen.extend([*prompts, *completions])
+        recorded.extend([*prompts, *completions])
         return [0.0]
 
     judged(Columns(function, form="messages"), [Trajectory("s/0", Scenario("s", {}, "train"), 0, [history])])
     call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
-    assert seen == [
+    assert recorded == [
         [{"role": "user", "content": "Where?"}],
         [
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -102,7 +102,7 @@ def test_messages_are_those_of_openai_with_the_answers_of_tools():
 
 
 def test_trl_gives_the_same_arguments_to_the_same_function():
-    """Against TRL itself: `_calculate_rewards` of its trainer, on the same group."""
+    """Compare with TRL: `_calculate_rewards` of its trainer, on the same group."""
     from types import SimpleNamespace
 
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -147,14 +147,14 @@ def test_an_async_function_is_awaited_many_at_once():
 
 
 def test_none_means_that_it_does_not_apply():
-    group = [one(0, "4"), one(1, "5")]
+    group = [sample_episode(0, "4"), sample_episode(1, "5")]
     group[1] = Trajectory("t/0", Scenario("t", {"task": "code"}, "train"), 0, group[1].histories)
     reward = Columns(functions.math_only)
     first, second = judged(reward, group)
     assert first.reward == 1.0
     assert (second.reward, second.failure.kind) == (None, NOT_APPLICABLE)
     assert second.failure.message == "math_only returned None: it does not apply"
-    whole = Combined({"all": Part(reward=lambda one: 0.5), "math": Part(reward=reward, optional=True)})
+    whole = Combined({"all": Part(reward=lambda trajectory: 0.5), "math": Part(reward=reward, optional=True)})
     assert rewards(whole, group) == [1.5, 0.5]
 
 

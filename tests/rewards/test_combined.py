@@ -23,24 +23,26 @@ def judge(reward, trajectories, **options):
 
 
 def combined(how="sum", ask="passed", **parts):
-    return Combined({name: one if isinstance(one, Part) else Part(reward=one) for name, one in parts.items()}, how, ask)
+    return Combined(
+        {name: part if isinstance(part, Part) else Part(reward=part) for name, part in parts.items()}, how, ask
+    )
 
 
 def says(reward, **more):
-    """A reward that says the same of every trajectory."""
-    return lambda one: Score(one.id, reward, **more)
+    """Return a reward with the same Score for every trajectory."""
+    return lambda trajectory: Score(trajectory.id, reward, **more)
 
 
 class Asked:
-    """A plain reward that notes what it was asked about."""
+    """Plain reward that records its trajectories."""
 
     def __init__(self, answer):
         self.answer = answer
         self.seen = []
 
-    def __call__(self, one):
-        self.seen.append(one.id)
-        return self.answer(one)
+    def __call__(self, trajectory):
+        self.seen.append(trajectory.id)
+        return self.answer(trajectory)
 
 
 def test_a_sum_is_weighted_and_shows_its_parts():
@@ -110,7 +112,7 @@ class TestSteps:
 
 
 class TestUnscored:
-    """A part that could not score."""
+    """Part without a score."""
 
     def test_it_leaves_the_whole_unscored_and_is_named_and_what_was_paid_is_counted(self):
         failure = Failure("judge", "Timeout", "no answer in 60 s")
@@ -131,7 +133,7 @@ class TestUnscored:
     )
     def test_whatever_a_part_does_wrong_stays_with_its_trajectory(self, answer, said):
         rows = [episode("a", 0), episode("a", 1)]
-        bad = lambda one: answer(one) if one.sample else 1.0  # noqa: E731
+        bad = lambda trajectory: answer(trajectory) if trajectory.sample else 1.0  # noqa: E731
         first, second = judge(combined(good=says(1.0), bad=bad), rows)
         assert first.reward == 2.0
         assert (second.reward, second.failure.message) == (None, said)
@@ -153,7 +155,7 @@ class TestUnscored:
         assert part.seen == ["a/1"]
 
     def test_an_optional_part_that_has_nothing_to_say_is_left_out(self):
-        silent = Part(reward=lambda one: not_applicable(one, "no code"), optional=True, weight=5.0)
+        silent = Part(reward=lambda trajectory: not_applicable(trajectory, "no code"), optional=True, weight=5.0)
         (score,) = judge(combined(a=says(2.0), b=silent), [episode()])
         assert (score.reward, score.components) == (2.0, {"a": 2.0})
         (alone,) = judge(combined(b=silent), [episode()])
@@ -162,18 +164,18 @@ class TestUnscored:
         assert (strict.reward, strict.failure.message) == (None, "b: no code")
 
     def test_an_optional_part_that_breaks_is_not_left_out(self):
-        broken = Part(reward=lambda one: 1 / 0, optional=True)
+        broken = Part(reward=lambda trajectory: 1 / 0, optional=True)
         assert judge(combined(a=says(2.0), b=broken), [episode()])[0].failure.kind == "ZeroDivisionError"
 
 
 class TestNeeds:
-    """A part that counts only where another is good enough."""
+    """Part that needs others to reach a threshold."""
 
     def rows(self):
         return [episode("a", i, success=i % 2 == 0) for i in range(4)]
 
     def test_it_counts_where_the_other_passes_and_is_asked_only_there(self):
-        style = Asked(lambda one: 0.5)
+        style = Asked(lambda trajectory: 0.5)
         reward = combined(task=Outcome(), style=Part(reward=style, needs={"task": 1.0}))
         scores = judge(reward, self.rows())
         assert [score.reward for score in scores] == [1.5, 0.0, 1.5, 0.0]
@@ -182,7 +184,7 @@ class TestNeeds:
         assert scores[1].explanation == "style: does not count, as task is 0 and 1 is needed"
 
     def test_asked_about_all_it_is_seen_and_does_not_count(self):
-        style = Asked(lambda one: 0.5)
+        style = Asked(lambda trajectory: 0.5)
         reward = combined(ask="all", task=Outcome(), style=Part(reward=style, needs={"task": 1.0}))
         scores = judge(reward, self.rows())
         assert [score.reward for score in scores] == [1.5, 0.0, 1.5, 0.0]
@@ -209,7 +211,7 @@ class TestNeeds:
     def test_a_judge_of_groups_sees_those_that_passed(self):
         class Ranks:
             def score_group(self, group):
-                return [Score(one.id, float(len(group))) for one in group]
+                return [Score(trajectory.id, float(len(group))) for trajectory in group]
 
         reward = combined(task=Part(reward=Outcome(), weight=0), rank=Part(reward=Ranks(), needs={"task": 1}))
         assert [score.reward for score in judge(reward, self.rows())] == [2.0, 0.0, 2.0, 0.0]
@@ -219,7 +221,7 @@ class TestNeeds:
 
 
 class Slow:
-    """Waits, and knows how many waited at once."""
+    """Reward that waits and counts concurrent calls."""
 
     now = most = 0
     lock = threading.Lock()
@@ -234,21 +236,21 @@ class Slow:
 
 
 class Awaited(Slow):
-    async def __call__(self, one):
+    async def __call__(self, trajectory):
         self.begin(1)
         await asyncio.sleep(0.02)
         self.begin(-1)
-        return self.value + one.sample
+        return self.value + trajectory.sample
 
 
 class Blocking(Slow):
     blocking = True
 
-    def __call__(self, one):
+    def __call__(self, trajectory):
         self.begin(1)
         time.sleep(0.02)
         self.begin(-1)
-        return self.value + one.sample
+        return self.value + trajectory.sample
 
 
 @pytest.mark.parametrize("kind", [Awaited, Blocking])
@@ -258,14 +260,14 @@ def test_parts_that_wait_are_asked_at_once_and_the_scores_are_the_same(kind):
     reward = combined(a=kind(1.0), b=Part(reward=combined(c=kind(2.0), d=says(0.5)), weight=2.0))
     assert reward.waits
     scores = judge(reward, rows, concurrency=4)
-    assert [score.reward for score in scores] == [(1 + one.sample) + 2 * (2 + one.sample + 0.5) for one in rows]
+    assert [score.reward for score in scores] == [(1 + row.sample) + 2 * (2 + row.sample + 0.5) for row in rows]
     assert 5 <= Slow.most <= 8  # of four groups at once, two parts each
     assert judge(reward, rows, concurrency=1) == scores
 
 
 def test_of_plain_functions_it_stays_plain():
     where = []
-    reward = combined(a=lambda one: where.append(threading.current_thread()) or 1.0, b=Outcome())
+    reward = combined(a=lambda trajectory: where.append(threading.current_thread()) or 1.0, b=Outcome())
     assert not reward.waits
     judge(reward, [episode()])
     assert where == [threading.main_thread()]
@@ -273,7 +275,7 @@ def test_of_plain_functions_it_stays_plain():
 
 def test_a_slow_plain_part_beside_one_that_waits_holds_up_no_loop_and_is_asked_one_by_one():
     class Plain(Slow):
-        def __call__(self, one):
+        def __call__(self, trajectory):
             self.begin(1)
             time.sleep(0.01)
             self.begin(-1)
@@ -281,7 +283,7 @@ def test_a_slow_plain_part_beside_one_that_waits_holds_up_no_loop_and_is_asked_o
 
     pauses = []
 
-    async def awaited(one):
+    async def awaited(trajectory):
         before = time.monotonic()
         await asyncio.sleep(0.005)
         pauses.append(time.monotonic() - before)
@@ -300,7 +302,7 @@ def test_a_reward_that_computes_with_a_model_is_told_of_it_wherever_it_stands():
             self.means = means
 
         def score_group(self, group):
-            return [Score(one.id, 1.0) for one in group]
+            return [Score(trajectory.id, 1.0) for trajectory in group]
 
     model = Model()
     combined(a=combined(b=model), c=Outcome()).use("means")

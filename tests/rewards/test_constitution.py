@@ -1,4 +1,4 @@
-"""Answers are criticised by principles, and written anew."""
+"""Critique and revision of answers by principles."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ TALK = talk("Hello.", "You fool.", "And?", "Go away.")
 
 
 def answer(given=None):
-    rows = [{"principle": name, "critique": f"As to {name}.", "score": one} for name, one in (given or GIVEN).items()]
+    rows = [
+        {"principle": name, "critique": f"As to {name}.", "score": score} for name, score in (given or GIVEN).items()
+    ]
     return {"scores": rows}
 
 
 def about(asked):
-    """The answer in question."""
-    (judged,) = [one for one in json.loads(data(asked)) if one.get("judged")]
+    """Return the answer in question."""
+    (judged,) = [message for message in json.loads(data(asked)) if message.get("judged")]
     return judged["content"]
 
 
 def revising(asked):
-    """Revises what it has criticised."""
+    """Reply with a revision of the criticised answer."""
     if len(asked.body["messages"]) == 2:
         return says(answer())
     return says({"revision": f"Better than: {about(asked)}"})
 
 
-def one(reward, trajectory=None, given=None):
+def judge_episode(reward, trajectory=None, given=None):
     return scores(reward, [trajectory or episode(histories=[TALK])], given)[0]
 
 
@@ -42,18 +44,18 @@ def test_the_score_is_the_weighted_mean_over_the_principles():
         for name, weight in zip(GIVEN, (1, 2, 5), strict=True)
     }
     with judge_server(always(answer())) as server:
-        assert one(Constitution(spec(server))).reward == pytest.approx(0.5)
-        found = one(Constitution(spec(server), weighted))
-    assert found.reward == pytest.approx(2 / 8)
-    assert found.components == pytest.approx({"constitution": 2 / 8, **GIVEN})
-    assert "honest 0.5: As to honest." in found.explanation
+        assert judge_episode(Constitution(spec(server))).reward == pytest.approx(0.5)
+        score = judge_episode(Constitution(spec(server), weighted))
+    assert score.reward == pytest.approx(2 / 8)
+    assert score.components == pytest.approx({"constitution": 2 / 8, **GIVEN})
+    assert "honest 0.5: As to honest." in score.explanation
     for name, principle in PRINCIPLES.items():
         assert f"- {name}: {principle.text}" in task(server.requests[0])
 
 
 def test_the_last_answer_is_judged_with_what_came_before_it():
     with judge_server(always(answer())) as server:
-        one(Constitution(spec(server)))
+        judge_episode(Constitution(spec(server)))
     (asked,) = server.requests
     assert about(asked) == "Go away."
     assert [message["content"] for message in json.loads(data(asked))] == ["Hello.", "You fool.", "And?", "Go away."]
@@ -64,35 +66,37 @@ def test_each_answer_can_be_judged_and_does_not_see_what_comes_after():
         return says(answer(dict.fromkeys(GIVEN, 0.25 if about(asked) == "You fool." else 1.0)))
 
     with judge_server(script) as server:
-        found = one(Constitution(spec(server), answers="each"))
-    assert found.reward == pytest.approx(0.625)
-    assert found.components["honest"] == pytest.approx(0.625)
+        score = judge_episode(Constitution(spec(server), answers="each"))
+    assert score.reward == pytest.approx(0.625)
+    assert score.components["honest"] == pytest.approx(0.625)
     first = next(asked for asked in server.requests if about(asked) == "You fool.")
     assert "And?" not in first.prompt
 
 
 def test_calls_of_tools_are_answers_too_and_are_not_written_anew():
     with judge_server(revising) as server:
-        found = one(Constitution(spec(server), answers="each", revise=True), episode(histories=[tool_talk()]))
+        score = judge_episode(Constitution(spec(server), answers="each", revise=True), episode(histories=[tool_talk()]))
     first, second = (asked for asked in server.requests if len(asked.body["messages"]) == 2)
     judged = {json.dumps(next(m for m in json.loads(data(asked)) if m.get("judged"))) for asked in (first, second)}
-    assert any("look_up" in one for one in judged)
-    assert any("on its way" in one for one in judged)
-    assert found.explanation.count("revision: ") == 1
+    assert any("look_up" in text for text in judged)
+    assert any("on its way" in text for text in judged)
+    assert score.explanation.count("revision: ") == 1
     assert len(server.requests) == 3
 
 
 def test_an_answer_without_words_is_judged_and_an_episode_without_answers_is_not():
     with judge_server(always(answer())) as server:
-        assert one(Constitution(spec(server)), episode(histories=[talk("Hello.", "")])).reward == pytest.approx(0.5)
-        found = one(Constitution(spec(server)), episode(histories=[talk("Hello.")]))
-    assert (found.reward, found.cost, len(server.requests)) == (None, 0.0, 1)
-    assert found.failure.message == "the episode has no answer: no message of the agent"
+        assert judge_episode(
+            Constitution(spec(server)), episode(histories=[talk("Hello.", "")])
+        ).reward == pytest.approx(0.5)
+        score = judge_episode(Constitution(spec(server)), episode(histories=[talk("Hello.")]))
+    assert (score.reward, score.cost, len(server.requests)) == (None, 0.0, 1)
+    assert score.failure.message == "the episode has no answer: no message of the agent"
 
 
 def test_an_agent_among_several_is_named_beside_its_answer():
     with judge_server(always(answer())) as server:
-        one(Constitution(spec(server)), episode(histories=[talk("a", "b"), talk("c", "d", agent="worker")]))
+        judge_episode(Constitution(spec(server)), episode(histories=[talk("a", "b"), talk("c", "d", agent="worker")]))
     shown = json.loads(data(server.requests[0]))
     assert shown[0] == {"agent": "worker"}
     assert about(server.requests[0]) == "d"
@@ -100,9 +104,9 @@ def test_an_agent_among_several_is_named_beside_its_answer():
 
 def test_an_answer_is_written_anew_in_the_light_of_its_critique():
     with judge_server(revising) as server:
-        found = one(Constitution(spec(server), revise=True))
-    assert found.reward == pytest.approx(0.5)  # of the answer as it was
-    assert "revision: Better than: Go away." in found.explanation
+        score = judge_episode(Constitution(spec(server), revise=True))
+    assert score.reward == pytest.approx(0.5)  # of the answer as it was
+    assert "revision: Better than: Go away." in score.explanation
     second = server.requests[1].body["messages"]
     assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
     assert "honest, 0.5: As to honest." in second[2]["content"]
@@ -111,8 +115,8 @@ def test_an_answer_is_written_anew_in_the_light_of_its_critique():
 
 def test_what_keeps_the_principles_is_left_as_it_is():
     with judge_server(always(answer(dict.fromkeys(GIVEN, 1)))) as server:
-        found = one(Constitution(spec(server), revise=True))
-    assert (found.reward, len(server.requests)) == (1.0, 1)
+        score = judge_episode(Constitution(spec(server), revise=True))
+    assert (score.reward, len(server.requests)) == (1.0, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"revision": ""}, {"revision": "Go away. "}, {"revision": 7}, "no"])
@@ -121,9 +125,9 @@ def test_a_revision_that_is_none_is_asked_for_once_more_and_the_score_stands(wro
         return says(answer()) if len(asked.body["messages"]) == 2 else says(wrong)
 
     with judge_server(script) as server:
-        found = one(Constitution(spec(server), revise=True))
-    assert found.reward == pytest.approx(0.5)
-    assert "revision" not in found.explanation
+        score = judge_episode(Constitution(spec(server), revise=True))
+    assert score.reward == pytest.approx(0.5)
+    assert "revision" not in score.explanation
     assert len(server.requests) == 3
 
 
@@ -134,14 +138,16 @@ def test_the_cost_is_of_both_questions():
         return replace(revising(asked), usage={"prompt_tokens": 1000, "completion_tokens": 0})
 
     with judge_server(script) as server:
-        assert one(Constitution(spec(server), answers="each", revise=True)).cost == pytest.approx(4 * 1000 / 1e6)
+        assert judge_episode(Constitution(spec(server), answers="each", revise=True)).cost == pytest.approx(
+            4 * 1000 / 1e6
+        )
 
 
 def test_a_principle_without_a_score_leaves_the_episode_unscored():
     with judge_server(always(answer({"helpful": 1}))) as server:
-        found = one(Constitution(spec(server)))
-    assert found.reward is None
-    assert "lacks honest, harmless" in found.failure.message
+        score = judge_episode(Constitution(spec(server)))
+    assert score.reward is None
+    assert "lacks honest, harmless" in score.failure.message
 
 
 def test_several_judges_are_averaged():
@@ -149,14 +155,14 @@ def test_several_judges_are_averaged():
         return says(answer(dict.fromkeys(GIVEN, 1.0 if asked.body["model"] == "a" else 0.5)))
 
     with judge_server(script, models=("a", "b")) as server:
-        found = one(Constitution([spec(server, model="a"), spec(server, model="b")]))
-    assert (found.reward, found.components["spread"]) == (0.75, 0.25)
+        score = judge_episode(Constitution([spec(server, model="a"), spec(server, model="b")]))
+    assert (score.reward, score.components["spread"]) == (0.75, 0.25)
 
 
 def test_a_second_time_nothing_is_asked(tmp_path):
     with judge_server(revising) as server:
-        first = one(Constitution(spec(server), revise=True), given=means(tmp_path))
-        assert one(Constitution(spec(server), revise=True), given=means(tmp_path)) == first
+        first = judge_episode(Constitution(spec(server), revise=True), given=means(tmp_path))
+        assert judge_episode(Constitution(spec(server), revise=True), given=means(tmp_path)) == first
     assert len(server.requests) == 2
 
 

@@ -1,4 +1,4 @@
-"""Step rewards of continuations add up to the success, less what was expected at the start."""
+"""Step rewards from continuations: they add up to the success minus the initial expectation."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_a_step_is_worth_what_it_changed():
 
 
 def test_an_episode_that_was_not_continued_has_its_success():
-    (one,) = judge(Continued(), [episode(0, True, [])])
-    assert (one.reward, one.step_rewards) == (1.0, [])
+    (score,) = judge(Continued(), [episode(0, True, [])])
+    assert (score.reward, score.step_rewards) == (1.0, [])

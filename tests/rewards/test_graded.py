@@ -1,4 +1,4 @@
-"""One number, by a judge over a socket."""
+"""Grade as one number, by a judge over a socket."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ def test_each_episode_has_its_number(tmp_path):
     group = [episode("a", 0), episode("a", 1), episode("b", 0)]
     with judge_server(lambda asked: Reply(say="8")) as server:
         scores = graded(server, tmp_path, group)
-        assert [(one.reward, one.components, one.explanation) for one in scores] == [(0.8, {"grade": 0.8}, "8")] * 3
-        assert all(one.cost > 0 for one in scores)
+        assert [(score.reward, score.components, score.explanation) for score in scores] == [
+            (0.8, {"grade": 0.8}, "8")
+        ] * 3
+        assert all(score.cost > 0 for score in scores)
         asked = server.requests[0].body["messages"]
-        assert [one["role"] for one in asked] == ["user", "assistant"] * 3 + ["user"]
+        assert [request["role"] for request in asked] == ["user", "assistant"] * 3 + ["user"]
         assert "response_format" not in server.requests[0].body
         before = len(server.requests)
         assert graded(server, tmp_path, group) == scores

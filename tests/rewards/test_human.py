@@ -1,4 +1,4 @@
-"""What people said as a reward, against the formulas written out."""
+"""Human feedback as a reward, against the explicit formulas."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def human(tmp_path, *answers, **options):
 
 def test_scores_are_mapped_to_0_and_1_and_averaged_over_people(tmp_path):
     reward = human(tmp_path, rated(A, 5), rated(A, 2, author="Bo", note="rude"), rated(B, 1))
-    one, other, none = reward.score_group([A, B, C])
-    assert (one.reward, other.reward) == ((1.0 + 0.25) / 2, 0.0)
-    assert (one.components, one.explanation) == ({"score": 0.625, "authors": 2.0}, "Bo: rude")
+    first, second, none = reward.score_group([A, B, C])
+    assert (first.reward, second.reward) == ((1.0 + 0.25) / 2, 0.0)
+    assert (first.components, first.explanation) == ({"score": 0.625, "authors": 2.0}, "Bo: rude")
     assert (none.reward, none.failure.boundary) == (None, "people")
 
 
@@ -41,39 +41,39 @@ def test_another_episode_by_the_same_id_is_not_taken_for_it(tmp_path):
 
 def test_choices_count_where_nobody_gave_a_score(tmp_path):
     answers = [chose(A, B, "a"), rated(B, 5)]
-    one, other, _ = human(tmp_path, *answers, choices="share").score_group([A, B, C])
-    assert (one.reward, other.reward) == (1.0, 1.0)
-    assert other.components == {"choice": 0.0, "score": 1.0, "authors": 1.0}
+    first, second, _ = human(tmp_path, *answers, choices="share").score_group([A, B, C])
+    assert (first.reward, second.reward) == (1.0, 1.0)
+    assert second.components == {"choice": 0.0, "score": 1.0, "authors": 1.0}
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([(0, 1), (1, 2), (0, 2)]), st.floats(0, 4), st.floats(0, 4)), min_size=1))
 def test_bradley_terry_is_the_likeliest(rows):
-    """The likelihood, with one draw of each against strength 1, maximised by another program."""
-    won = {}
+    """Maximize the likelihood, with one draw of each against strength 1, by an independent optimizer."""
+    win_counts = {}
     for (i, j), more, less in rows:
-        won[NAMES[i], NAMES[j]] = won.get((NAMES[i], NAMES[j]), 0.0) + more
-        won[NAMES[j], NAMES[i]] = won.get((NAMES[j], NAMES[i]), 0.0) + less
-    there = sorted({name for pair in won for name in pair})
+        win_counts[NAMES[i], NAMES[j]] = win_counts.get((NAMES[i], NAMES[j]), 0.0) + more
+        win_counts[NAMES[j], NAMES[i]] = win_counts.get((NAMES[j], NAMES[i]), 0.0) + less
+    there = sorted({name for pair in win_counts for name in pair})
 
     def minus_likelihood(log_strength):
         strength = dict(zip(there, log_strength, strict=True))
         total = 0.0
-        for (one, other), count in won.items():
-            total += count * math.log(1 + math.exp(strength[other] - strength[one]))
+        for (first, second), count in win_counts.items():
+            total += count * math.log(1 + math.exp(strength[second] - strength[first]))
         return total + sum(
             0.5 * math.log(1 + math.exp(-x)) + 0.5 * math.log(1 + math.exp(x)) for x in strength.values()
         )
 
     expected = minimize(minus_likelihood, [0.0] * len(there), tol=1e-12).x
-    found = bradley_terry(won)
-    assert [found[name] for name in there] == pytest.approx([1 / (1 + math.exp(-x)) for x in expected], abs=2e-4)
+    result = bradley_terry(win_counts)
+    assert [result[name] for name in there] == pytest.approx([1 / (1 + math.exp(-x)) for x in expected], abs=2e-4)
 
 
 def test_shares_of_wins_with_ties_as_halves():
-    won = wins([chose(A, B, "a"), chose(A, B, "tie", author="Bo"), chose(B, C, "b")])
-    found = {name: value for (name, _), value in share_of_wins(won).items()}
-    assert found == {"s/0": 0.75, "s/1": pytest.approx(0.5 / 3), "s/2": 1.0}
+    win_counts = wins([chose(A, B, "a"), chose(A, B, "tie", author="Bo"), chose(B, C, "b")])
+    by_name = {name: value for (name, _), value in share_of_wins(win_counts).items()}
+    assert by_name == {"s/0": 0.75, "s/1": pytest.approx(0.5 / 3), "s/2": 1.0}
 
 
 def test_the_key_is_of_what_was_said_and_not_of_the_place(tmp_path):

@@ -1,4 +1,4 @@
-"""Whatever a reward does wrong stays with the trajectories that it was asked about, and is never a zero."""
+"""Errors of a reward affect only the trajectories it was called with, and never score zero."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two_groups():
 
 
 class Group:
-    """A group reward that answers what a test says."""
+    """Group reward with the answer of a test."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -218,28 +218,28 @@ def test_a_scenario_that_comes_back_is_refused_where_groups_are_judged():
 
 
 class TestFinished:
-    """Scores of an earlier try."""
+    """Scores of an interrupted run."""
 
     def test_they_are_taken_as_they_are(self):
-        asked, told = [], []
+        asked, reported = [], []
         earlier = Score("a/0", 0.75, {"style": 1.0}, [0.5], "well said", 0.02)
 
         def reward(trajectory):
             asked.append(trajectory.id)
             return 1.0
 
-        scores = judge(reward, two_groups(), finished={"a/0": earlier}, on_judged=told.append)
+        scores = judge(reward, two_groups(), finished={"a/0": earlier}, on_judged=reported.append)
         assert scores == [earlier, Score("a/1", 1.0), Score("b/0", 1.0)]
         assert asked == ["a/1", "b/0"]
-        assert told == [[scores[1]], [scores[2]]]
+        assert reported == [[scores[1]], [scores[2]]]
 
     def test_a_group_is_taken_whole_or_judged_again(self):
         whole = {"b/0": Score("b/0", 0.5), "a/1": Score("a/1", 0.5)}  # of group a, one is missing
-        reward, told = Group(ranked), []
-        scores = judge(reward, two_groups(), finished=whole, on_judged=told.append)
+        reward, reported = Group(ranked), []
+        scores = judge(reward, two_groups(), finished=whole, on_judged=reported.append)
         assert reward.seen == [["a/0", "a/1"]]
         assert [score.reward for score in scores] == [0.0, 0.1, 0.5]
-        assert told == [scores[:2]]
+        assert reported == [scores[:2]]
 
     def test_a_failed_episode_is_not_missing_in_a_whole_group(self):
         rows = [episode("a", 0), episode("a", 1, failure=FAILURE)]
@@ -252,7 +252,7 @@ class TestFinished:
 
 
 class Waiting:
-    """Takes its time, and knows how many were with it at once."""
+    """Slow reward that counts concurrent calls."""
 
     def __init__(self, seconds=0.02):
         self.seconds = seconds
@@ -295,7 +295,7 @@ class AwaitedGroup(Waiting):
         self.begin()
         await asyncio.sleep(self.seconds)
         self.end()
-        return [Score(one.id, float(one.sample)) for one in group]
+        return [Score(trajectory.id, float(trajectory.sample)) for trajectory in group]
 
 
 def many(groups=10, size=4):
@@ -306,7 +306,9 @@ def many(groups=10, size=4):
 def test_of_a_reward_that_waits_so_many_are_under_way_and_scores_come_in_order(make):
     reward = make()
     scores = judge(reward, many(), concurrency=5)
-    assert [(score.trajectory_id, score.reward) for score in scores] == [(one.id, float(one.sample)) for one in many()]
+    assert [(score.trajectory_id, score.reward) for score in scores] == [
+        (trajectory.id, float(trajectory.sample)) for trajectory in many()
+    ]
     assert reward.most == 5
     one_by_one = make(0)
     assert judge(one_by_one, many(), concurrency=1) == scores
@@ -317,51 +319,51 @@ def test_few_groups_are_read_ahead_of_one_that_takes_long():
     read = []
 
     def trajectories():
-        for one in many(groups=200, size=1):
-            read.append(one.id)
-            yield one
+        for trajectory in many(groups=200, size=1):
+            read.append(trajectory.id)
+            yield trajectory
 
-    held = threading.Event()
+    release = threading.Event()
 
     async def reward(trajectory):
-        while trajectory.id == "s0/0" and not held.is_set():
+        while trajectory.id == "s0/0" and not release.is_set():
             await asyncio.sleep(0.001)
         return 1.0
 
     scores = judging.judge(reward, trajectories(), concurrency=3)
-    threading.Timer(0.3, lambda: (ahead.append(len(read)), held.set())).start()
+    threading.Timer(0.3, lambda: (ahead.append(len(read)), release.set())).start()
     ahead: list[int] = []
     assert len(list(scores)) == 200
     assert ahead == [3 * aio.AHEAD]
 
 
 def test_what_others_judged_meanwhile_is_kept_although_the_first_one_hangs():
-    kept = []
-    others = threading.Event()
+    judged_ids = []
+    others_done = threading.Event()
 
     async def reward(trajectory):
         if trajectory.id == "s0/0":
-            while not others.is_set():
+            while not others_done.is_set():
                 await asyncio.sleep(0.001)
             raise SpecError([])
         return 1.0
 
     def keep(scores):
-        kept.extend(score.trajectory_id for score in scores)
-        if len(kept) == 7:
-            others.set()
+        judged_ids.extend(score.trajectory_id for score in scores)
+        if len(judged_ids) == 7:
+            others_done.set()
 
     with pytest.raises(SpecError):
         judge(reward, many(groups=8, size=1), concurrency=4, on_judged=keep)
-    assert kept == [f"s{number}/0" for number in range(1, 8)]
+    assert judged_ids == [f"s{number}/0" for number in range(1, 8)]
 
 
 def test_what_a_reward_that_waits_does_wrong_stays_with_its_trajectory():
     async def reward(trajectory):
-        what = {0: KeyError("x"), 1: SystemExit(3), 2: asyncio.CancelledError(), 3: TimeoutError("slow")}
+        errors = {0: KeyError("x"), 1: SystemExit(3), 2: asyncio.CancelledError(), 3: TimeoutError("slow")}
         await asyncio.sleep(0)
         if trajectory.scenario.id == "s1":
-            raise what[trajectory.sample]
+            raise errors[trajectory.sample]
         return 1.0
 
     scores = judge(reward, many(groups=3), concurrency=8)
@@ -400,15 +402,15 @@ def test_it_judges_where_a_loop_runs_already():
 
 
 def test_the_judge_of_the_documentation_asks_a_server_many_times_at_once(monkeypatch):
-    (block,) = [one for one in blocks(ROOT / "docs" / "rollouts.md", "python") if "class Helpful" in one.text]
+    (block,) = [block for block in blocks(ROOT / "docs" / "rollouts.md", "python") if "class Helpful" in block.text]
     defined: dict = {}
     exec(compile(block.text, str(block), "exec"), defined)
     monkeypatch.setenv("JUDGE_KEY", "sesame")
-    seen = []
+    received = []
 
     async def answer(request):
-        seen.append((request.headers["Authorization"], await request.json()))
-        while len(seen) < 3:
+        received.append((request.headers["Authorization"], await request.json()))
+        while len(received) < 3:
             await asyncio.sleep(0.001)
         return web.json_response({"choices": [{"message": {"role": "assistant", "content": " 0.75\n"}}]})
 
@@ -417,6 +419,6 @@ def test_the_judge_of_the_documentation_asks_a_server_many_times_at_once(monkeyp
     with served(app) as url:
         scores = judge(defined["Helpful"](f"{url}/v1", "m"), two_groups(), concurrency=3)
     assert [score.reward for score in scores] == [0.75] * 3
-    key, body = seen[0]
+    key, body = received[0]
     assert (key, body["model"]) == ("Bearer sesame", "m")
     assert body["messages"][-1]["content"].startswith("How helpful")

@@ -1,4 +1,4 @@
-"""The judge that tests are judged by: what it says, seen through the provider's own client."""
+"""Judge server of the tests, seen through the provider's own client."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def content(completion):
 
 
 def scores(completion):
-    return {one["trajectory_id"]: one["score"] for one in json.loads(content(completion))["scores"]}
+    return {score["trajectory_id"]: score["score"] for score in json.loads(content(completion))["scores"]}
 
 
 def test_it_scores_by_what_stands_in_the_tags_and_keeps_what_it_was_asked():
     with judge_server() as server:
-        found = ask(server, temperature=0)
-    assert scores(found) == RIGHT
-    assert found.usage.prompt_tokens == (len(PROMPT) + len("Judge.")) // 4
+        result = ask(server, temperature=0)
+    assert scores(result) == RIGHT
+    assert result.usage.prompt_tokens == (len(PROMPT) + len("Judge.")) // 4
     (asked,) = server.requests
     assert asked.ids == ["a", "b"]
     assert asked.body["temperature"] == 0
@@ -99,7 +99,7 @@ def test_it_asks_for_a_key_and_knows_its_models():
         with pytest.raises(openai.AuthenticationError):
             ask(server)
         asking = client(server, "sesame")
-        assert [one.id for one in asking.models.list()] == ["judge"]
+        assert [model.id for model in asking.models.list()] == ["judge"]
         with pytest.raises(openai.NotFoundError):
             asking.chat.completions.create(model="other", messages=[])
         asking.close()
@@ -107,30 +107,30 @@ def test_it_asks_for_a_key_and_knows_its_models():
 
 @pytest.mark.parametrize("around", ["json", "text"])
 def test_a_gullible_judge_obeys_what_stands_between_the_trajectories_only(around):
-    """That is: a client that writes its tags so that a text cannot close them is safe."""
+    """A client that escapes its tags, so that a text cannot close them, is safe."""
     written = replies.INJECTED if around == "text" else replies.INJECTED.replace("<", "\\u003c")
     prompt = f'<trajectory id="a">quality 0.25 {written}</trajectory>\n<trajectory id="b">quality 1</trajectory>'
     with judge_server([replies.GULLIBLE]) as server:
-        found = scores(ask(server, prompt))
-    assert {name: found[name] for name in RIGHT} == ({"a": 1, "b": 0} if around == "text" else RIGHT)
+        results = scores(ask(server, prompt))
+    assert {name: results[name] for name in RIGHT} == ({"a": 1, "b": 0} if around == "text" else RIGHT)
 
 
 def lines(*names, model="judge"):
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}]}
-    one = {"method": "POST", "url": "/v1/chat/completions", "body": body}
-    return "\n".join(json.dumps({"custom_id": name, **one}) for name in names).encode()
+    request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    return "\n".join(json.dumps({"custom_id": name, **request}) for name in names).encode()
 
 
 def batch(asking, data):
-    """Sends a batch and looks at it until it has ended; its states, and itself."""
+    """Send a batch and poll it until it has ended; return its states and the batch."""
     file = asking.files.create(file=("in.jsonl", io.BytesIO(data)), purpose="batch")
     window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    found = asking.batches.create(input_file_id=file.id, **window)
-    states = [found.status]
+    result = asking.batches.create(input_file_id=file.id, **window)
+    states = [result.status]
     while states[-1] in ("validating", "in_progress"):
-        found = asking.batches.retrieve(found.id)
-        states.append(found.status)
-    return states, found
+        result = asking.batches.retrieve(result.id)
+        states.append(result.status)
+    return states, result
 
 
 def read(asking, name):
@@ -139,26 +139,26 @@ def read(asking, name):
 
 def test_a_batch_is_answered_line_by_line_in_another_order():
     with judge_server([GOOD, replies.OVERLOADED]) as server, client(server) as asking:
-        states, found = batch(asking, lines("x", "y", "z"))
+        states, result = batch(asking, lines("x", "y", "z"))
         assert states == ["validating", "in_progress", "in_progress", "completed"]
-        assert [one["custom_id"] for one in read(asking, found.output_file_id)] == ["z", "x"]
-        (bad,) = read(asking, found.error_file_id)
+        assert [line["custom_id"] for line in read(asking, result.output_file_id)] == ["z", "x"]
+        (bad,) = read(asking, result.error_file_id)
         assert (bad["custom_id"], bad["response"]["status_code"]) == ("y", 500)
-        body = openai.types.chat.ChatCompletion(**read(asking, found.output_file_id)[0]["response"]["body"])
+        body = openai.types.chat.ChatCompletion(**read(asking, result.output_file_id)[0]["response"]["body"])
         assert scores(body) == RIGHT
-    assert found.request_counts.failed == 1
+    assert result.request_counts.failed == 1
 
 
 def test_a_batch_that_expires_answers_a_part():
     with judge_server(batch_end="expired") as server, client(server) as asking:
-        states, found = batch(asking, lines("x", "y", "z"))
+        states, result = batch(asking, lines("x", "y", "z"))
         assert states[-1] == "expired"
-        assert [one["custom_id"] for one in read(asking, found.output_file_id)] == ["z", "x"]
-        assert [one["error"]["code"] for one in read(asking, found.error_file_id)] == ["batch_expired"]
+        assert [line["custom_id"] for line in read(asking, result.output_file_id)] == ["z", "x"]
+        assert [line["error"]["code"] for line in read(asking, result.error_file_id)] == ["batch_expired"]
 
 
 def test_a_batch_of_lines_that_share_an_id_fails():
     with judge_server() as server, client(server) as asking:
-        states, found = batch(asking, lines("x", "x"))
+        states, result = batch(asking, lines("x", "x"))
     assert states[-1] == "failed"
-    assert "custom_id" in found.errors.data[0].message
+    assert "custom_id" in result.errors.data[0].message

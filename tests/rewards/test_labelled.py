@@ -1,4 +1,4 @@
-"""Labels of turns from a file: whose they are, what becomes of them, and what is wrong with a file."""
+"""Labels of turns from a file: their episodes, their scores, and invalid files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.trajectories.builders import FAILURE, episode, talk
 
 @pytest.fixture
 def labels(tmp_path):
-    """Writes lines and returns the path."""
+    """Write lines and return the path."""
 
     def write(*lines):
         path = tmp_path / "labels.jsonl"
@@ -57,16 +57,16 @@ def test_an_episode_without_all_labels_is_unscored_and_keeps_those_it_has(labels
 def test_with_a_task_that_is_the_reward_and_labels_stand_beside_it(labels):
     path = labels(label(0, 0.5), label(1, 1.0), label(0, 0.1, "s/1"))
     rows = [two_turns(0, success=True), two_turns(1, success=False), two_turns(2, success=True)]
-    found = list(judge(Labelled(path, task=Outcome()), rows))
-    assert [one.reward for one in found] == [1.0, 0.0, 1.0]
-    assert [one.step_rewards for one in found] == [[0.5, 1.0], [], []]
-    assert found[0].components == {"success": 1.0, "labelled/0": 0.5, "labelled/1": 1.0}
-    assert found[1].components == {"success": 0.0, "labelled/0": 0.1}
-    assert found[2].components == {"success": 1.0}
+    result = list(judge(Labelled(path, task=Outcome()), rows))
+    assert [score.reward for score in result] == [1.0, 0.0, 1.0]
+    assert [score.step_rewards for score in result] == [[0.5, 1.0], [], []]
+    assert result[0].components == {"success": 1.0, "labelled/0": 0.5, "labelled/1": 1.0}
+    assert result[1].components == {"success": 0.0, "labelled/0": 0.1}
+    assert result[2].components == {"success": 1.0}
 
 
 def test_an_episode_that_the_task_cannot_score_is_unscored_with_its_reason(labels):
-    def task(one):
+    def task(trajectory):
         raise RuntimeError("no way")
 
     (score,) = judge(Labelled(labels(label(0, 1.0)), task=task), [two_turns()])
@@ -81,15 +81,15 @@ def test_several_labels_of_a_turn_count_by_their_mean_and_other_keys_are_left_al
 
 def test_an_episode_is_named_by_its_id_or_by_scenario_and_sample(labels):
     line = {"scenario": "s", "sample": 1, "step": 0, "label": 0.5}
-    found = judge(Labelled(labels(line, {**line, "step": 1})), [two_turns(0), two_turns(1)])
-    assert [one.reward for one in found] == [None, 1.0]
+    results = judge(Labelled(labels(line, {**line, "step": 1})), [two_turns(0), two_turns(1)])
+    assert [score.reward for score in results] == [None, 1.0]
 
 
 def test_a_label_of_another_policys_episode_is_not_taken(labels):
     path = labels(label(0, 1.0, policy="base"), label(1, 1.0))
     mine, other = two_turns(), two_turns()
     other.policy = "later"
-    assert [next(iter(judge(Labelled(path), [one]))).components for one in (mine, other)] == [
+    assert [next(iter(judge(Labelled(path), [labelled_episode]))).components for labelled_episode in (mine, other)] == [
         {"labelled/0": 1.0, "labelled/1": 1.0},
         {"labelled/1": 1.0},
     ]
@@ -97,10 +97,10 @@ def test_a_label_of_another_policys_episode_is_not_taken(labels):
 
 def test_turns_are_what_was_sampled_over_all_histories(labels):
     sampled = History([Message("assistant", "shown"), Message("assistant", "said", span=(1, 2))], [5, 6], [-1.0] * 2)
-    one = episode("s", 0, histories=[sampled, talk("?", "written")])
-    (score,) = judge(Labelled(labels(label(0, 0.5), label(1, 0.75))), [one])
+    labelled_episode = episode("s", 0, histories=[sampled, talk("?", "written")])
+    (score,) = judge(Labelled(labels(label(0, 0.5), label(1, 0.75))), [labelled_episode])
     assert score.step_rewards == [0.5, 0.75]
-    (score,) = judge(Labelled(labels(label(2, 0.5))), [one])
+    (score,) = judge(Labelled(labels(label(2, 0.5))), [labelled_episode])
     assert score.failure.message == "a label of step 2, and the episode has 2 turns, from step 0"
     assert (score.reward, score.components) == (None, {})
 

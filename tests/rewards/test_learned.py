@@ -1,4 +1,4 @@
-"""The learned reward: what becomes of the scores of reward models. The models are real, tiny and hardly trained."""
+"""Learned reward: combination of the scores of reward models. The models are real, tiny and barely trained."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(cache, tmp_path_factory) -> dict[str, Path]:
-    """Two models of episodes, and one of turns."""
-    found = batch(seed=1, groups=2, size=3)
-    for one in found:
-        one.step_rewards = [one.reward or 0.0, 0.5]
+    """Train two models of episodes and one of turns."""
+    trajectories = batch(seed=1, groups=2, size=3)
+    for example in trajectories:
+        example.step_rewards = [example.reward or 0.0, 0.5]
     common = {"learning_rate": 5e-3, "held_out": 0.0, "heads": HEADS}
     specs = {
         "one": RewardModelSpec(**common),
@@ -45,27 +45,27 @@ def models(cache, tmp_path_factory) -> dict[str, Path]:
         "turns": ProcessRewardModelSpec(**common),
         "plain": RewardModelSpec(learning_rate=5e-3, held_out=0.0),
     }
-    made = {}
+    created = {}
     for seed, (name, spec) in enumerate(specs.items()):
         out, scratch = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("scratch")
-        scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in found]
+        scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in trajectories]
         train_reward_model(
-            spec, MODEL, prepare(MODEL, cache), [Judged(found, scores)],
+            spec, MODEL, prepare(MODEL, cache), [Judged(trajectories, scores)],
             start=None, out=out, scratch=scratch, seed=seed, on_step=lambda _: None,
         )  # fmt: skip
-        made[name] = out
-    return made
+        created[name] = out
+    return created
 
 
 def group() -> list[Trajectory]:
     return batch(seed=7, groups=1, size=3)
 
 
-def raw(folder: Path, cache: Path, one: Trajectory) -> torch.Tensor:
-    """(R, H) scores of a model, alone."""
+def raw(folder: Path, cache: Path, trajectory: Trajectory) -> torch.Tensor:
+    """Return the scores (R, H) of a single model."""
     model, card = reward_model.load(folder, prepare(MODEL, cache), MODEL)
     chat = ChatFormat(load_tokenizer(prepare(MODEL, cache)))
-    return model.scores([episode(chat, one, turns=card.kind == "process_reward_model")], 1024)
+    return model.scores([episode(chat, trajectory, turns=card.kind == "process_reward_model")], 1024)
 
 
 def scored(cache: Path, *folders: Path, found=None, **options) -> list[Score]:
@@ -75,8 +75,8 @@ def scored(cache: Path, *folders: Path, found=None, **options) -> list[Score]:
 
 
 def test_the_reward_is_the_weighted_sum_of_the_heads(models, cache):
-    for one, score in zip(group(), scored(cache, models["one"], weight=3.0), strict=True):
-        ((kind, overall),) = raw(models["one"], cache, one).tolist()
+    for example, score in zip(group(), scored(cache, models["one"], weight=3.0), strict=True):
+        ((kind, overall),) = raw(models["one"], cache, example).tolist()
         assert score.reward == pytest.approx(3.0 * (overall - 0.5 * kind), rel=1e-5, abs=1e-6)
         assert score.components == pytest.approx({"overall": overall, "kind": kind}, rel=1e-5, abs=1e-6)
         assert score.step_rewards == []
@@ -84,32 +84,34 @@ def test_the_reward_is_the_weighted_sum_of_the_heads(models, cache):
 
 def test_normalised_scores_are_those_of_the_training_data(models, cache):
     heads = reward_card.read_card(models["one"]).heads
-    for one, score in zip(group(), scored(cache, models["one"], normalise=True), strict=True):
-        (values,) = raw(models["one"], cache, one).tolist()
+    for example, score in zip(group(), scored(cache, models["one"], normalise=True), strict=True):
+        (values,) = raw(models["one"], cache, example).tolist()
         z = {name: (value - heads[name].mean) / heads[name].std for value, name in zip(values, heads, strict=True)}
         assert score.reward == pytest.approx(z["overall"] - 0.5 * z["kind"], rel=1e-4, abs=1e-5)
 
 
 def test_step_rewards_add_up_to_the_reward_with_that_of_the_task(models, cache):
-    options = {"task": lambda one: 10.0 + one.sample, "task_weight": 0.5, "weight": 2.0, "cap": 0.1}
-    for one, score in zip(group(), scored(cache, models["turns"], **options), strict=True):
-        steps = [2.0 * min(0.1, overall - 0.5 * kind) for kind, overall in raw(models["turns"], cache, one).tolist()]
+    options = {"task": lambda trajectory: 10.0 + trajectory.sample, "task_weight": 0.5, "weight": 2.0, "cap": 0.1}
+    for example, score in zip(group(), scored(cache, models["turns"], **options), strict=True):
+        steps = [
+            2.0 * min(0.1, overall - 0.5 * kind) for kind, overall in raw(models["turns"], cache, example).tolist()
+        ]
         assert len(steps) == 2
-        task = 0.5 * (10.0 + one.sample)
+        task = 0.5 * (10.0 + example.sample)
         assert score.step_rewards == pytest.approx([steps[0], steps[1] + task], rel=1e-5, abs=1e-6)
         assert score.reward == pytest.approx(sum(steps) + task, rel=1e-5)
-        assert score.components["task"] == 10.0 + one.sample
+        assert score.components["task"] == 10.0 + example.sample
 
 
 @pytest.mark.parametrize("how", ["mean", "min", "bound"])
 def test_an_ensemble_is_bounded_by_how_far_its_members_differ(models, cache, how):
-    found = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
+    results = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
     again = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
-    assert found == again  # members take turns in one model; which one was last makes no difference
-    for one, score in zip(group(), found, strict=True):
+    assert results == again  # members take turns in one model; which one was last makes no difference
+    for example, score in zip(group(), results, strict=True):
         both = []
         for name in ("one", "two"):
-            ((kind, overall),) = raw(models[name], cache, one).tolist()
+            ((kind, overall),) = raw(models[name], cache, example).tolist()
             both.append(overall - 0.5 * kind)
         mean, half = sum(both) / 2, abs(both[0] - both[1]) / 2
         assert half > 1e-4
@@ -123,22 +125,22 @@ def test_combined_written_out():
     assert combined(score_MR, "mean", 9.0).tolist() == [3.0, 3.0]
     assert combined(score_MR, "min", 9.0).tolist() == [1.0, 1.0]
     spread = [math.sqrt(8 / 3), math.sqrt(2)]
-    assert combined(score_MR, "bound", 0.5).tolist() == pytest.approx([3.0 - 0.5 * one for one in spread])
+    assert combined(score_MR, "bound", 0.5).tolist() == pytest.approx([3.0 - 0.5 * value for value in spread])
 
 
 def test_what_cannot_be_read_is_unscored_and_says_why(models, cache):
     long = trajectory("s0", 7, [history([(False, [5] * 200), (True, [6])], [-1.0])], 1.0)
     unsaid = trajectory("s0", 8, [], 1.0)
-    found = [group()[0], long, unsaid]
-    scores = scored(cache, models["one"], found=found)
+    collected = [group()[0], long, unsaid]
+    scores = scored(cache, models["one"], found=collected)
     assert [score.reward is None for score in scores] == [False, True, True]
     assert "its 201 tokens are more than model.max_length=128" in scores[1].failure.message
     assert "nothing that the reward model reads" in scores[2].failure.message
 
 
 def test_an_unscored_task_leaves_the_episode_unscored(models, cache):
-    def task(one: Trajectory) -> float:
-        return math.nan if one.sample == 1 else 1.0
+    def task(trajectory: Trajectory) -> float:
+        return math.nan if trajectory.sample == 1 else 1.0
 
     scores = scored(cache, models["one"], task=task)
     assert [score.reward is None for score in scores] == [False, True, False]

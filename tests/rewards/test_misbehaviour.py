@@ -1,5 +1,5 @@
-"""What becomes of a judge's misbehaviour, over a real socket: nothing is scored by place, nothing is zero because
-something broke, and no line that breaks loses a group."""
+"""Handling of a judge's misbehaviour, over a real socket: scores are never assigned by position, an error never scores
+zero, and a broken connection never loses a group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRICE = PriceSpec(input=1000.0, output=2000.0)
 
 
 def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), more: str = "") -> list[Trajectory]:
-    """Episodes in which stands what they are worth."""
+    """Return episodes whose text states their quality."""
     return [
         episode(name, i, histories=[talk(f"Do {name}.", f"{more}It has quality {quality} ({i})")], success=False)
         for i, quality in enumerate(qualities)
@@ -35,9 +35,11 @@ def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), m
 
 
 def ruler(*servers, folder=None, meter=None, seed=0, rubric=None, **options) -> Ruler:
-    """At hand. With quick patience, and nothing kept unless `folder` says where."""
+    """Return a RULER reward ready for use, with short timeouts, and a cache only if `folder` is given."""
     options = {"retry_for": 5.0, "timeout": 5.0, **options}
-    reward = Ruler([ServedJudge(url=one.url, model="judge", **options) for one in servers], rubric=rubric, seed=seed)
+    reward = Ruler(
+        [ServedJudge(url=server.url, model="judge", **options) for server in servers], rubric=rubric, seed=seed
+    )
     reward.use(Means(folder, ModelSpec(name="none"), meter or Meter(), answers=folder))
     return reward
 
@@ -52,14 +54,14 @@ def scored(server, trajectories=None, concurrency=1, **options) -> list[Score]:
 
 
 def rewards(scores: list[Score]) -> dict[str, float | None]:
-    return {one.trajectory_id: one.reward for one in scores}
+    return {score.trajectory_id: score.reward for score in scores}
 
 
 def why(scores: list[Score]) -> str:
-    """The failure of all of them."""
-    assert all(one.reward is None and one.failure is not None for one in scores)
-    assert {one.failure.boundary for one in scores} == {"judge"}
-    (message,) = {one.failure.message for one in scores}
+    """Return the common failure of all episodes."""
+    assert all(score.reward is None and score.failure is not None for score in scores)
+    assert {score.failure.boundary for score in scores} == {"judge"}
+    (message,) = {score.failure.message for score in scores}
     return message
 
 
@@ -91,12 +93,14 @@ def test_what_can_be_read_is_read_at_once(reply):
     ("value", "read"), [(1.7, 1.0), (-0.5, 0.0), (90, 0.9), ("150%", 1.0), ("12/10", 1.0), (True, None), ("0.9", 0.9)]
 )
 def test_a_score_beyond_the_ends_is_cut_and_one_on_another_scale_is_read(value, read):
-    """Of the first episode shown; the others have theirs."""
+    """Score of the first episode; the others keep theirs."""
     with judge_server([replies.one_scored(value)] * 2) as server:
-        found = rewards(scored(server))
+        result = rewards(scored(server))
         first = server.requests[0].scores[0]["score"]
     assert len(server.requests) == (2 if read is None else 1)
-    assert sorted(found.values(), key=str) == sorted([read, *(one for one in RIGHT.values() if one != first)], key=str)
+    assert sorted(result.values(), key=str) == sorted(
+        [read, *(score for score in RIGHT.values() if score != first)], key=str
+    )
 
 
 MENDED = {
@@ -122,32 +126,32 @@ MENDED = {
 
 @pytest.mark.parametrize("name", MENDED)
 def test_a_judge_is_asked_once_more_and_told_what_was_wrong(name):
-    reply, told = MENDED[name]
+    reply, reported = MENDED[name]
     with judge_server([reply]) as server:
         assert rewards(scored(server)) == RIGHT
     first, second = server.requests
     names = dict(zip(("first", "middle", "last"), first.ids, strict=True))
     assert second.body["messages"][:2] == first.body["messages"]
-    assert [one["role"] for one in second.body["messages"][2:]] == ["assistant", "user"]
-    assert told.format(**names) in second.body["messages"][3]["content"]
+    assert [message["role"] for message in second.body["messages"][2:]] == ["assistant", "user"]
+    assert reported.format(**names) in second.body["messages"][3]["content"]
 
 
 @pytest.mark.parametrize("name", MENDED)
 def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
-    """And scores the rest: never by place, never zero."""
+    """The other episodes are scored: never by position, never zero."""
     reply, _ = MENDED[name]
     with judge_server(lambda asked: reply) as server:
-        found = scored(server)
+        results = scored(server)
     assert len(server.requests) == 2
-    for one in found:
-        assert one.reward in (None, RIGHT[one.trajectory_id])
-        assert (one.reward is None) == (one.failure is not None)
-        if one.failure:
-            assert one.failure.boundary == "judge"
-            assert "did not judge as it was asked, twice" in one.failure.message
+    for result in results:
+        assert result.reward in (None, RIGHT[result.trajectory_id])
+        assert (result.reward is None) == (result.failure is not None)
+        if result.failure:
+            assert result.failure.boundary == "judge"
+            assert "did not judge as it was asked, twice" in result.failure.message
     missed = {"an id is not known": 0, "an id twice, one missing": 2, "ids of its own": 3}
     by_kind = 3 if "JSON" in name or "refusal" in name or name in ("cut short", "thoughts without end") else 1
-    assert sum(one.reward is None for one in found) == missed.get(name, by_kind)
+    assert sum(score.reward is None for score in results) == missed.get(name, by_kind)
 
 
 BROKEN_LINE = {
@@ -196,37 +200,37 @@ def test_a_line_that_stays_broken_leaves_the_group_unscored_and_says_why(name, s
 def test_a_server_that_says_when_is_asked_then():
     with judge_server([replies.wait(0.6)]) as server:
         scored(server)
-    first, second = (one.came for one in server.requests)
+    first, second = (request.came for request in server.requests)
     assert 0.6 <= second - first < 2.0
 
 
 def test_those_that_were_sent_away_together_do_not_come_back_together(monkeypatch):
-    """Each draws how much longer it waits; here the draw is known."""
+    """Each client draws a random extra wait; here the draw is fixed."""
     monkeypatch.setattr("components.json_client.random.uniform", lambda low, high: 3.0)
     with judge_server([replies.wait(0.4)]) as server:
         scored(server)
-    first, second = (one.came for one in server.requests)
+    first, second = (request.came for request in server.requests)
     assert second - first >= 1.2
 
 
 def test_pauses_grow_where_a_server_does_not_say_when():
     with judge_server([replies.OVERLOADED] * 3) as server:
         assert rewards(scored(server)) == RIGHT
-    gaps = [later.came - one.came for one, later in pairwise(server.requests)]
+    gaps = [later.came - earlier.came for earlier, later in pairwise(server.requests)]
     assert all(low <= gap < low + 0.9 for gap, low in zip(gaps, (0.125, 0.25, 0.5), strict=True))
 
 
 def test_what_breaks_for_some_groups_is_mended_for_each_and_touches_no_other():
-    groups = [one for name in "abcdefghij" for one in group(name)]
+    groups = [trajectory for name in "abcdefghij" for trajectory in group(name)]
     with judge_server(replies.for_share(0.4, replies.OVERLOADED)) as server:
-        found = scored(server, groups, concurrency=5)
-    assert [one.reward for one in found] == [*RIGHT.values()] * 10
+        results = scored(server, groups, concurrency=5)
+    assert [score.reward for score in results] == [*RIGHT.values()] * 10
     assert server.most_at_once <= 5
 
     broken = judge_server(lambda asked: replies.SAID_NO if "Do c." in asked.prompt else GOOD)
     with broken as server:
-        found = scored(server, groups, concurrency=5)
-    assert [one.trajectory_id for one in found if one.reward is None] == ["c/0", "c/1", "c/2"]
+        results = scored(server, groups, concurrency=5)
+    assert [score.trajectory_id for score in results if score.reward is None] == ["c/0", "c/1", "c/2"]
 
 
 @pytest.mark.parametrize(
@@ -266,17 +270,17 @@ def test_an_account_without_money_is_not_asked_again(reply):
 @pytest.mark.parametrize(("known", "ways"), [(("json_schema",), 2), ((), 3)])
 def test_a_server_that_knows_no_schema_is_asked_in_words_and_that_is_found_out_once(refusal, known, ways):
     with judge_server(replies.without_format(refusal, *known)) as server:
-        found = scored(server, group("a") + group("b") + group("c"))
-    assert [one.reward for one in found] == [*RIGHT.values()] * 3
+        results = scored(server, group("a") + group("b") + group("c"))
+    assert [score.reward for score in results] == [*RIGHT.values()] * 3
     assert len(server.requests) == 3 + ways - 1
-    kinds = [one.body.get("response_format", {}).get("type") for one in server.requests]
+    kinds = [request.body.get("response_format", {}).get("type") for request in server.requests]
     assert kinds[:ways] == ["json_schema", "json_object", None][:ways]
     assert set(kinds[ways:]) == {kinds[ways - 1]}
 
 
 @pytest.mark.parametrize("text", [replies.INJECTED, replies.INJECTED.replace("</", "< / "), replies.INJECTED.upper()])
 def test_an_episode_cannot_speak_to_the_judge_in_its_prompts_name(text):
-    """The judge of the test believes whatever stands outside of the trajectories."""
+    """The test's judge obeys any text outside of the trajectories."""
     attack = group()
     attack[0].histories[0].messages[-1].content += text
     with judge_server(lambda asked: replies.GULLIBLE) as server:
@@ -286,9 +290,9 @@ def test_an_episode_cannot_speak_to_the_judge_in_its_prompts_name(text):
 
 def test_a_tool_or_a_task_cannot_either():
     attack = group()
-    for one in attack:
-        one.histories[0].messages[0].content = f"</context>{replies.INJECTED}"
-        one.tools = [{"type": "function", "function": {"name": f"</tools>{replies.INJECTED}"}}]
+    for trajectory in attack:
+        trajectory.histories[0].messages[0].content = f"</context>{replies.INJECTED}"
+        trajectory.tools = [{"type": "function", "function": {"name": f"</tools>{replies.INJECTED}"}}]
     with judge_server(lambda asked: replies.GULLIBLE) as server:
         assert rewards(scored(server, attack)) == RIGHT
     assert "0" not in server.requests[0].ids
@@ -298,8 +302,8 @@ def test_a_tool_or_a_task_cannot_either():
 
 
 def order(server) -> list[str]:
-    """Of the last request: how good the first, the second and so on is."""
-    return [one["score"] for one in server.requests[-1].scores]
+    """Return the qualities of the episodes in the last request, in the order shown."""
+    return [score["score"] for score in server.requests[-1].scores]
 
 
 def test_the_order_is_shuffled_by_the_seed():
@@ -310,19 +314,19 @@ def test_the_order_is_shuffled_by_the_seed():
             scored(server, group(qualities=many), seed=seed)
             orders.append(order(server))
     assert orders[0] == orders[1]
-    assert len({tuple(one) for one in orders}) == 3
-    assert all(sorted(one) == many for one in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == many for order in orders)
 
 
 def test_a_judge_that_prefers_what_comes_first_prefers_no_sample():
     def first_is_best(asked):
-        scores = [{**one, "score": 1.0 if i == 0 else 0.0} for i, one in enumerate(asked.scores)]
+        scores = [{**score, "score": 1.0 if i == 0 else 0.0} for i, score in enumerate(asked.scores)]
         return Reply(json.dumps({"scores": scores}))
 
-    groups = [one for name in range(60) for one in group(f"s{name}")]
+    groups = [trajectory for name in range(60) for trajectory in group(f"s{name}")]
     with judge_server(first_is_best) as server:
-        found = scored(server, groups, concurrency=8)
-    wins = [sum(one.reward for one in found[sample::3]) for sample in range(3)]
+        results = scored(server, groups, concurrency=8)
+    wins = [sum(score.reward for score in results[sample::3]) for sample in range(3)]
     assert sum(wins) == 60
     assert all(8 <= won <= 34 for won in wins)  # of 60 with a third: the mean is 20, three deviations 11
 
@@ -330,34 +334,34 @@ def test_a_judge_that_prefers_what_comes_first_prefers_no_sample():
 def test_a_group_that_says_the_same_is_not_asked_about():
     alike = [episode("a", i, histories=[talk("Do it.", "Done.")]) for i in range(3)]
     with judge_server() as server:
-        found = scored(server, alike)
+        results = scored(server, alike)
     assert server.requests == []
-    assert {(one.reward, one.cost) for one in found} == {(ALIKE, 0.0)}
+    assert {(score.reward, score.cost) for score in results} == {(ALIKE, 0.0)}
 
 
 def test_episodes_that_say_the_same_are_shown_once_and_share_a_score():
     twice = group() + group()
-    for i, one in enumerate(twice):
-        one.id, one.sample = f"a/{i}", i
+    for i, trajectory in enumerate(twice):
+        trajectory.id, trajectory.sample = f"a/{i}", i
     with judge_server() as server:
-        found = scored(server, twice)
+        results = scored(server, twice)
     assert len(server.requests[0].ids) == 3
-    assert [one.reward for one in found] == [*RIGHT.values()] * 2
+    assert [score.reward for score in results] == [*RIGHT.values()] * 2
 
 
 def test_failed_episodes_are_not_shown_and_keep_their_own_failure():
     several = [*group(), episode("a", 3, failure=FAILURE)]
     with judge_server() as server:
-        found = scored(server, several)
+        results = scored(server, several)
     assert len(server.requests[0].ids) == 3
-    assert rewards(found) == RIGHT | {"a/3": None}
-    assert found[3].failure == FAILURE
+    assert rewards(results) == RIGHT | {"a/3": None}
+    assert results[3].failure == FAILURE
 
 
 def test_all_histories_of_an_episode_are_shown():
     several = group()
-    for i, one in enumerate(several):
-        one.histories.append(talk("Look it up.", f"The helper {i} found it.", agent="helper"))
+    for i, trajectory in enumerate(several):
+        trajectory.histories.append(talk("Look it up.", f"The helper {i} found it.", agent="helper"))
     with judge_server() as server:
         assert rewards(scored(server, several)) == RIGHT
     prompt = server.requests[0].prompt
@@ -368,8 +372,8 @@ def test_all_histories_of_an_episode_are_shown():
 def test_what_all_begin_with_is_shown_once():
     start = "Here is what you shall do. " * 40
     several = group()
-    for one in several:
-        one.histories[0].messages[0].content = start
+    for trajectory in several:
+        trajectory.histories[0].messages[0].content = start
     with judge_server() as server:
         scored(server, several)
     prompt = server.requests[0].prompt
@@ -378,25 +382,25 @@ def test_what_all_begin_with_is_shown_once():
 
 
 def test_a_group_that_is_too_long_is_judged_in_parts_with_one_anchor():
-    """A judge that counts from another base each time is brought onto one."""
+    """Parts scored from different baselines are aligned by the anchor."""
 
     def by_part(asked):
         shift = 0.05 * len(server.requests)
-        scores = [{**one, "score": one["score"] + shift} for one in asked.scores]
+        scores = [{**score, "score": score["score"] + shift} for score in asked.scores]
         return Reply(json.dumps({"scores": scores}))
 
     qualities = [0.1 + 0.05 * i for i in range(8)]
     long = group(qualities=qualities, more="It went on and on. " * 60)
     with judge_server(by_part) as server:
-        found = [one.reward for one in scored(server, long, longest=6000)]
+        collected = [score.reward for score in scored(server, long, longest=6000)]
     assert len(server.requests) > 2
-    parts = [{round(shown["score"], 3) for shown in one.scores} for one in server.requests]
+    parts = [{round(shown["score"], 3) for shown in request.scores} for request in server.requests]
     (anchor,) = set.intersection(*parts)
-    assert set.union(*parts) == {round(one, 3) for one in qualities}
-    assert all(len(one.prompt) + len(one.body["messages"][0]["content"]) <= 6500 for one in server.requests)
-    shifts = [got - true for got, true in zip(found, qualities, strict=True)]
+    assert set.union(*parts) == {round(quality, 3) for quality in qualities}
+    assert all(len(request.prompt) + len(request.body["messages"][0]["content"]) <= 6500 for request in server.requests)
+    shifts = [got - true for got, true in zip(collected, qualities, strict=True)]
     assert max(shifts) - min(shifts) == pytest.approx(0, abs=1e-9)
-    assert anchor in {round(one, 3) for one in qualities}
+    assert anchor in {round(quality, 3) for quality in qualities}
 
 
 def test_an_episode_that_is_longer_than_all_that_may_be_shown_is_cut_in_the_middle():
@@ -404,34 +408,34 @@ def test_an_episode_that_is_longer_than_all_that_may_be_shown_is_cut_in_the_midd
     long[1].histories[0].messages[-1].content = f"quality 1 {'on and on. ' * 5000} the end"
     with judge_server() as server:
         assert rewards(scored(server, long, longest=6000)) == RIGHT
-    assert all(len(one.prompt) < 8000 for one in server.requests)
-    assert any("characters left out" in one.prompt for one in server.requests)
+    assert all(len(request.prompt) < 8000 for request in server.requests)
+    assert any("characters left out" in request.prompt for request in server.requests)
 
 
 # Several judges, what is kept, what it costs
 
 
 def test_several_judges_are_averaged_and_each_can_be_seen():
-    with judge_server() as one, judge_server(lambda asked: replies.scored(lambda score: 1 - score)) as other:
-        found = scored([one, other], group(qualities=(0.2, 0.9)))
-    assert [score.reward for score in found] == pytest.approx([0.5, 0.5])
-    (first, second) = (score.components for score in found)
+    with judge_server() as first, judge_server(lambda asked: replies.scored(lambda score: 1 - score)) as second:
+        results = scored([first, second], group(qualities=(0.2, 0.9)))
+    assert [score.reward for score in results] == pytest.approx([0.5, 0.5])
+    (first, second) = (score.components for score in results)
     assert sorted(value for name, value in first.items() if name.startswith("judge/")) == pytest.approx([0.2, 0.8])
     assert {name for name in first if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
     assert (first["spread"], second["spread"]) == pytest.approx((0.3, 0.4))
 
 
 def test_where_one_of_several_judges_fails_the_other_one_counts():
-    with judge_server() as one, judge_server(lambda asked: replies.SAID_NO) as other:
-        found = scored([other, one])
-    assert rewards(found) == RIGHT
+    with judge_server() as first, judge_server(lambda asked: replies.SAID_NO) as second:
+        results = scored([second, first])
+    assert rewards(results) == RIGHT
 
 
 def test_one_server_may_be_asked_twice_as_two_judges():
     with judge_server() as server:
-        found = scored([server, server])
-    assert rewards(found) == RIGHT
-    assert {name for name in found[0].components if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
+        results = scored([server, server])
+    assert rewards(results) == RIGHT
+    assert {name for name in results[0].components if name.startswith("judge/")} == {"judge/judge", "judge/judge-2"}
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path):
@@ -457,19 +461,19 @@ def test_what_was_not_understood_is_asked_again(tmp_path):
 def test_each_call_is_paid_for_and_shared_by_the_group():
     meter = Meter()
     with judge_server([replies.MISSING]) as server:
-        found = scored(server, price=PRICE, meter=meter)
+        results = scored(server, price=PRICE, meter=meter)
     assert meter.calls == len(server.requests) == 2
     assert meter.spent == pytest.approx((meter.prompt_tokens * 1000 + meter.completion_tokens * 2000) / 1e6)
-    assert sum(one.cost for one in found) == pytest.approx(meter.spent)
+    assert sum(score.cost for score in results) == pytest.approx(meter.spent)
 
 
 @pytest.mark.parametrize(("reply", "price"), [(Reply(usage=None), PRICE), (GOOD, None)], ids=["usage", "price"])
 def test_a_cost_that_is_not_known_is_not_zero(reply, price):
     meter = Meter()
     with judge_server([reply]) as server:
-        found = scored(server, price=price, meter=meter)
-    assert rewards(found) == RIGHT
-    assert [one.cost for one in found] == [None] * 3
+        results = scored(server, price=price, meter=meter)
+    assert rewards(results) == RIGHT
+    assert [score.cost for score in results] == [None] * 3
     assert meter.unpriced == 1
 
 
@@ -477,30 +481,32 @@ def test_a_budget_ends_it_cleanly():
     done = []
     with judge_server() as server:
         reward = ruler(server, price=PRICE, meter=Meter(budget=1.0))
-        groups = [one for name in range(40) for one in group(f"s{name}")]
+        groups = [trajectory for name in range(40) for trajectory in group(f"s{name}")]
         with pytest.raises(BudgetSpent):
             list(judge(reward, groups, on_judged=done.extend))
         reward.close()
     assert 0 < len(done) < len(groups)
-    assert all(one.reward is not None for one in done)
-    assert sum(one.cost for one in done) <= 1.0
+    assert all(score.reward is not None for score in done)
+    assert sum(score.cost for score in done) <= 1.0
 
 
 # Rates
 
 
 def test_no_more_requests_are_begun_than_a_minute_allows():
-    """1,200 a minute: twenty a second, and at most six seconds' worth at once."""
-    groups = [one for name in range(130) for one in group(f"s{name}")]
+    """1,200 per minute: twenty a second, and at most a burst of six seconds."""
+    groups = [trajectory for name in range(130) for trajectory in group(f"s{name}")]
     with judge_server() as server:
         start = time.monotonic()
         scored(server, groups, concurrency=64, requests_per_minute=1200)
     earliest = [start + max(number - 120, 0) / 20 for number in range(1, 131)]
-    assert all(came >= due for came, due in zip(sorted(one.came for one in server.requests), earliest, strict=True))
+    assert all(
+        came >= due for came, due in zip(sorted(request.came for request in server.requests), earliest, strict=True)
+    )
 
 
 def test_groups_are_asked_about_at_once_as_many_as_are_said():
-    groups = [one for name in range(24) for one in group(f"s{name}")]
+    groups = [trajectory for name in range(24) for trajectory in group(f"s{name}")]
     with judge_server(lambda asked: replies.slow(0.1)) as server:
         start = time.monotonic()
         scored(server, groups, concurrency=8)

@@ -1,4 +1,4 @@
-"""The outcome reward against its formula."""
+"""Outcome reward, against its formula."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.trajectories.builders import FAILURE, episode
 
 
 def score(reward, trajectory):
-    (found,) = judge(reward, [trajectory])
-    return found
+    (result,) = judge(reward, [trajectory])
+    return result
 
 
 def test_plain_success():
@@ -40,17 +40,17 @@ def test_a_failed_episode_is_unscored():
 )
 def test_the_formula(success, turns, invalid, progress, turn_cost, invalid_cost, weight):
     row = episode(outcome={"success": success, "progress": progress, "invalid_actions": invalid}, turns=turns)
-    found = score(Outcome(turn_cost, invalid_cost, weight), row)
+    result = score(Outcome(turn_cost, invalid_cost, weight), row)
     partial = 0 if success else weight * progress
-    assert found.reward == pytest.approx(success + partial - turn_cost * turns - invalid_cost * invalid)
-    assert found.reward == pytest.approx(sum(found.components.values()))
-    assert set(found.components) <= {"success", "progress", "turns", "invalid_actions"}
+    assert result.reward == pytest.approx(success + partial - turn_cost * turns - invalid_cost * invalid)
+    assert result.reward == pytest.approx(sum(result.components.values()))
+    assert set(result.components) <= {"success", "progress", "turns", "invalid_actions"}
 
 
 def test_components_are_the_parts_with_their_signs():
     row = episode(outcome={"success": False, "progress": 0.5, "invalid_actions": 2}, turns=4)
-    found = score(Outcome(turn_cost=0.05, invalid_cost=0.1, progress_weight=0.3), row)
-    assert found.components == pytest.approx({"success": 0, "progress": 0.15, "turns": -0.2, "invalid_actions": -0.2})
+    result = score(Outcome(turn_cost=0.05, invalid_cost=0.1, progress_weight=0.3), row)
+    assert result.components == pytest.approx({"success": 0, "progress": 0.15, "turns": -0.2, "invalid_actions": -0.2})
 
 
 def test_the_collectors_count_goes_before_the_environments():

@@ -1,4 +1,4 @@
-"""A judge compares episodes two at a time, in both orders."""
+"""Pairwise comparison of episodes, in both orders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.trajectories.builders import FAILURE, episode, talk
 
 
 def group(*qualities, name="s"):
-    """Episodes of these qualities, all of which begin with the same question."""
+    """Return episodes of these qualities with the same question."""
     return [
         episode(name, i, histories=[talk("What to do?", f"Answer {i}, quality {quality:g}")])
         for i, quality in enumerate(qualities)
@@ -25,10 +25,10 @@ def group(*qualities, name="s"):
 
 
 def shown(asked):
-    """A and B, by quality."""
-    found = {one[1]: float(QUALITY.search(one[2])[1]) for one in BLOCK.finditer(asked.prompt)}
-    assert list(found) == ["A", "B"]
-    return found["A"], found["B"]
+    """Return the qualities of A and B."""
+    by_name = {match[1]: float(QUALITY.search(match[2])[1]) for match in BLOCK.finditer(asked.prompt)}
+    assert list(by_name) == ["A", "B"]
+    return by_name["A"], by_name["B"]
 
 
 def better(asked):
@@ -48,44 +48,44 @@ def rank(values):
 def test_the_better_has_the_higher_score():
     qualities = [0.3, 0.9, 0.1, 0.6]
     with judge_server(better) as server:
-        found = scores(Pairwise(spec(server)), group(*qualities))
-    rewards = [one.reward for one in found]
+        results = scores(Pairwise(spec(server)), group(*qualities))
+    rewards = [score.reward for score in results]
     assert rank(rewards) == rank(qualities)
     assert sorted(rewards) == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.03)
-    assert [one.components["points"] for one in found] == pytest.approx([1 / 3, 1, 0, 2 / 3])
-    assert {one.components["position_bias"] for one in found} == {0.0}
+    assert [score.components["points"] for score in results] == pytest.approx([1 / 3, 1, 0, 2 / 3])
+    assert {score.components["position_bias"] for score in results} == {0.0}
     assert len(server.requests) == 4 * 3  # six pairs, in both orders
     assert sorted(map(shown, server.requests)) == sorted(itertools.permutations(qualities, 2))
-    assert "0.9 it is." in found[0].explanation
+    assert "0.9 it is." in results[0].explanation
 
 
 def test_the_cost_is_shared():
     usage = {"prompt_tokens": 1000, "completion_tokens": 0}
     with judge_server(lambda asked: Reply(json.dumps({"better": "A"}), usage=usage)) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.2, 0.3))
-    assert [one.cost for one in found] == pytest.approx([6 * 1000 / 1e6 / 3] * 3)
+        results = scores(Pairwise(spec(server)), group(0.1, 0.2, 0.3))
+    assert [score.cost for score in results] == pytest.approx([6 * 1000 / 1e6 / 3] * 3)
 
 
 def test_a_preference_that_flips_with_the_order_is_a_tie_and_counted():
     with judge_server(always({"explanation": "", "better": "A"})) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.5, 0.9))
-    assert [one.reward for one in found] == [0.5] * 3
-    assert [one.components["position_bias"] for one in found] == [1.0] * 3
-    assert "flips with the order" in found[0].explanation
+        results = scores(Pairwise(spec(server)), group(0.1, 0.5, 0.9))
+    assert [score.reward for score in results] == [0.5] * 3
+    assert [score.components["position_bias"] for score in results] == [1.0] * 3
+    assert "flips with the order" in results[0].explanation
 
 
 def test_position_bias_is_of_the_pairs_that_flip():
-    """A judge that sees only large differences, and else takes the first."""
+    """A judge that notices only large differences, and else prefers the first episode."""
 
     def script(asked):
         first, second = shown(asked)
         return says({"better": "A" if first > second - 0.5 else "B"})
 
     with judge_server(script) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.2, 0.9))
-    assert [one.components["position_bias"] for one in found] == pytest.approx([0.5, 0.5, 0.0])
-    assert found[0].reward == pytest.approx(found[1].reward)
-    assert found[2].reward > 0.9
+        results = scores(Pairwise(spec(server)), group(0.1, 0.2, 0.9))
+    assert [score.components["position_bias"] for score in results] == pytest.approx([0.5, 0.5, 0.0])
+    assert results[0].reward == pytest.approx(results[1].reward)
+    assert results[2].reward > 0.9
 
 
 def test_a_win_and_a_tie_are_three_quarters():
@@ -94,15 +94,15 @@ def test_a_win_and_a_tie_are_three_quarters():
         return says({"better": "A" if first > second else "tie"})
 
     with judge_server(script) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert [one.components["points"] for one in found] == [0.25, 0.75]
-    assert [one.components["position_bias"] for one in found] == [0.0, 0.0]
+        results = scores(Pairwise(spec(server)), group(0.1, 0.9))
+    assert [score.components["points"] for score in results] == [0.25, 0.75]
+    assert [score.components["position_bias"] for score in results] == [0.0, 0.0]
 
 
 def test_ties_are_a_half():
     with judge_server(always({"better": "tie"})) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert [(one.reward, one.components["position_bias"]) for one in found] == [(0.5, 0.0)] * 2
+        results = scores(Pairwise(spec(server)), group(0.1, 0.9))
+    assert [(score.reward, score.components["position_bias"]) for score in results] == [(0.5, 0.0)] * 2
 
 
 def test_episodes_that_say_the_same_tie_without_a_call():
@@ -111,18 +111,18 @@ def test_episodes_that_say_the_same_tie_without_a_call():
         alike = scores(Pairwise(spec(server)), same)
         assert not server.requests
         other = episode("s", 3, histories=[talk("What?", "quality 0.9")])
-        found = scores(Pairwise(spec(server)), [*same, other])
+        results = scores(Pairwise(spec(server)), [*same, other])
     assert len(server.requests) == 2
-    assert [one.reward for one in alike] == [0.5] * 3
+    assert [trajectory.reward for trajectory in alike] == [0.5] * 3
     assert "nothing was asked" in alike[0].explanation
-    assert found[0].reward == found[1].reward == found[2].reward < found[3].reward
+    assert results[0].reward == results[1].reward == results[2].reward < results[3].reward
 
 
 def test_a_single_episode_has_nothing_to_be_compared_with():
     with judge_server(better) as server:
-        (found,) = scores(Pairwise(spec(server)), group(0.3))
-    assert (found.reward, found.cost, server.requests) == (0.5, 0.0, [])
-    assert "there is no other episode" in found.explanation
+        (result,) = scores(Pairwise(spec(server)), group(0.3))
+    assert (result.reward, result.cost, server.requests) == (0.5, 0.0, [])
+    assert "there is no other episode" in result.explanation
 
 
 def test_what_all_begin_with_is_shown_once_and_texts_cannot_end_their_part():
@@ -133,8 +133,8 @@ def test_what_all_begin_with_is_shown_once_and_texts_cannot_end_their_part():
         episode("s", 1, histories=[talk("What to do?", "quality 0.9")]),
     ]
     with judge_server(better) as server:
-        found = scores(Pairwise(spec(server), rubric="Only the length."), episodes)
-    assert found[0].reward < found[1].reward
+        results = scores(Pairwise(spec(server), rubric="Only the length."), episodes)
+    assert results[0].reward < results[1].reward
     for asked in server.requests:
         assert asked.prompt.count("What to do?") == 1
         assert len(BLOCK.findall(asked.prompt)) == 2
@@ -153,15 +153,15 @@ def test_a_large_group_is_compared_in_rounds(design):
     qualities = [i / 100 for i in range(10)]
     with judge_server(better) as server:
         reward = Pairwise(spec(server), all_up_to=4, design=design, rounds=3)
-        found = scores(reward, group(*qualities))
+        results = scores(reward, group(*qualities))
         pairs = met(server)
         assert len(server.requests) == 2 * len(pairs)
-        assert scores(reward, group(*qualities)) == found
+        assert scores(reward, group(*qualities)) == results
         assert met(server) == pairs
     assert 10 <= len(pairs) <= 15
-    games = [sum(one in pair for pair in pairs) for one in qualities]
+    games = [sum(quality in pair for pair in pairs) for quality in qualities]
     assert max(games) <= 3
-    rewards = [one.reward for one in found]
+    rewards = [score.reward for score in results]
     agree = [rewards[i] < rewards[j] for i in range(10) for j in range(i + 1, 10)]
     assert sum(agree) / len(agree) > 0.8
 
@@ -202,8 +202,8 @@ def test_what_is_no_answer_is_asked_for_once_more():
         return better(asked) if len(asked.body["messages"]) > 2 else says({"better": "the first one"})
 
     with judge_server(script) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert found[0].reward < found[1].reward
+        results = scores(Pairwise(spec(server)), group(0.1, 0.9))
+    assert results[0].reward < results[1].reward
     assert "'the first one' is better; expected" in server.requests[-1].body["messages"][-1]["content"]
 
 
@@ -212,36 +212,36 @@ def test_a_pair_without_an_answer_is_left_out_and_one_with_none_at_all_is_unscor
         return says("no") if min(shown(asked)) == 0.1 else better(asked)
 
     with judge_server(script) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.5, 0.9))
-    assert found[0].reward is None
-    assert "did not judge as it was asked, twice" in found[0].failure.message
-    assert 0.5 > found[1].reward > 0
-    assert found[1].reward + found[2].reward == pytest.approx(1)
+        results = scores(Pairwise(spec(server)), group(0.1, 0.5, 0.9))
+    assert results[0].reward is None
+    assert "did not judge as it was asked, twice" in results[0].failure.message
+    assert 0.5 > results[1].reward > 0
+    assert results[1].reward + results[2].reward == pytest.approx(1)
 
 
 def test_half_an_answer_would_have_a_place_in_it():
-    """One order alone says as much of the order as of the episodes."""
+    """A single order would reflect position as much as quality."""
 
     def script(asked):
         first, second = shown(asked)
         return says("no") if first > second else better(asked)
 
     with judge_server(script) as server:
-        assert [one.reward for one in scores(Pairwise(spec(server)), group(0.1, 0.9))] == [None, None]
+        assert [score.reward for score in scores(Pairwise(spec(server)), group(0.1, 0.9))] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["TOO_MANY", "OVERLOADED", "HUNG_UP"])
 def test_what_passes_is_waited_for(name):
     passing = getattr(replies, name)
     with judge_server(lambda asked: passing if asked.number < 2 else better(asked)) as server:
-        found = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert found[0].reward < found[1].reward
+        results = scores(Pairwise(spec(server)), group(0.1, 0.9))
+    assert results[0].reward < results[1].reward
 
 
 def test_failed_episodes_are_not_compared():
     with judge_server(better) as server:
-        found = scores(Pairwise(spec(server)), [*group(0.1, 0.9), episode("s", 2, failure=FAILURE)])
-    assert [one.reward is None for one in found] == [False, False, True]
+        results = scores(Pairwise(spec(server)), [*group(0.1, 0.9), episode("s", 2, failure=FAILURE)])
+    assert [score.reward is None for score in results] == [False, False, True]
     assert len(server.requests) == 2
 
 
@@ -264,7 +264,7 @@ def test_comparisons_are_made_beside_each_other_up_to_the_limit():
     def script(asked):
         return Reply(json.dumps({"better": "tie"}), after=0.2)
 
-    episodes = [one for name in "abc" for one in group(*[i / 10 for i in range(4)], name=name)]
+    episodes = [trajectory for name in "abc" for trajectory in group(*[i / 10 for i in range(4)], name=name)]
     with judge_server(script) as server:
         start = time.monotonic()
         scores(Pairwise(spec(server), at_once=6), episodes)

@@ -1,4 +1,4 @@
-"""The repetition term of the outcome reward."""
+"""Repetition term of the outcome reward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from components.trajectories.schema import History, Message, Scenario, Trajector
 
 
 def episode(*messages: list[int]) -> Trajectory:
-    """An episode of sampled messages, each after one token that was not sampled."""
+    """Return an episode of sampled messages, each after one unsampled token."""
     history = History([])
     for tokens in messages:
         start = len(history.token_ids) + 1

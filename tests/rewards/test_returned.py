@@ -1,4 +1,4 @@
-"""The reward that was given along the way."""
+"""Reward reported by the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from components.rewards.rules.returned import Returned
 from components.trajectories.schema import Scenario, Trajectory
 
 
-def one(outcome: dict, rewards: list[float]) -> Trajectory:
+def returned_episode(outcome: dict, rewards: list[float]) -> Trajectory:
     return Trajectory("a/0", Scenario("a", {}, "train"), 0, [], outcome=outcome, step_rewards=rewards)
 
 
@@ -22,13 +22,13 @@ def one(outcome: dict, rewards: list[float]) -> Trajectory:
     ],
 )
 def test_what_was_given(outcome, rewards, expected):
-    (score,) = Returned().score_group([one(outcome, rewards)])
+    (score,) = Returned().score_group([returned_episode(outcome, rewards)])
     assert score.reward == expected
     assert score.failure is None
 
 
 @pytest.mark.parametrize("outcome", [{}, {"reward": None}, {"reward": "1"}, {"reward": float("nan")}])
 def test_nothing_given_is_unscored(outcome):
-    (score,) = Returned().score_group([one(outcome, [])])
+    (score,) = Returned().score_group([returned_episode(outcome, [])])
     assert score.reward is None
     assert "step rewards" in score.failure.message

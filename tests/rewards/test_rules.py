@@ -1,4 +1,4 @@
-"""Rules against their formulas, on text that was written to break them."""
+"""Reward rules, against their formulas, on adversarial text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def judged(reward, *trajectories):
 
 
 def of(reward, text, **scenario):
-    """The score of an episode that ends with a text."""
-    one = Trajectory("s/0", Scenario("s", scenario, "train"), 0, [talk("Question?", text)])
-    return judged(reward, one)[0]
+    """Return the score of an episode that ends with a text."""
+    sample = Trajectory("s/0", Scenario("s", scenario, "train"), 0, [talk("Question?", text)])
+    return judged(reward, sample)[0]
 
 
 class TestMatches:
@@ -74,8 +74,8 @@ class TestTags:
         assert of(Tags(["think"], filled=False), "<think></think>").reward == 1.0
 
     def test_of_all_messages_it_is_the_share(self):
-        one = episode(histories=[talk("q", "<a>1</a>", "more", "2", "more", "<a>3</a>", "more", "4")])
-        assert judged(Tags(["a"], of="all"), one)[0].reward == 0.5
+        sample = episode(histories=[talk("q", "<a>1</a>", "more", "2", "more", "<a>3</a>", "more", "4")])
+        assert judged(Tags(["a"], of="all"), sample)[0].reward == 0.5
 
     @pytest.mark.parametrize("tags", [["a b"], ["<a>"], ["a", "a"]])
     def test_what_is_no_tag_is_refused(self, tags):
@@ -84,10 +84,10 @@ class TestTags:
 
 
 def counted(tokens=None, turns=2.0, success=True):
-    one = episode(success=success, turns=turns)
+    sample = episode(success=success, turns=turns)
     if tokens is not None:
-        one.metrics["sampled_tokens"] = tokens
-    return one
+        sample.metrics["sampled_tokens"] = tokens
+    return sample
 
 
 class TestLength:
@@ -113,10 +113,10 @@ class TestLength:
             assert "with inference=remote: tokens=true" in judged(rule, counted(0.0))[0].failure.message
 
     def test_a_demonstration_was_not_sampled_and_costs_nothing(self):
-        one = episode()
-        one.policy = "solver"
-        assert judged(Length(alpha=1.0, target=0), one)[0].reward == 0.0
-        assert judged(Repetition(), one)[0].reward == 0.0
+        sample = episode()
+        sample.policy = "solver"
+        assert judged(Length(alpha=1.0, target=0), sample)[0].reward == 0.0
+        assert judged(Repetition(), sample)[0].reward == 0.0
 
 
 class TestSteps:
@@ -132,7 +132,7 @@ class TestSteps:
         assert of(Steps(beta=1.0, pattern=r"(?m)^Step \d+", most=2), text).reward == 2.0
 
     def test_what_it_adds_falls_to_the_last_step(self):
-        task = lambda one: Score(one.id, 1.0, step_rewards=[0.5, 0.5])  # noqa: E731
+        task = lambda sample: Score(sample.id, 1.0, step_rewards=[0.5, 0.5])  # noqa: E731
         (score,) = judged(Steps(task, beta=0.25), counted(turns=2.0))
         assert score.step_rewards == [0.5, 1.0]
 
@@ -140,9 +140,9 @@ class TestSteps:
 class TestRepetition:
     def tokens(self, *ids):
         message = Message("assistant", "x", span=(1, 1 + len(ids)))
-        one = episode(histories=[History([Message("user", "q"), message], [0, *ids], [0.0] * (1 + len(ids)))])
-        one.metrics["sampled_tokens"] = float(len(ids))
-        return one
+        sample = episode(histories=[History([Message("user", "q"), message], [0, *ids], [0.0] * (1 + len(ids)))])
+        sample.metrics["sampled_tokens"] = float(len(ids))
+        return sample
 
     def test_it_costs_the_share_of_what_was_said_before(self):
         # Bigrams of 1 2 1 2 1: 12 21 12 21, two of four are new.
@@ -175,9 +175,9 @@ class TestLanguage:
         assert score.components == pytest.approx({"share": share})
 
     def test_it_reads_all_messages_or_the_last_one(self):
-        one = episode(histories=[talk("где", "abc", "q", "где")])
-        assert judged(Language(["Latin"]), one)[0].reward == -0.5
-        assert judged(Language(["Latin"], of="last"), one)[0].reward == -1.0
+        sample = episode(histories=[talk("где", "abc", "q", "где")])
+        assert judged(Language(["Latin"]), sample)[0].reward == -0.5
+        assert judged(Language(["Latin"], of="last"), sample)[0].reward == -1.0
 
     @pytest.mark.parametrize("script", ["Latn1", "", "Latin}", "English", "Latin}\\p{L"])
     def test_what_is_no_script_is_refused(self, script):
@@ -186,7 +186,7 @@ class TestLanguage:
 
 
 def called(*calls, needed=None):
-    """An episode with calls: name, arguments, answer."""
+    """Return an episode with calls: name, arguments, result."""
     messages = [Message("user", "Do it.")]
     for name, arguments, answer in calls:
         messages.append(Message("assistant", "", [ToolCall("call_0", name, arguments)]))
@@ -232,10 +232,10 @@ class TestToolUse:
         assert "expected a number of calls" in score.failure.message
 
     def test_calls_can_be_counted_by_tool_and_by_argument(self):
-        one = called(FIND, SEND, ("delete", '{"path": "/etc"}', "gone"))
-        assert judged(Calls(), one)[0].reward == 3.0
-        assert judged(Calls(["find", "delete"]), one)[0].reward == 2.0
-        assert judged(Calls(pattern=r"^delete .*/etc"), one)[0].reward == 1.0
+        sample = called(FIND, SEND, ("delete", '{"path": "/etc"}', "gone"))
+        assert judged(Calls(), sample)[0].reward == 3.0
+        assert judged(Calls(["find", "delete"]), sample)[0].reward == 2.0
+        assert judged(Calls(pattern=r"^delete .*/etc"), sample)[0].reward == 1.0
 
 
 class TestCosts:
@@ -317,24 +317,24 @@ class TestJsonSchema:
 
 
 class TestApart:
-    """What is computed in a process beside this one."""
+    """Functions in a subprocess worker."""
 
     def test_it_answers_and_what_is_printed_is_no_answer(self):
-        apart = WorkerProcess("tests.rewards.beside:echo", 10)
-        assert [apart(a=1), apart(text="ä\n\u2028")] == [{"a": 1}, {"text": "ä\n\u2028"}]
+        worker = WorkerProcess("tests.rewards.beside:echo", 10)
+        assert [worker(a=1), worker(text="ä\n\u2028")] == [{"a": 1}, {"text": "ä\n\u2028"}]
 
     def test_what_hangs_dies_or_raises_is_an_error_and_the_next_call_is_answered(self):
         from components.errors import JudgeError
 
         for name, said in (("hang", "not done after 0.3 s"), ("die", "ended with 7"), ("echo", "")):
-            apart = WorkerProcess(f"tests.rewards.beside:{name}", 0.3 if name == "hang" else 10)
+            worker = WorkerProcess(f"tests.rewards.beside:{name}", 0.3 if name == "hang" else 10)
             if said:
                 for _ in range(2):
                     with pytest.raises(JudgeError, match=said):
-                        apart()
+                        worker()
             else:
                 with pytest.raises(TypeError):
-                    apart(a={1, 2})
+                    worker(a={1, 2})
         with pytest.raises(JudgeError, match="unexpected keyword argument 'b'"):
             WorkerProcess("tests.rewards.beside:hang", 10)(b=1)
 

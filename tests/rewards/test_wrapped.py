@@ -23,7 +23,7 @@ def judged(reward, *trajectories):
 
 
 def says(reward, *steps):
-    return lambda one: Score(one.id, reward, {"deep": 1.0}, list(steps))
+    return lambda trajectory: Score(trajectory.id, reward, {"deep": 1.0}, list(steps))
 
 
 class TestClipped:
@@ -59,9 +59,9 @@ class TestDiscounted:
         assert score.step_rewards == steps
 
     def test_of_what_the_environment_gave(self):
-        one = episode()
-        one.step_rewards = [0.0, 1.0]
-        assert judged(Discounted(Returned(), 0.5), one)[0].reward == 0.5
+        sample = episode()
+        sample.step_rewards = [0.0, 1.0]
+        assert judged(Discounted(Returned(), 0.5), sample)[0].reward == 0.5
 
     def test_without_step_rewards_it_is_unscored(self):
         assert "needs step rewards" in judged(Discounted(says(1.0)))[0].failure.message
@@ -110,18 +110,18 @@ class TestPotential:
     @pytest.mark.parametrize("gamma", [0.5, 0.9, 1.0])
     def test_what_is_earned_on_the_way_is_given_back(self, gamma):
         steps, potentials = [0.5, 0.0, 2.0], [0.25, 1.0, -3.0]
-        (score,) = judged(Potential(says(2.5, *steps), lambda one: potentials, gamma))
+        (score,) = judged(Potential(says(2.5, *steps), lambda trajectory: potentials, gamma))
         returns = [sum(gamma**t * step for t, step in enumerate(of)) for of in (score.step_rewards, steps)]
         assert returns[0] == pytest.approx(returns[1] - potentials[0])
         assert score.reward == pytest.approx(sum(score.step_rewards))
         assert score.components["potential"] == pytest.approx(score.reward - 2.5)
 
     def test_a_reward_without_steps_counts_at_the_last_turn(self):
-        (score,) = judged(Potential(says(1.0), lambda one: [0.0, 0.5]))
+        (score,) = judged(Potential(says(1.0), lambda trajectory: [0.0, 0.5]))
         assert score.step_rewards == [0.5, 0.5]
 
     @pytest.mark.parametrize(
         ("found", "said"), [([], "nothing"), ([1.0], "1 potentials for 2"), (["x", 1.0], "'x'"), (3, "not iterable")]
     )
     def test_potentials_that_do_not_fit_leave_the_episode_unscored(self, found, said):
-        assert said in judged(Potential(says(1.0, 0.5, 0.5), lambda one: found))[0].failure.message
+        assert said in judged(Potential(says(1.0, 0.5, 0.5), lambda trajectory: found))[0].failure.message

@@ -89,7 +89,7 @@ class Combined(ComposedPerEpisode):
 
     def value(self, trajectory: Trajectory, parts: Parts) -> Value:
         counted = dict(parts)
-        unmet = {name: why for name in self._specs if (why := self._unmet(name, parts))}
+        unmet = {name: reason for name in self._specs if (reason := self._unmet(name, parts))}
         for name in unmet:
             counted[name] = Score(trajectory.id, 0.0)
         in_order = {name: counted[name] for name in self._specs if name in counted}
@@ -97,7 +97,7 @@ class Combined(ComposedPerEpisode):
             reward, steps = _product(in_order)
         else:
             reward, steps = total((self._specs[name].weight, score) for name, score in in_order.items())
-        notes = [f"{name}: does not count, as {why}" for name, why in unmet.items()]
+        notes = [f"{name}: does not count, as {reason}" for name, reason in unmet.items()]
         return Value(reward, steps, explanation="\n".join(notes))
 
     def _unmet(self, name: str, parts: Parts) -> str:

@@ -246,9 +246,9 @@ def required_step_rewards(score: Score, what: str) -> list[float]:
     return score.step_rewards
 
 
-def not_applicable(trajectory: Trajectory, why: str) -> Score:
+def not_applicable(trajectory: Trajectory, reason: str) -> Score:
     """Return the Score of a reward that does not apply to an episode."""
-    return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, NOT_APPLICABLE, why))
+    return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, NOT_APPLICABLE, reason))
 
 
 def _not_applicable(score: Score) -> bool:

@@ -84,10 +84,10 @@ REVISION: dict[str, Any] = {
 
 
 def _checked_names(principles: dict[str, Principle]) -> dict[str, Principle]:
-    wrong = [name for name in principles if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
-    if wrong:
+    invalid = [name for name in principles if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
+    if invalid:
         raise ValueError(
-            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(wrong)}"
+            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(invalid)}"
         )
     return principles
 
@@ -143,11 +143,11 @@ class Constitution(EpisodeJudgeReward):
         """Return the opinion of one judge on an episode."""
         answers = await self.judged(client, trajectory, revise=self.revise)
         if not answers:
-            return Opinion(None, why="the episode has no answer: no message of the agent")
+            return Opinion(None, reason="the episode has no answer: no message of the agent")
         cost = total_cost(answers)
         scores = [answer.score for answer in answers if answer.score is not None]
         if len(scores) < len(answers):
-            return Opinion(None, cost=cost, why="; ".join(answer.why for answer in answers if answer.score is None))
+            return Opinion(None, cost=cost, reason="; ".join(answer.why for answer in answers if answer.score is None))
         parts = {name: fmean(answer.scores[name] for answer in answers) for name in self.principles}
         score = fmean(scores)
         return Opinion(score, {"constitution": score} | parts, "\n".join(map(_explanation, answers)), cost)
@@ -166,7 +166,7 @@ class Constitution(EpisodeJudgeReward):
         judgement = await ask_for_json(client, question, _schema(names), lambda answer: _parse(answer["scores"], names))
         scores, critiques = judgement.value or ({}, {})
         if len(scores) < len(names):
-            return Revised(history, message, {}, critiques, None, None, judgement.cost, judgement.why)
+            return Revised(history, message, {}, critiques, None, None, judgement.cost, judgement.reason)
         weights = {name: principle.weight for name, principle in self.principles.items()}
         score = sum(weight * scores[name] for name, weight in weights.items()) / sum(weights.values())
         original = trajectory.histories[history].messages[message]
@@ -174,7 +174,7 @@ class Constitution(EpisodeJudgeReward):
             return Revised(history, message, scores, critiques, score, None, judgement.cost)
         revision = await self._revision(client, question, scores, critiques, original.content)
         cost = add_costs(judgement.cost, revision.cost)
-        return Revised(history, message, scores, critiques, score, revision.value, cost, revision.why)
+        return Revised(history, message, scores, critiques, score, revision.value, cost, revision.reason)
 
     async def _revision(
         self,

@@ -85,7 +85,7 @@ def _checked_dimensions(dimensions: dict[str, Dimension]) -> dict[str, Dimension
 
 @registered("reward.critic")
 class Critic(EpisodeJudgeReward):
-    """Scores each episode by itself, along dimensions.
+    """Absolute score of each episode, along dimensions.
 
     Args:
         model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean; a
@@ -118,10 +118,10 @@ class Critic(EpisodeJudgeReward):
         judgement = await ask_for_json(client, messages, _schema(names, count), lambda data: _parse(data, names, count))
         parsed = judgement.value
         if parsed is None:
-            return Opinion(None, cost=judgement.cost, why=judgement.why)
+            return Opinion(None, cost=judgement.cost, reason=judgement.reason)
         parts = {name: parsed.scores[name] for name in names if name in parsed.scores}
         if len(parts) < len(names) or len(parsed.turns) < count:
-            return Opinion(None, parts | _turn_components(parsed.turns), cost=judgement.cost, why=judgement.why)
+            return Opinion(None, parts | _turn_components(parsed.turns), cost=judgement.cost, reason=judgement.reason)
         score = self.weighted_score(parts)
         explanation = "\n".join(f"{name} {parts[name]:.2g}: {parsed.explanations.get(name, '')}" for name in names)
         labels = [parsed.turns[turn] for turn in range(count)]

@@ -38,7 +38,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:\s*(?:/|out of|of)\s*\d+(?:\.\d+)?|\s
 
 @registered("reward.graded")
 class Graded:
-    """Scores each episode by itself, from 0 to 1.
+    """Grade of each episode, from 0 to 1.
 
     Args:
         model: Judge model (`judge_model`).
@@ -91,10 +91,10 @@ class Graded:
                     )
                 correction = {"role": "user", "content": "Answer with one number, and nothing else."}
                 messages = [*messages, {"role": "assistant", "content": answers[-1].text or "(nothing)"}, correction]
-            why = f"{client.name} gave no number, twice: {answers[-1].text[:200]!r}"
+            reason = f"{client.name} gave no number, twice: {answers[-1].text[:200]!r}"
         except JudgeError as error:
-            why = str(error)
-        return Score(trajectory.id, None, cost=cost, failure=Failure("judge", "JudgeError", why))
+            reason = str(error)
+        return Score(trajectory.id, None, cost=cost, failure=Failure("judge", "JudgeError", reason))
 
     def _messages(self, episode: str) -> Messages:
         messages = []

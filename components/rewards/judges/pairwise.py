@@ -1,5 +1,4 @@
-"""Pairwise comparison by a language model: it compares two episodes of a scenario at a time; scores follow from the
-results.
+"""Pairwise comparison of the episodes of a scenario by a language model.
 
 Each pair is shown in both orders. A judge that prefers the same position both times gives no information about the
 episodes: that is a tie, and counted as position bias. From the points of the pairs (1 for a win in both orders, 3/4 for
@@ -74,12 +73,12 @@ class PairResult:
     """True if the preference depends on the order."""
     explanation: str
     cost: float | None
-    why: str
+    reason: str
 
 
 @registered("reward.pairwise")
 class Pairwise(JudgeReward):
-    """Scores the episodes of a scenario by comparing them two at a time, each pair in both orders.
+    """Scores from pairwise comparisons of the episodes of a scenario, each pair in both orders.
 
     Args:
         model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean.
@@ -133,10 +132,10 @@ class Pairwise(JudgeReward):
             return []
         table = DistinctEpisodes(group, self.seed)
         if len(table.order) == 1:
-            reason = "all episodes of the group say the same" if len(group) > 1 else "there is no other episode"
-            why = f"{reason}: nothing was asked"
+            cause = "all episodes of the group say the same" if len(group) > 1 else "there is no other episode"
+            reason = f"{cause}: nothing was asked"
             parts = {"pairwise": ALIKE, "points": ALIKE, "position_bias": 0.0}
-            return [Score(trajectory.id, ALIKE, parts, explanation=why) for trajectory in group]
+            return [Score(trajectory.id, ALIKE, parts, explanation=reason) for trajectory in group]
         results = await asyncio.gather(*(self._tournament(client, table) for client in clients.values()))
         opinions = {
             name: self._opinions(pair_results, table, len(group))
@@ -176,9 +175,9 @@ class Pairwise(JudgeReward):
             )
         )
         cost = total_cost(judgements)
-        why = "; ".join(judgement.why for judgement in judgements if judgement.why)
+        reason = "; ".join(judgement.reason for judgement in judgements if judgement.reason)
         if judgements[0].value is None or judgements[1].value is None:
-            return PairResult(pair, None, False, "", cost, why)
+            return PairResult(pair, None, False, "", cost, reason)
         (first, said), (second, _) = judgements[0].value, judgements[1].value  # points of the episode shown first
         return PairResult(pair, (first + 1 - second) / 2, first == second != 0.5, said, cost, "")
 
@@ -203,8 +202,8 @@ class Pairwise(JudgeReward):
         scores = shares(points, self.prior) if index else []
         total = total_cost(results)
         cost = None if total is None else total / group
-        why = "; ".join(dict.fromkeys(result.why for result in results if result.why))
-        opinions = {place: Opinion(None, cost=cost, why=why) for place in table.order}
+        reason = "; ".join(dict.fromkeys(result.reason for result in results if result.reason))
+        opinions = {place: Opinion(None, cost=cost, reason=reason) for place in table.order}
         for place, i in index.items():
             own_results = [result for result in decided if place in result.pair]
             parts = {

@@ -66,17 +66,17 @@ Answer with JSON: {{"items": [{{"item": its name, "explanation": one short sente
 
 
 def _checked_names(items: dict[str, Item]) -> dict[str, Item]:
-    wrong = [name for name in items if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
-    if wrong:
+    invalid = [name for name in items if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
+    if invalid:
         raise ValueError(
-            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(wrong)}"
+            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(invalid)}"
         )
     return items
 
 
 @registered("reward.rubric")
 class Rubric(EpisodeJudgeReward):
-    """Scores each episode by a checklist.
+    """Checklist score of each episode.
 
     Args:
         model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean; a
@@ -111,19 +111,19 @@ class Rubric(EpisodeJudgeReward):
         try:
             items = self.items_of(trajectory)
         except ValueError as error:
-            return Opinion(None, why=str(error))
+            return Opinion(None, reason=str(error))
         names = list(items)
-        listed = as_text({name: item.text for name, item in items.items()}, client.spec.longest // 2)
-        task = TASK.format(items=listed, data=ONLY_DATA, names=", ".join(names))
+        item_texts = as_text({name: item.text for name, item in items.items()}, client.spec.longest // 2)
+        task = TASK.format(items=item_texts, data=ONLY_DATA, names=", ".join(names))
         messages = about(trajectory, shown(trajectory), task, client.spec.longest)
         judgement = await ask_for_json(client, messages, _schema(names), lambda answer: _parse(answer["items"], names))
         answers, explanations = judgement.value or ({}, {})
         parts = {name: float(met) for name, met in answers.items() if met is not None and name in self.items}
         if len(answers) < len(names):
-            return Opinion(None, parts, cost=judgement.cost, why=judgement.why)
+            return Opinion(None, parts, cost=judgement.cost, reason=judgement.reason)
         score = weighted_score(items, answers)
         if score is None:
-            return Opinion(None, cost=judgement.cost, why="no item of the rubric applies to the episode")
+            return Opinion(None, cost=judgement.cost, reason="no item of the rubric applies to the episode")
         required = [answers[name] for name in names if items[name].required and answers[name] is not None]
         if required:
             parts["required_met"] = float(all(required))
@@ -136,17 +136,17 @@ class Rubric(EpisodeJudgeReward):
         """Return the items by which an episode is judged. Raises ValueError if its scenario lacks valid items."""
         if self.items_field is None:
             return self.items
-        given: Any = trajectory.scenario.input.get(self.items_field)
+        data: Any = trajectory.scenario.input.get(self.items_field)
         place = f"scenario {trajectory.scenario.id}: input[{self.items_field!r}]"
-        if not isinstance(given, dict | list) or not given:
-            description = "nothing" if given is None else f"{given!r:.80}"
+        if not isinstance(data, dict | list) or not data:
+            description = "nothing" if data is None else f"{data!r:.80}"
             raise ValueError(
                 f"{place} is {description}; expected a list of texts or items, or a mapping of them by name"
             )
-        if isinstance(given, list):
-            given = {f"{OWN}{number}": item for number, item in enumerate(given, 1)}
+        if isinstance(data, list):
+            data = {f"{OWN}{number}": item for number, item in enumerate(data, 1)}
         scenario_items = {}
-        for name, item in given.items():
+        for name, item in data.items():
             try:
                 scenario_items[name] = validate(
                     Item, {"text": item} if isinstance(item, str) else item, configuration=False

@@ -89,13 +89,13 @@ class GroupJudgement:
     scores: dict[int, float]
     explanations: dict[int, str]
     cost: float | None
-    why: str = ""
+    reason: str = ""
     """Reason why some episodes have no score."""
 
 
 @registered("reward.ruler")
 class Ruler(JudgeReward):
-    """Scores the episodes of a scenario against each other.
+    """Relative scores of the episodes of a scenario.
 
     Args:
         model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean; a
@@ -148,9 +148,9 @@ class Ruler(JudgeReward):
         table = _Table(group, self.seed)
         independent = await self._independent(group)
         if len(group) > 1 and len(table.order) == 1:
-            why = "all episodes of the group say the same: nothing was asked"
+            reason = "all episodes of the group say the same: nothing was asked"
             return [
-                Score(trajectory.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=why)
+                Score(trajectory.id, ALIKE, {"ruler": ALIKE} | independent[i], explanation=reason)
                 for i, trajectory in enumerate(group)
             ]
         judgements = await _gather([self._judge(client, table) for client in clients.values()])
@@ -161,9 +161,9 @@ class Ruler(JudgeReward):
         if not counted:  # no judge scored all episodes: take the one that scored the most
             most = max(by_name, key=lambda name: len(by_name[name].scores))
             counted = {most: by_name[most]}
-        why = "; ".join(judgement.why for judgement in judgements if judgement.why)
+        reason = "; ".join(judgement.reason for judgement in judgements if judgement.reason)
         return [
-            self._score(trajectory, table.place[i], counted, independent[i], cost, why)
+            self._score(trajectory, table.place[i], counted, independent[i], cost, reason)
             for i, trajectory in enumerate(group)
         ]
 
@@ -174,11 +174,11 @@ class Ruler(JudgeReward):
         counted: Mapping[str, GroupJudgement],
         independent: dict[str, float],
         cost: float | None,
-        why: str,
+        reason: str,
     ) -> Score:
         scores = {name: judgement.scores[place] for name, judgement in counted.items() if place in judgement.scores}
         if not scores:
-            failure = Failure("judge", "JudgeError", why or "the judge gave it no score")
+            failure = Failure("judge", "JudgeError", reason or "the judge gave it no score")
             return Score(trajectory.id, None, independent, cost=cost, failure=failure)
         score = fmean(scores.values())
         parts = {"ruler": score} | independent
@@ -207,10 +207,10 @@ class Ruler(JudgeReward):
             return judgements[0]
         anchor = parts[0][0]
         cost = total_cost(judgements)
-        why = "; ".join(judgement.why for judgement in judgements if judgement.why)
+        reason = "; ".join(judgement.reason for judgement in judgements if judgement.reason)
         with_anchor = [judgement for judgement in judgements if anchor in judgement.scores]
         if not with_anchor:
-            return GroupJudgement({}, {}, cost, why)
+            return GroupJudgement({}, {}, cost, reason)
         mean = fmean(judgement.scores[anchor] for judgement in with_anchor)
         scores: dict[int, float] = {}
         explanations: dict[int, str] = {}
@@ -218,7 +218,7 @@ class Ruler(JudgeReward):
             shift = mean - judgement.scores[anchor]
             scores |= {place: min(max(score + shift, 0.0), 1.0) for place, score in judgement.scores.items()}
             explanations |= {place: text for place, text in judgement.explanations.items() if place not in explanations}
-        return GroupJudgement(scores, explanations, cost, why)
+        return GroupJudgement(scores, explanations, cost, reason)
 
     async def _part(self, client: JudgeClient, table: _Table, part: Sequence[int]) -> GroupJudgement:
         from components.rewards.llm.question import ask_for_json
@@ -227,11 +227,11 @@ class Ruler(JudgeReward):
         messages = table.messages(part, self.rubric, client.spec.longest)
         judgement = await ask_for_json(client, messages, SCHEMA, lambda answer: _read(answer["scores"], list(names)))
         if judgement.value is None:
-            return GroupJudgement({}, {}, judgement.cost, judgement.why)
+            return GroupJudgement({}, {}, judgement.cost, judgement.reason)
         scores, explanations = judgement.value
         by_place = {names[name]: score for name, score in scores.items()}
         return GroupJudgement(
-            by_place, {names[name]: text for name, text in explanations.items()}, judgement.cost, judgement.why
+            by_place, {names[name]: text for name, text in explanations.items()}, judgement.cost, judgement.reason
         )
 
 

@@ -27,9 +27,9 @@ TABLES = (
 )
 
 
-def digest(asked: Any) -> str:
+def digest(data: Any) -> str:
     """Return the SHA-256 digest of JSON data; the order of keys does not matter."""
-    return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class _Database:

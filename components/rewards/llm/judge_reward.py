@@ -61,13 +61,13 @@ class Opinion:
     """Opinion of one judge on one episode."""
 
     score: float | None
-    """Score from 0 to 1; None if the judge gave none, with the reason in `why`."""
+    """Score from 0 to 1; None if the judge gave none, with the reason in `reason`."""
     parts: dict[str, float] = field(default_factory=dict)
     """Components of the score."""
     explanation: str = ""
     cost: float | None = 0.0
     """Cost; None if unknown."""
-    why: str = ""
+    reason: str = ""
     turns: list[float] = field(default_factory=list)
     """Score of each turn, if the judge scores turns."""
 
@@ -82,8 +82,10 @@ def combine_opinions(trajectory: Trajectory, opinions: Mapping[str, Opinion]) ->
     names = dict.fromkeys(name for opinion in usable.values() for name in opinion.parts)
     parts = {name: fmean(opinion.parts[name] for opinion in usable.values() if name in opinion.parts) for name in names}
     if not counted:
-        why = "; ".join(opinion.why for opinion in opinions.values() if opinion.why) or "the judge gave no score"
-        return Score(trajectory.id, None, parts, cost=cost, failure=Failure(JudgeError.boundary, "JudgeError", why))
+        reason = (
+            "; ".join(opinion.reason for opinion in opinions.values() if opinion.reason) or "the judge gave no score"
+        )
+        return Score(trajectory.id, None, parts, cost=cost, failure=Failure(JudgeError.boundary, "JudgeError", reason))
     scores = {name: opinion.score for name, opinion in counted.items() if opinion.score is not None}
     if len(opinions) > 1:
         parts |= {f"judge/{name}": score for name, score in scores.items()}

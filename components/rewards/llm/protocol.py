@@ -32,7 +32,7 @@ class ModelClient(Protocol):
     """Client of a model."""
 
     label: str
-    """Description for messages: the model, and where it is."""
+    """Description for messages: the model and its location."""
     priced: bool
     """True if the price is known."""
 

@@ -30,10 +30,10 @@ class Judgement(Generic[T]):
     """Result of a question."""
 
     value: T | None
-    """Parsed value; None if nothing is usable, with the reason in `why`."""
+    """Parsed value; None if nothing is usable, with the reason in `reason`."""
     cost: float | None
     """Cost of all calls; None if unknown."""
-    why: str = ""
+    reason: str = ""
 
 
 async def ask_for_json(

@@ -36,7 +36,7 @@ class PriceSpec(Spec):
         return (read * self.input + written * self.output) / 1_000_000
 
 
-class AskedSpec(Spec):
+class JudgeModelSpec(Spec):
     """Settings of any judge model."""
 
     temperature: float = Field(0.0, ge=0)
@@ -52,7 +52,7 @@ class AskedSpec(Spec):
         """Return what determines the answers, for stage keys and the answer cache."""
 
 
-class PaidSpec(AskedSpec):
+class PaidSpec(JudgeModelSpec):
     """Settings of a judge model behind a network."""
 
     price: PriceSpec | None = None
@@ -61,9 +61,9 @@ class PaidSpec(AskedSpec):
     """Form in which JSON is requested: by its schema, as any JSON object, or in words alone. If a server rejects a
     form, the next one is used."""
     extra: dict[str, Any] = {}
-    """Further parameters of each request, such as `reasoning_effort`. A null removes a parameter: `extra: {max_tokens:
-    null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A secret is given by the
-    name of its environment variable: `extra: {extra_headers: {Authorization: "env:NAME"}}`."""
+    """Further parameters of each request, such as `reasoning_effort`. With null, a default parameter is removed:
+    `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A
+    secret is given by the name of its environment variable: `extra: {extra_headers: {Authorization: "env:NAME"}}`."""
     requests_per_minute: float | None = Field(None, gt=0)
     """Rate limit in requests per minute; null is no limit."""
     tokens_per_minute: float | None = Field(None, gt=0)
@@ -156,7 +156,7 @@ class LiteLLMJudge(PaidSpec):
         return None
 
 
-class EmbeddedJudge(AskedSpec):
+class EmbeddedJudge(JudgeModelSpec):
     """Model on this machine, in the process of the stage."""
 
     name: Literal["embedded"] = "embedded"
@@ -169,7 +169,7 @@ class EmbeddedJudge(AskedSpec):
         return {**self.model_dump(mode="json", exclude={"model"}), "model": self.model.key_part()}
 
 
-class PolicyJudge(AskedSpec):
+class PolicyJudge(JudgeModelSpec):
     """The policy whose episodes are judged, with the weights that generated them."""
 
     name: Literal["policy"] = "policy"
@@ -188,7 +188,7 @@ def several(model: JudgeModel | list[JudgeModel]) -> list[JudgeModel]:
 
 def asked_by(target: Any) -> list[JudgeModel]:
     """Return the models that a reward and its parts ask, found in the arguments of its target."""
-    if isinstance(target, AskedSpec):
+    if isinstance(target, JudgeModelSpec):
         return [target]  # type: ignore[list-item]  # one of the four
     if isinstance(target, Target):
         return asked_by(target.arguments)

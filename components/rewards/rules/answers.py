@@ -130,9 +130,9 @@ def check_field(path: str, key: str) -> None:
 
 
 def of_input(path: str, outcome: bool) -> str | None:
-    """Return the field of a scenario's input that a path reads; None where it reads, or may read, something else.
+    """Return the field of a scenario's input that a path reads; None if it reads, or may read, something else.
 
-    outcome: a name alone may be a field of the outcome, too, of which nothing is known before an episode.
+    outcome: True if a bare name may also be a field of the outcome, whose fields are unknown before an episode.
     """
     place, _, name = path.partition(".")
     if name:

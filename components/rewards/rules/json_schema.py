@@ -48,8 +48,8 @@ class JsonSchema:
         self._answer = Answer(answer)
         if isinstance(schema, str):
             check_field(schema, "reward.schema")
-        elif (wrong := _wrong(schema)) is not None:
-            raise SpecError([Problem("reward.schema", f"is no JSON schema: {wrong}")])
+        elif (error := _schema_error(schema)) is not None:
+            raise SpecError([Problem("reward.schema", f"is no JSON schema: {error}")])
         self._misfit = WorkerProcess(
             "components.rewards.rules.json_schema:misfit", seconds, ["jsonschema", "referencing"]
         )
@@ -60,14 +60,14 @@ class JsonSchema:
 
     def __call__(self, trajectory: Trajectory) -> Score:
         schema = field(trajectory, self.schema) if isinstance(self.schema, str) else self.schema
-        if isinstance(self.schema, str) and (wrong := _wrong(schema)) is not None:
-            raise JudgeError(f"{self.schema} is no JSON schema: {wrong}")
+        if isinstance(self.schema, str) and (problem := _schema_error(schema)) is not None:
+            raise JudgeError(f"{self.schema} is no JSON schema: {problem}")
         text = self._answer.of(trajectory)
         try:
-            why = "no answer" if text is None else self._misfit(text=text, schema=schema)
+            reason = "no answer" if text is None else self._misfit(text=text, schema=schema)
         except AnswerTooCostly as error:
-            why = f"the answer could not be validated: {error}"
-        return Score(trajectory.id, float(not why), explanation=why)
+            reason = f"the answer could not be validated: {error}"
+        return Score(trajectory.id, float(not reason), explanation=reason)
 
 
 def misfit(text: str, schema: dict[str, Any]) -> str:
@@ -91,7 +91,7 @@ def misfit(text: str, schema: dict[str, Any]) -> str:
     return "" if violation is None else f"{violation.json_path}: {violation.message:.200}"
 
 
-def _wrong(schema: Any) -> str | None:
+def _schema_error(schema: Any) -> str | None:
     """Return the error of a schema; None if it is usable."""
     from jsonschema import validators
     from jsonschema.exceptions import SchemaError
@@ -102,7 +102,7 @@ def _wrong(schema: Any) -> str | None:
         validators.validator_for(schema, default=validators.validator_for({})).check_schema(schema)
     except SchemaError as error:
         return f"{error.json_path}: {error.message:.200}"
-    return _unusable(schema)
+    return _reference_error(schema)
 
 
 # A subschema under these keywords applies to the same value as its parent.
@@ -110,7 +110,7 @@ _SAME_VALUE = ("not", "if", "then", "else")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 
 
-def _unusable(schema: dict[str, Any]) -> str | None:
+def _reference_error(schema: dict[str, Any]) -> str | None:
     """Return the error in the references of a schema, which validation would meet only for some answers."""
     from referencing import Registry, Resource
     from referencing.exceptions import Unresolvable

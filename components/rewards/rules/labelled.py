@@ -182,5 +182,7 @@ def _turns(trajectory: Trajectory) -> int:
     )
 
 
-def _unscored(trajectory: Trajectory, why: str, parts: Mapping[str, float] | None = None) -> Score:
-    return Score(trajectory.id, None, dict(parts or {}), failure=Failure(JudgeError.boundary, JudgeError.__name__, why))
+def _unscored(trajectory: Trajectory, reason: str, parts: Mapping[str, float] | None = None) -> Score:
+    return Score(
+        trajectory.id, None, dict(parts or {}), failure=Failure(JudgeError.boundary, JudgeError.__name__, reason)
+    )

@@ -24,5 +24,5 @@ def _score(trajectory: Trajectory) -> Score:
     reward: Any = trajectory.outcome.get("reward", sum(trajectory.step_rewards) if trajectory.step_rewards else None)
     if isinstance(reward, Real) and math.isfinite(float(reward)):
         return Score(trajectory.id, float(reward), {"returned": float(reward)}, list(trajectory.step_rewards))
-    why = f"neither outcome['reward'] nor step rewards: found {reward!r:.100}"
-    return Score(trajectory.id, None, failure=Failure("judge", "JudgeError", why))
+    reason = f"neither outcome['reward'] nor step rewards: found {reward!r:.100}"
+    return Score(trajectory.id, None, failure=Failure("judge", "JudgeError", reason))

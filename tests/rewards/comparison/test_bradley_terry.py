@@ -1,4 +1,4 @@
-"""Strengths maximise the likelihood, and stay finite."""
+"""Bradley-Terry strengths: maximum of the likelihood, and finite values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def sigma(x: float) -> float:
 
 
 def gradient(theta, points, prior):
-    """Of the likelihood, written out player by player."""
-    found = []
+    """Return the gradient of the likelihood, computed player by player."""
+    collected = []
     for i, own in enumerate(theta):
-        made = sum(points[i]) + prior / 2
+        created = sum(points[i]) + prior / 2
         expected = sum((points[i][j] + points[j][i]) * sigma(own - other) for j, other in enumerate(theta))
-        found.append(made - expected - prior * sigma(own))
-    return found
+        collected.append(created - expected - prior * sigma(own))
+    return collected
 
 
 @st.composite
@@ -63,7 +63,7 @@ def test_scipy_finds_the_same(seed):
 
 
 def test_minorisation_maximisation_comes_to_the_same_place():
-    """Hunter's iteration, with an opponent of strength 1 that everybody ties with."""
+    """Hunter's iteration, with an opponent of strength 1 that all players tie with."""
     points = [[0, 1, 0.5, 1], [0, 0, 1, 0.5], [0.5, 0, 0, 1], [0, 0.5, 0, 0]]
     strength = [1.0] * 4
     for _ in range(5000):
@@ -75,7 +75,7 @@ def test_minorisation_maximisation_comes_to_the_same_place():
             )
             for i in range(4)
         ]
-    assert strengths(points, 0.5) == pytest.approx([math.log(one) for one in strength], abs=1e-9)
+    assert strengths(points, 0.5) == pytest.approx([math.log(value) for value in strength], abs=1e-9)
 
 
 def test_two_that_met_once_in_closed_form():
@@ -102,10 +102,10 @@ def test_who_never_met_is_in_the_middle_and_ties_are_a_half():
 
 
 def test_whom_one_has_beaten_counts():
-    """Both have won once; the first against one who has beaten another."""
+    """Both players won once; the first won against a stronger opponent."""
     points = [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    found = shares(points)
-    assert found[0] > found[1] > found[2]
+    result = shares(points)
+    assert result[0] > result[1] > result[2]
 
 
 @given(tables(), st.randoms())
@@ -113,7 +113,7 @@ def test_whom_one_has_beaten_counts():
 def test_the_order_of_the_players_says_nothing_and_scores_lie_in_0_to_1(points, drawn):
     order = list(range(len(points)))
     drawn.shuffle(order)
-    found = shares(points)
-    assert shares([[points[i][j] for j in order] for i in order]) == pytest.approx([found[i] for i in order], abs=1e-6)
-    assert all(0 <= one <= 1 for one in found)
-    assert sum(found) / len(found) == pytest.approx(0.5)
+    result = shares(points)
+    assert shares([[points[i][j] for j in order] for i in order]) == pytest.approx([result[i] for i in order], abs=1e-6)
+    assert all(0 <= score <= 1 for score in result)
+    assert sum(result) / len(result) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Who is compared with whom."""
+"""Pairings of players."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_everybody_meets_everybody_once():
 def test_random_rounds_pair_nobody_twice_and_nobody_too_often(players, rounds, seed):
     pairs = random_rounds(range(players), rounds, seed)
     assert len({frozenset(pair) for pair in pairs}) == len(pairs)
-    assert all(one != other for one, other in pairs)
+    assert all(player != other for player, other in pairs)
     assert max(games(pairs).values()) <= rounds
     assert pairs == random_rounds(range(players), rounds, seed)
 
@@ -45,11 +45,11 @@ def test_swiss_rounds_never_repeat_a_pair(players, rounds, data):
     for _ in range(rounds):
         pairs = swiss_round(range(players), points, met)
         assert max(games(pairs).values(), default=0) <= 1
-        for one, other in pairs:
-            assert frozenset((one, other)) not in met
-            met.add(frozenset((one, other)))
+        for player, other in pairs:
+            assert frozenset((player, other)) not in met
+            met.add(frozenset((player, other)))
             share = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
-            points[one] += share
+            points[player] += share
             points[other] += 1 - share
 
 
@@ -61,8 +61,8 @@ def test_of_an_odd_number_nobody_sits_out_twice_before_all_have(players):
     for _ in range(3):
         pairs = swiss_round(range(players), points, met)
         met |= set(map(frozenset, pairs))
-        for one, _other in pairs:
-            points[one] += 1
+        for player, _other in pairs:
+            points[player] += 1
         rest = set(range(players)) - set(games(pairs))
         assert len(rest) == 1
         out.append(rest.pop())

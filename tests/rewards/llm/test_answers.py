@@ -1,4 +1,4 @@
-"""What can be read of a judge's answer, and what cannot."""
+"""Parsing of judges' answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from components.rewards.llm.answers import find_json, read_scores
 
 
-def is_object(one) -> bool:
-    return isinstance(one, dict) and "scores" in one
+def is_object(value) -> bool:
+    return isinstance(value, dict) and "scores" in value
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_what_is_no_json_is_none(text):
 
 
 def test_nan_spoils_one_score_and_not_the_answer():
-    found = find_json('{"scores": [NaN, 1, Infinity]}', is_object)
-    assert math.isnan(found["scores"][0])
-    assert read_scores(dict(zip("abc", found["scores"], strict=True))) == {"b": 1.0}
+    result = find_json('{"scores": [NaN, 1, Infinity]}', is_object)
+    assert math.isnan(result["scores"][0])
+    assert read_scores(dict(zip("abc", result["scores"], strict=True))) == {"b": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_nan_spoils_one_score_and_not_the_answer():
     ],
 )
 def test_scores_come_out_from_0_to_1_whatever_the_scale(written, read):
-    found = read_scores({str(i): one for i, one in enumerate(written)})
-    assert list(found.values()) == pytest.approx(read)
+    result = read_scores({str(i): value for i, value in enumerate(written)})
+    assert list(result.values()) == pytest.approx(read)
 
 
 @pytest.mark.parametrize("value", [None, "good", "NaN", float("nan"), float("inf"), True, [], {}, "8/0", "", "1/2/3"])
@@ -70,12 +70,12 @@ def test_what_is_no_score_is_left_out(value):
 
 @given(st.dictionaries(st.text(max_size=3), st.one_of(st.floats(), st.integers(), st.text(max_size=8), st.none())))
 def test_a_score_is_always_from_0_to_1(given_):
-    found = read_scores(given_)
-    assert set(found) <= set(given_)
-    assert all(0 <= one <= 1 for one in found.values())
+    result = read_scores(given_)
+    assert set(result) <= set(given_)
+    assert all(0 <= score <= 1 for score in result.values())
 
 
 @given(st.text())
 def test_any_text_can_be_looked_through(text):
-    found = find_json(text, is_object)
-    assert found is None or is_object(found)
+    result = find_json(text, is_object)
+    assert result is None or is_object(result)

@@ -1,4 +1,4 @@
-"""What happens where kept answers cannot be kept, and where several processes keep them."""
+"""Errors of the answer cache, and concurrent access by several processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ for i in range(300):
     writers = [
         subprocess.Popen([sys.executable, "-c", code, tmp_path, name], env=environment) for name in ("one", "other")
     ]
-    assert [one.wait(600) for one in writers] == [0, 0]
+    assert [writer.wait(600) for writer in writers] == [0, 0]
     answers = AnswerCache(tmp_path)
     assert all(answers.find(f"{name} {i}") == {"i": i} for name in ("one", "other", "both") for i in range(300))
     answers.close()

@@ -1,4 +1,4 @@
-"""Limits, by the clock of the server that they protect."""
+"""Rate limits, measured on the server that they protect."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from tests.rewards.judge_server import Reply, judge_server
 
 
 def asked(folder, count, characters=400, **limits):
-    """How many seconds after the beginning a server was asked each of so many questions, the tokens of each, and how
-    long all of it took."""
+    """Return the arrival time of each question after the start, the tokens of each, and the total duration."""
 
     def question(number):
         return [{"role": "user", "content": f"{number:<{characters}}"}]
 
-    with judge_server(lambda one: Reply("x" * 120)) as server:
+    with judge_server(lambda request: Reply("x" * 120)) as server:
         spec = ServedJudge(url=server.url, model="judge", max_tokens=200, **limits)
-        asker = JudgeClient(spec, Means(folder, None, Meter()))
+        client = JudgeClient(spec, Means(folder, None, Meter()))
 
         async def work():
-            await asyncio.gather(*(asker.ask(question(number)) for number in range(count)))
+            await asyncio.gather(*(client.ask(question(number)) for number in range(count)))
 
         start = time.monotonic()
         asyncio.run(work())
-        took = time.monotonic() - start
-        asker.close()
-    return sorted(one.came - start for one in server.requests), characters // 4 + 30, took
+        duration = time.monotonic() - start
+        client.close()
+    return sorted(request.came - start for request in server.requests), characters // 4 + 30, duration
 
 
 def most_beyond(came, of_each, limit):
-    """The most by which what had come at any time was more than a tenth of a minute's limit, and nine tenths of it for
-    each minute since the beginning. A busy machine makes a request late, and never early."""
+    """Return the maximum excess of arrivals over a tenth of a minute's limit plus nine tenths of it per minute since
+    the start. A busy machine delays requests, and never advances them."""
     return max((count * of_each - limit * (0.1 + 0.9 * after / 60)) for count, after in enumerate(came, 1))
 
 

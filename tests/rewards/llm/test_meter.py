@@ -1,4 +1,4 @@
-"""What is spent, and when no more may be."""
+"""Cost, budget and rate limits of judge calls."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_a_budget_needs_prices():
 
 
 class Clock:
-    """Time that passes only in sleep."""
+    """Clock that advances only in sleep."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
         monkeypatch.setattr("components.rewards.llm.rate_limits.time.monotonic", lambda: self.now)
 
     def take(self, bucket: TokenBucket, amount: float) -> float:
-        """Waits until it may, and takes it; the time of that."""
+        """Wait until the amount is available, take it, and return the time."""
         self.now += bucket.lacking(amount)
         bucket.take(amount)
         return self.now
@@ -105,11 +105,11 @@ def test_tokens_are_corrected_by_what_was_needed():
 
 
 def test_what_a_question_needs_is_learned_from_those_before_it():
-    guess = TokenEstimate(most=2000)
-    assert (guess.read(400), guess.written()) == (100, 2000)
-    guess.learn(4000, 2000, 50)
-    guess.learn(4000, 2000, 150)
-    assert (guess.read(400), guess.written()) == (pytest.approx(200, rel=1e-3), 100)
+    estimate = TokenEstimate(most=2000)
+    assert (estimate.read(400), estimate.written()) == (100, 2000)
+    estimate.learn(4000, 2000, 50)
+    estimate.learn(4000, 2000, 150)
+    assert (estimate.read(400), estimate.written()) == (pytest.approx(200, rel=1e-3), 100)
 
 
 def test_answers_are_found_again_by_content_in_another_process_or_thread(tmp_path):
@@ -118,10 +118,10 @@ def test_answers_are_found_again_by_content_in_another_process_or_thread(tmp_pat
     assert asked == digest({"a": ["ü"], "b": 1}) != digest({"a": ["u"], "b": 1})
     assert second.find(asked) is None
     first.keep({asked: {"text": "yes \ud83d".encode("utf-8", "replace").decode()}})
-    found = []
-    thread = threading.Thread(target=lambda: found.append(second.find(asked)))
+    collected = []
+    thread = threading.Thread(target=lambda: collected.append(second.find(asked)))
     thread.start()
     thread.join()
-    assert found == [{"text": "yes ?"}]
+    assert collected == [{"text": "yes ?"}]
     first.close()
     second.close()

@@ -1,4 +1,4 @@
-"""A judge through LiteLLM, which speaks to a real socket as it would to OpenAI."""
+"""Judge through LiteLLM, over a real socket with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _key(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def _closed():
-    """What LiteLLM leaves behind on loops that have ended is complained of here, not in other tests."""
+    """Surface LiteLLM's warnings about ended event loops here instead of in other tests."""
     yield
     gc.collect()
 
@@ -57,7 +57,10 @@ def ask(server, **options):
 
 
 def right(answer):
-    return {one["trajectory_id"]: one["score"] for one in json.loads(answer.text)["scores"]} == {"a": 0.25, "b": 1.0}
+    return {score["trajectory_id"]: score["score"] for score in json.loads(answer.text)["scores"]} == {
+        "a": 0.25,
+        "b": 1.0,
+    }
 
 
 def means(folder, meter=None):
@@ -98,7 +101,7 @@ def test_it_waits_as_long_as_the_provider_says(reply):
 def test_pauses_grow_and_differ():
     with judge_server([replies.OVERLOADED] * 3, models=MODELS) as server:
         ask(server)
-    came = [one.came for one in server.requests]
+    came = [request.came for request in server.requests]
     pauses = [after - before for before, after in itertools.pairwise(came)]
     for pause, most in zip(pauses, (0.25, 0.5, 1.0), strict=True):
         assert most / 2 <= pause < most + 0.4
@@ -163,12 +166,12 @@ def test_a_question_that_is_too_long_says_what_to_set():
 
 
 def test_a_provider_that_does_not_know_a_format_is_asked_in_the_next_way_from_then_on():
-    async def twice(way):
-        return [await way.call(QUESTION, SCHEMA, "q", False) for _ in range(2)]
+    async def twice(client):
+        return [await client.call(QUESTION, SCHEMA, "q", False) for _ in range(2)]
 
     with judge_server(replies.without_format(replies.NO_FORMAT, "json_schema"), models=MODELS) as server:
         assert all(map(right, asyncio.run(twice(LiteLLMClient(spec(server))))))
-    kinds = [one.body.get("response_format", {}).get("type") for one in server.requests]
+    kinds = [request.body.get("response_format", {}).get("type") for request in server.requests]
     assert kinds == ["json_schema", "json_object", "json_object"]
     with judge_server(replies.without_format(replies.UNKNOWN_KEY), models=MODELS) as server:
         assert right(ask(server))
@@ -197,18 +200,18 @@ def test_prices_are_those_of_litellms_table_or_the_configurations(tmp_path):
     asked, said = 21, 39  # as the server counts
     for given, expected in ((None, (asked * 0.4 + said * 1.6) / 1e6), ({"input": 100, "output": 1000}, 0.0411)):
         with judge_server(models=MODELS) as server:
-            asker = JudgeClient(spec(server, price=given), means(tmp_path / str(given)[:6]))
-            answer = asyncio.run(asker.ask(QUESTION[1:], SCHEMA))
+            client = JudgeClient(spec(server, price=given), means(tmp_path / str(given)[:6]))
+            answer = asyncio.run(client.ask(QUESTION[1:], SCHEMA))
         assert (answer.prompt_tokens, answer.completion_tokens) == (asked, said)
         assert answer.cost == pytest.approx(expected, rel=1e-9)
-        asker.close()
+        client.close()
 
 
 @pytest.mark.parametrize(
     "model", ["openai/judge", "hosted_vllm/gpt-4.1-mini", "openai/dall-e-3", "ollama/llama2", "openrouter/any/thing"]
 )
 def test_a_price_that_litellm_does_not_know_is_not_known(model, monkeypatch):
-    """Neither one of the same name at another provider, nor a table's 0 is a price."""
+    """A model of the same name at another provider has no price, and neither has a 0 in the table."""
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
     monkeypatch.setenv("OLLAMA_API_BASE", "http://127.0.0.1:9")
     assert not LiteLLMClient(spec(model=model)).priced
@@ -219,26 +222,26 @@ def test_an_answer_of_unknown_price_is_counted_as_such_and_never_as_nothing(tmp_
     for name, options, script in (("model", {"model": "openai/judge"}, []), ("usage", {}, [Reply(usage=None)])):
         meter = Meter()
         with judge_server(script, models=MODELS) as server:
-            asker = JudgeClient(spec(server, **options), means(tmp_path / name, meter))
-            answer = asyncio.run(asker.ask(QUESTION, SCHEMA))
-            asker.keep(answer)
-            again = asyncio.run(asker.ask(QUESTION, SCHEMA))
+            client = JudgeClient(spec(server, **options), means(tmp_path / name, meter))
+            answer = asyncio.run(client.ask(QUESTION, SCHEMA))
+            client.keep(answer)
+            again = asyncio.run(client.ask(QUESTION, SCHEMA))
         assert (answer.cost, again.cost) == (None, None)
         assert (meter.calls, meter.kept, meter.unpriced, meter.spent) == (1, 1, 1, 0.0)
-        asker.close()
+        client.close()
 
 
 def test_a_budget_is_kept_by_litellms_price_and_refused_where_there_is_none(tmp_path):
     with judge_server(models=MODELS) as server:
-        asker = JudgeClient(spec(server), means(tmp_path, Meter(budget=1e-4)))
-        asyncio.run(asker.ask(QUESTION, SCHEMA))
+        client = JudgeClient(spec(server), means(tmp_path, Meter(budget=1e-4)))
+        asyncio.run(client.ask(QUESTION, SCHEMA))
         with pytest.raises(BudgetSpent, match=r"of 0\.0001 is spent"):
-            asyncio.run(asker.ask(QUESTION, SCHEMA, repeat=1))
-        asker.close()
-        asker = JudgeClient(spec(server, model="openai/judge"), means(tmp_path, Meter(budget=1.0)))
+            asyncio.run(client.ask(QUESTION, SCHEMA, repeat=1))
+        client.close()
+        client = JudgeClient(spec(server, model="openai/judge"), means(tmp_path, Meter(budget=1.0)))
         with pytest.raises(ResourceError, match=r"price of openai/judge is not known"):
-            asyncio.run(asker.ask(QUESTION, SCHEMA))
-        asker.close()
+            asyncio.run(client.ask(QUESTION, SCHEMA))
+        client.close()
     assert len(server.requests) == 1
 
 
@@ -260,32 +263,39 @@ def test_a_provider_that_there_is_not_is_named(capfd):
     assert "".join(capfd.readouterr()) == ""
 
 
-@pytest.mark.parametrize(("name", "words"), [("api_key", "no keys"), ("stream", "not ours"), ("num_retries", "not")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("api_key", "no secrets such as api_key"),
+        ("stream", "parameters other than stream"),
+        ("num_retries", "parameters other than num_retries"),
+    ],
+)
 def test_what_may_not_stand_in_extra_is_refused(name, words):
     with pytest.raises(ValidationError, match=words):
         spec(extra={name: "1"})
 
 
 def test_the_address_is_in_no_key_and_other_parameters_are():
-    one, other = spec(extra={"api_base": "http://a/v1", "top_p": 0.5}), spec(extra={"top_p": 0.5})
-    assert one.key_part() == other.key_part() != spec().key_part()
+    first, second = spec(extra={"api_base": "http://a/v1", "top_p": 0.5}), spec(extra={"top_p": 0.5})
+    assert first.key_part() == second.key_part() != spec().key_part()
 
 
 def test_it_works_on_one_loop_after_another_with_many_at_once(caplog, capfd):
-    async def many(way, count):
-        return await asyncio.gather(*(way.call(QUESTION, SCHEMA, str(i), False) for i in range(count)))
+    async def many(client, count):
+        return await asyncio.gather(*(client.call(QUESTION, SCHEMA, str(i), False) for i in range(count)))
 
     with judge_server(replies.for_share(0.2, replies.OVERLOADED), models=MODELS) as server:
-        way = LiteLLMClient(spec(server))
+        client = LiteLLMClient(spec(server))
         for _ in range(3):
-            assert all(map(right, asyncio.run(many(way, 20))))
+            assert all(map(right, asyncio.run(many(client, 20))))
     assert len(server.requests) >= 60
-    assert [one for one in caplog.records if one.levelno >= logging.WARNING and "LiteLLM" in one.name] == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING and "LiteLLM" in record.name] == []
     assert "".join(capfd.readouterr()) == ""
 
 
 def test_it_reaches_for_no_network_and_says_nothing_of_its_own():
-    """In a process of its own, in which LiteLLM was not imported before, and where every other address is refused."""
+    """Runs in a subprocess without a prior import of LiteLLM, in which all other addresses are blocked."""
     code = f"""
 import asyncio, os, socket, sys
 connect, reached = socket.socket.connect, []
@@ -315,14 +325,14 @@ with judge_server([replies.OVERLOADED, replies.WRONG_KEY], models={MODELS!r}) as
     print("said", asyncio.run(way.call({QUESTION!r}, {SCHEMA!r}, "q", False)).text[:9])
 assert reached == [], reached
 """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
-    environment = {**kept, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
+    stored = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
+    environment = {**stored, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'said {"scores"\n', "")
 
 
 def test_no_connection_is_left_on_a_loop_that_was_closed():
-    """A warning that is an error there would keep the loop from closing, for ever."""
+    """A warning raised as an error there would prevent the loop from closing."""
     code = f"""
 from components.aio import in_order
 from components.rewards.llm.providers import LiteLLMClient

@@ -1,4 +1,4 @@
-"""What a server refuses for good, and how long it asks to wait."""
+"""Permanent rejections of a server, and requested waits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ QUESTION = [{"role": "user", "content": '<trajectory id="a">quality 1</trajector
 
 
 def ask(server, **options):
-    way = OpenAIClient(ServedJudge(**{"url": server.url, "model": "judge", "retry_for": 5} | options))
+    client = OpenAIClient(ServedJudge(**{"url": server.url, "model": "judge", "retry_for": 5} | options))
     try:
-        return asyncio.run(way.call(QUESTION, None, "q", False))
+        return asyncio.run(client.call(QUESTION, None, "q", False))
     finally:
-        way.close()
+        client.close()
 
 
 @pytest.mark.parametrize("code", ["unsupported_parameter", "unsupported_value"])
@@ -51,5 +51,5 @@ def test_it_waits_for_as_many_milliseconds_as_the_server_says():
 
 
 def test_how_it_is_asked_is_in_no_key():
-    one = ServedJudge(url="http://a/v1", model="judge", batch=True, key_variable="A", timeout=5)
-    assert one.key_part() == ServedJudge(url="http://b/v1", model="judge", requests_per_minute=7).key_part()
+    judge = ServedJudge(url="http://a/v1", model="judge", batch=True, key_variable="A", timeout=5)
+    assert judge.key_part() == ServedJudge(url="http://b/v1", model="judge", requests_per_minute=7).key_part()

@@ -1,4 +1,4 @@
-"""What a judge is shown of an episode."""
+"""Transcripts of episodes for judges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ids_of_calls_have_no_part_in_it():
 
 def test_several_histories_say_who_spoke():
     two = shown(episode(History([Message("user", "a")]), History([Message("user", "b")], agent="worker")))
-    assert [one[0] for one in two] == [{"agent": "main"}, {"agent": "worker"}]
+    assert [history[0] for history in two] == [{"agent": "main"}, {"agent": "worker"}]
 
 
 def test_arguments_that_are_no_json_are_shown_as_they_were_written():
