@@ -39,7 +39,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.environments.worlds.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
     ("components.rewards.rules.accuracy", "f'\\\\W*({one})\\\\W*'"): [{"one": "[ABCDEabcde]"}],
     ("components.rewards.rules.accuracy", "marked"): [{"one": "[ABCDEabcde]"}],
-    ("components.rollout.formats", "begun"): [{"tools": True, "names": "find|find_order|a"}],
+    ("components.rollout.formats", "start"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
 }
 """By module and pattern, as the source has it or by the name that it is given: values of its local names."""
