@@ -40,7 +40,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.environments.worlds.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
     ("components.rewards.rules.accuracy", "f'\\\\W*({one})\\\\W*'"): [{"one": "[ABCDEabcde]"}],
     ("components.rewards.rules.accuracy", "marked"): [{"one": "[ABCDEabcde]"}],
-    ("components.rollout.formats", "begun"): [{"tools": True, "names": "find|find_order|a"}],
+    ("components.rollout.formats", "start"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
 }
 """Values of local names, by module and pattern (its source, or the name to which it is assigned)."""

@@ -149,7 +149,7 @@ def test_an_answer_before_is_of_this_episode_and_without_its_instructions(episod
             ask(other, previous_response_id=first.id)
         assert caught.value.param == "previous_response_id"
     unkept = ask(client, store=False)
-    with pytest.raises(openai.BadRequestError, match="that was stored"):
+    with pytest.raises(openai.BadRequestError, match="is no stored response of this episode"):
         ask(client, previous_response_id=unkept.id)
 
 
