@@ -94,7 +94,7 @@ def test_another_argument_is_another_agent(tmp_path):
             {"function": f"{HERE}.agent", "max_observation": 500},
             r"agent\.max_observation: 500: truncates observations of the agent loop",
         ),
-        ({"code": {"seconds": 3}}, r"agent\.code: limits code, which agent\.format=native does not run"),
+        ({"code": {"seconds": 3}}, r"agent\.code: limits code execution, which agent\.format=native does not use"),
         ({"function": f"{HERE}.nobody"}, r"agent\.function.*'nobody' does not exist"),
         ({"function": "os.system"}, r"agent\.function.*belongs to Python's standard library"),
         ({"function": {"_target_": f"{HERE}.agent", "often": 2}}, r"agent\.function.*often"),
