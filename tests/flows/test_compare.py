@@ -423,8 +423,8 @@ def test_the_page_shows_both_episodes_of_each_scenario_that_changed(two):
     root, one, other = two
     comparison_page = page(root, one.id, other.id)
     text = comparison_page.text.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    for expected in (one.short, "algorithm.learning_rate", "Does not affect results", "Reward", "KL to the reference", "58 %",
-                     "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
+    for expected in (one.short, "algorithm.learning_rate", "Does not affect results", "Reward", "KL to the reference",
+                     "58 %", "+33", "no clear difference", "From fail to success 5", "From success to fail 1",
                      "Order A3 is broken.", "15 ran, 1 cached; cost"):  # fmt: skip
         assert expected in text, expected
     ids = [value for _, name, value in comparison_page.attributes if name == "id"]
