@@ -36,8 +36,8 @@ from components.errors import EspalierError, ResourceError
 from flows.terminal.arguments import RootParser
 
 if TYPE_CHECKING:
-    from flows.annotation.episodes import Episodes
-    from flows.annotation.session import Session
+    from flows.annotation.episodes import StageEpisodes
+    from flows.annotation.session import AnnotationSession
     from flows.history.records import RunRecord
 
 HOST = "127.0.0.1"
@@ -113,16 +113,16 @@ def author_of(option: str | None) -> tuple[str, str]:
 def _serve(options: argparse.Namespace, run: RunRecord) -> int:
     import uvicorn
 
-    from flows.annotation.app import Access, create_app
+    from flows.annotation.app import LoginToken, create_app
     from flows.annotation.episodes import load, stage_named
-    from flows.annotation.session import Session
+    from flows.annotation.session import AnnotationSession
 
     stage = stage_named(run, options.stage)
     author, source = author_of(options.author)
     episodes = load(options.root.absolute(), run, stage, options.sample, options.seed)
     with _listen(options.port) as listener:
         port = listener.getsockname()[1]
-        session = Session(episodes, author, _people(options.root.absolute(), run, stage.label))
+        session = AnnotationSession(episodes, author, _people(options.root.absolute(), run, stage.label))
         files = contextlib.ExitStack()
 
         def url(token: str) -> str:
@@ -132,7 +132,7 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
             files.close()
             print(f"opened in a browser; URL for another browser: {url(token)}", file=sys.stderr, flush=True)
 
-        access = Access(on_exchange)
+        access = LoginToken(on_exchange)
         config = uvicorn.Config(create_app(session, access, port), log_config=None, log_level="warning",
                                 access_log=False, ws="none", lifespan="off", server_header=False,
                                 timeout_graceful_shutdown=3)  # fmt: skip
@@ -180,7 +180,7 @@ def _listen(port: int) -> socket.socket:
         ) from None
 
 
-def _summary(session: Session) -> str:
+def _summary(session: AnnotationSession) -> str:
     from collections import Counter
 
     kinds = Counter(answer.kind for answer in session.standing())
@@ -207,14 +207,14 @@ def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-
         return None
 
 
-def _all(options: argparse.Namespace, run: RunRecord) -> list[Episodes]:
+def _all(options: argparse.Namespace, run: RunRecord) -> list[StageEpisodes]:
     """Return the episodes of the stage in --stage, or else of all stages of the run that are still in the store."""
     from flows.annotation.episodes import load, stage_named, stages
 
     root = options.root.absolute()
     if options.stage is not None or not stages(run):
         return [load(root, run, stage_named(run, options.stage))]
-    by_digest: dict[str, Episodes] = {}
+    by_digest: dict[str, StageEpisodes] = {}
     for stage in stages(run):
         try:
             by_digest.setdefault(stage.digest, load(root, run, stage))
@@ -243,7 +243,7 @@ def _export(options: argparse.Namespace, run: RunRecord) -> int:
 
 def _import(options: argparse.Namespace, run: RunRecord) -> int:
     from components.trajectories.feedback import append, numbered
-    from flows.annotation.session import Session, group_by_artifact
+    from flows.annotation.session import AnnotationSession, group_by_artifact
 
     by_digest = {episodes.artifact.digest: episodes for episodes in _all(options, run)}
     lines = numbered(options.from_file)
@@ -253,7 +253,7 @@ def _import(options: argparse.Namespace, run: RunRecord) -> int:
         episodes = by_digest[digest]
         tell = _people(options.root.absolute(), run, episodes.label)
         if tell is not None:
-            Session(episodes, author_of(options.author)[0], tell).close()
+            AnnotationSession(episodes, author_of(options.author)[0], tell).close()
     added = sum(counts.values())
     print(f"{added} answers added, {len(lines) - added} already present", file=sys.stderr)
     return 0

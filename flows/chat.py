@@ -53,7 +53,7 @@ class World:
     agent: AgentSpec
 
 
-class Chat:
+class ChatSession:
     """Sequence of conversations with an engine's policy."""
 
     def __init__(self, engine: Engine, sampling: Sampling, world: World | None, runner: asyncio.Runner):
@@ -351,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_tokens = options.max_tokens or (world.agent.max_tokens if world else 512)
         print("(/help lists the commands)", file=sys.stderr)
         with asyncio.Runner() as runner:
-            Chat(engine, Sampling(options.temperature, max_tokens=max_tokens), world, runner).loop()
+            ChatSession(engine, Sampling(options.temperature, max_tokens=max_tokens), world, runner).loop()
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2

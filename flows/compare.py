@@ -23,7 +23,7 @@ from flows.terminal.console import duration, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from components.evaluation.comparison import Against, Comparison, Run, StageTotal
+    from components.evaluation.comparison import Against, Run, RunComparison, StageTotal
 
 BARS = "▁▂▃▄▅▆▇█"
 """Characters that draw a share from 0 to 1 in the terminal."""
@@ -31,7 +31,7 @@ MOST_BARS = 32
 """Maximum number of evaluations of a run drawn in the terminal; of more, evenly spaced ones are drawn."""
 
 
-def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
+def to_json(comparison: RunComparison, html: Path) -> dict[str, Any]:
     """Return the comparison as JSON data, without the episodes, which only the page shows."""
     return {
         "runs": [
@@ -67,7 +67,7 @@ def to_json(comparison: Comparison, html: Path) -> dict[str, Any]:
     }
 
 
-def show(comparison: Comparison, html: Path) -> str:
+def show(comparison: RunComparison, html: Path) -> str:
     """Return a summary of the comparison as text."""
     from rich.console import Console
 
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(path: Path, comparison: Comparison) -> None:
+def _write(path: Path, comparison: RunComparison) -> None:
     from components.evaluation.comparison import render
 
     try:

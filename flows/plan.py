@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from components.errors import EspalierError, ResourceError, SpecError
-from flows.planning.plan import Plan, plan
+from flows.planning.plan import RunPlan, plan
 from flows.terminal.arguments import refuse_root_option
 
 
-def show(planned: Plan) -> str:
+def show(planned: RunPlan) -> str:
     """Return the plan as text."""
     from rich.console import Console
     from rich.table import Table

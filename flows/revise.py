@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from components.rewards.judges.constitution import Constitution, Revised
     from components.trajectories.feedback import Correction
     from components.trajectories.schema import Trajectory
-    from flows.annotation.episodes import Episodes
+    from flows.annotation.episodes import StageEpisodes
     from flows.history.records import RunRecord, StageRecord
 
 CONSTITUTION = "components.rewards.judges.constitution.Constitution"
@@ -128,7 +128,9 @@ def _targets(value: Any) -> Iterator[Target]:
         yield from _targets(item)
 
 
-def _judge(root: Path, run: RunRecord, stage: StageRecord, episodes: Episodes, target: Target) -> tuple[_Verdicts, str]:
+def _judge(
+    root: Path, run: RunRecord, stage: StageRecord, episodes: StageEpisodes, target: Target
+) -> tuple[_Verdicts, str]:
     """Return the judges' verdicts on all finished episodes, and a text with calls and costs."""
     from components.aio import in_order
     from flows.experiment.spec import ExperimentSpec
@@ -159,7 +161,7 @@ def _judge(root: Path, run: RunRecord, stage: StageRecord, episodes: Episodes, t
     return verdicts, f"{calls}, {figures.get('spent', 0):.4g} spent"
 
 
-def _correction(trajectory: Trajectory, judge: str, revised: Revised, episodes: Episodes) -> Correction:
+def _correction(trajectory: Trajectory, judge: str, revised: Revised, episodes: StageEpisodes) -> Correction:
     from components.trajectories.feedback import CorrectedCall, Correction
 
     original = trajectory.histories[revised.history].messages[revised.message]

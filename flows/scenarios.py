@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from components.environments.adapters.mcp import chosen
-from components.environments.adapters.mcp_session import Address, Session
+from components.environments.adapters.mcp_session import Address, McpSession
 from components.environments.tool_tasks import DIFFICULTIES, Author, write_tasks
 from components.errors import EspalierError, ResourceError
 from components.specs.served import VARIABLE, check_address
@@ -47,7 +47,7 @@ async def write(
     seed: int,
 ) -> list[dict[str, Any]]:
     """Query the server for its tools and return the tasks that the author writes for them."""
-    session = Session(address, TIMEOUT)
+    session = McpSession(address, TIMEOUT)
     await session.open(TIMEOUT)
     try:
         selected = chosen(await session.tools(), tools)

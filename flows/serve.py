@@ -31,7 +31,7 @@ from components.errors import EspalierError, Problem, ResourceError, SpecError
 from components.redaction import refuse_secrets
 from flows.orchestration.server import PORT
 from flows.scheduling import parameters
-from flows.scheduling.parameters import Deployment
+from flows.scheduling.parameters import ServedExperiment
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import describe_error
 
@@ -140,11 +140,11 @@ def experiment_names(arguments: argparse.Namespace) -> list[str]:
     return [name for line in lines for name in line.partition("=")[2].split(",") if name]
 
 
-def requested_deployments(arguments: argparse.Namespace) -> list[Deployment]:
+def requested_deployments(arguments: argparse.Namespace) -> list[ServedExperiment]:
     """Return one deployment per experiment on the command line."""
     overrides = tuple(line for line in arguments.overrides if not _EXPERIMENT.match(line))
     folder = arguments.config_dir and str(Path(arguments.config_dir).absolute())
-    return [Deployment(arguments.name or name, name, overrides, folder) for name in experiment_names(arguments)]
+    return [ServedExperiment(arguments.name or name, name, overrides, folder) for name in experiment_names(arguments)]
 
 
 def check_options(arguments: argparse.Namespace) -> list[Problem]:
@@ -210,7 +210,7 @@ def schedule(arguments: argparse.Namespace) -> Schedule | None:
 
 
 def _register(
-    requested: Sequence[Deployment],
+    requested: Sequence[ServedExperiment],
     allowed: Sequence[Sequence[str]],
     arguments: argparse.Namespace,
     starts: Schedule | None,
@@ -284,7 +284,7 @@ def _check_names(client: SyncPrefectClient, requested: Sequence[RunnerDeployment
 
 
 def deployment(
-    requested: Deployment, allowed: Sequence[str], arguments: argparse.Namespace, starts: Schedule | None
+    requested: ServedExperiment, allowed: Sequence[str], arguments: argparse.Namespace, starts: Schedule | None
 ) -> RunnerDeployment:
     """Return the deployment as Prefect registers it. Its parameter schema lists the keys that a run may set."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy

@@ -23,11 +23,11 @@ from components.redaction import refuse_secrets
 from flows.execution.overlap import Beside, sequential
 from flows.experiment import feedback, fork
 from flows.experiment.prerequisites import check_keys
-from flows.experiment.requests import Call
+from flows.experiment.requests import StageRunner
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.records import Records, recording
 from flows.recipes.online_rl import online_rl
-from flows.recipes.outcome import Outcome, Prune
+from flows.recipes.outcome import Prune, RunOutcome
 from flows.release import approval, deployment
 from flows.stages.base import Context
 from flows.terminal.overrides import mask_overrides
@@ -145,8 +145,8 @@ def run(
         on_round = results.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
-        def body(call: Call, beside: Beside) -> results.Results:
-            outcome = Outcome()
+        def body(call: StageRunner, beside: Beside) -> results.Results:
+            outcome = RunOutcome()
             options = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
             try:
                 online_rl(

@@ -24,7 +24,7 @@ from components.rewards.rules.accuracy import Choice, Exact, last_number
 from components.rewards.rules.answer_format import Tags
 from components.rewards.rules.patterns import Pattern
 from components.rollout.code import _BLOCK
-from components.rollout.formats import Chat, Native, React, Unreadable
+from components.rollout.formats import ChatActions, Native, React, Unreadable
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
 from components.trajectories.tool_calls import read_pythonic, read_tagged
@@ -48,7 +48,7 @@ def _native(text):
 
 
 def _chat(text):
-    form = Chat()
+    form = ChatActions()
     form.opening([], [])
     return form.read({"role": "assistant", "content": text})
 

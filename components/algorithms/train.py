@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from components.algorithms.continual.ewc import Anchor
     from components.algorithms.loop.adamw import AdamW
     from components.algorithms.policy.policy import Policy
-    from components.algorithms.ppo.critic import Critic
+    from components.algorithms.ppo.critic import ValueCritic
 
 
 def train(
@@ -80,7 +80,7 @@ def train(
 
     from components.algorithms import fit, foreign
     from components.algorithms.loop import checkpoint, distributed, schedule
-    from components.algorithms.loop.guards import STRIKES, Guards
+    from components.algorithms.loop.guards import STRIKES, TrainingGuards
     from components.algorithms.loop.loss_scale import LossScale
     from components.algorithms.loop.resume import UnfinishedTraining
     from components.algorithms.policy import sharded
@@ -104,7 +104,7 @@ def train(
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(policy.folder(reference) if reference else None)
     critic = _critic(policy, algorithm)
-    modules: list[Policy | Critic] = [policy, *([critic] if critic else [])]
+    modules: list[Policy | ValueCritic] = [policy, *([critic] if critic else [])]
     names = [name for module in modules for name in module.parameters]
     policy.penalty = None
     if anchor is not None:
@@ -187,7 +187,7 @@ def train(
     broken_names = [name for module in modules for name in sharded.non_finite_names(module.parameters)]
     if broken_names:
         measured = {"not_finite": float(len(broken_names))}
-        Guards(scratch).stop(
+        TrainingGuards(scratch).stop(
             {"step": step, **measured, "trajectories": [trajectory.id for trajectory in trajectories]},
             measured,
             trajectories,
@@ -197,7 +197,7 @@ def train(
     gathered, moments = policy.gather(), checkpoint.moments(optimizer, names)
     if distributed.first():
         (out / "log.jsonl").write_text("".join(json.dumps(step_metrics) + "\n" for step_metrics in unfinished.steps))
-        if strikes := Guards(scratch).strikes():
+        if strikes := TrainingGuards(scratch).strikes():
             (out / STRIKES).write_text("".join(json.dumps(strike) + "\n" for strike in strikes))
         policy.save(policy.folder(out), gathered)
         if critic is not None:
@@ -239,13 +239,13 @@ def _policy(base_dir: Path, model: ModelSpec, seed: int, start: Path | None, war
     return policy
 
 
-def _critic(policy: Policy, algorithm: AlgorithmSpec) -> Critic | None:
+def _critic(policy: Policy, algorithm: AlgorithmSpec) -> ValueCritic | None:
     """Return a new critic if the algorithm has one, else None."""
     if not isinstance(algorithm, PPOSpec):
         return None
-    from components.algorithms.ppo.critic import Critic
+    from components.algorithms.ppo.critic import ValueCritic
 
-    return Critic(policy, algorithm)
+    return ValueCritic(policy, algorithm)
 
 
 def _adamw(spec: OptimizerSpec, groups: list[list[torch.nn.Parameter]]) -> AdamW:

@@ -23,7 +23,7 @@ GRACE = 3.0
 _WORK, _FAILURE, _REPORTED = "work", "failure", "said"
 
 
-class Group:
+class ProcessGroup:
     """Process group, created by all of its processes at the same time. timeout: seconds that a process waits for the
     others."""
 

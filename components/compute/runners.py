@@ -39,7 +39,7 @@ GRACE = 3.0
 
 
 @dataclass(frozen=True)
-class Result:
+class StageResult:
     """Result of a stage."""
 
     key: str
@@ -49,7 +49,7 @@ class Result:
 
 
 class Runner(Protocol):
-    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage to its end. Raise the stage's error."""
         ...
 
@@ -61,10 +61,10 @@ class Stopped(KeyboardInterrupt):
 class LocalRunner:
     """Runner in this process, where loaded models are reused between stages."""
 
-    def __init__(self, execute: Callable[[Mapping[str, Any], Callable[[Event], None]], Result]):
+    def __init__(self, execute: Callable[[Mapping[str, Any], Callable[[Event], None]], StageResult]):
         self._execute = execute
 
-    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         return self._execute(request, on_event)
 
 
@@ -100,7 +100,7 @@ class ProcessRunner:
         for child in running:
             _quit(child)
 
-    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage. Raises the stage's error (of our own tree), EspalierError if the child died otherwise,
         WaitTimeout after `limit` seconds, and Stopped. A KeyboardInterrupt ends the child too."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,9 @@ class ProcessRunner:
         end(child)
         self._running.discard(child)
 
-    def _follow(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def _follow(
+        self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]
+    ) -> StageResult:
         try:
             return self._events(child, request, on_event)
         except WaitTimeout:
@@ -150,7 +152,9 @@ class ProcessRunner:
                 raise Stopped from None
             raise
 
-    def _events(self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def _events(
+        self, child: subprocess.Popen, request: Mapping[str, Any], on_event: Callable[[Event], None]
+    ) -> StageResult:
         assert child.stdout is not None
         expired = threading.Event()
 
@@ -174,7 +178,7 @@ class ProcessRunner:
             timer.cancel()
         stage = request.get("stage", "stage")
         if "status" in last:
-            return Result(last["key"], last["digest"], last["status"])
+            return StageResult(last["key"], last["digest"], last["status"])
         if "error" in last:
             raise error_from_json(last["error"])
         code = child.wait(GRACE)
@@ -191,7 +195,7 @@ class KeptProcessRunner(ProcessRunner):
 
     _child: subprocess.Popen | None = None
 
-    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""
         child = self._child
         if child is None or child.poll() is not None:

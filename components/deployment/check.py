@@ -21,7 +21,7 @@ from components.trajectories.convert import to_openai
 from components.trajectories.schema import Trajectory
 
 
-class Served(Protocol):
+class RunningServer(Protocol):
     """Running model server."""
 
     @property
@@ -61,7 +61,7 @@ def check_serving(
     requests: Sequence[ChatRequest],
     answers: Sequence[ChatCompletion],
     *,
-    serve: Callable[[Path], AbstractContextManager[Served]],
+    serve: Callable[[Path], AbstractContextManager[RunningServer]],
     timeout: float = 600.0,
 ) -> dict[str, float]:
     """Compare the answers of the export in `model_dir`, served by `serve`, with those of the policy.
@@ -85,7 +85,7 @@ def check_serving(
     return {"prompts": len(requests), "tokens": tokens, "max_logprob_difference": max_difference}
 
 
-def _ask_server(served: Served, request: ChatRequest, timeout: float) -> dict[str, Any]:
+def _ask_server(served: RunningServer, request: ChatRequest, timeout: float) -> dict[str, Any]:
     """Return the answer as `{prompt_token_ids, token_ids, logprobs, message, finish_reason}`."""
     sampling = request.sampling
     body = {

@@ -16,13 +16,13 @@ from pydantic import Field
 from components.environments.protocol import Messages
 from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
 from components.exceptions import PASSING, passes
-from components.specs.served import Served
+from components.specs.served import ModelEndpoint
 
 TRIES, PAUSE = 4, 0.5
 """Maximum number of requests; delay before the second request in seconds, doubled before each further one."""
 
 
-class ServedModel(Served):
+class ServedModel(ModelEndpoint):
     """A model served over OpenAI's chat completions."""
 
     role: ClassVar[str] = "model"

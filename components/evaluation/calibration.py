@@ -45,7 +45,7 @@ _CHUNK = 100
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedEpisode:
     """One episode with its truth and its judgements."""
 
     id: str
@@ -69,7 +69,7 @@ def written(trajectory: Trajectory) -> float:
     )
 
 
-def measure(episodes: Sequence[Judged], threshold: float | None = None) -> dict[str, Any]:
+def measure(episodes: Sequence[JudgedEpisode], threshold: float | None = None) -> dict[str, Any]:
     """Return the measures by name, each `{"value", "low", "high", "n"}`.
 
     Value and interval are None if there is nothing to measure; n counts the measured items (episodes, groups, pairs).
@@ -145,7 +145,7 @@ def partial(score_N: Array, length_N: Array, truth_N: Array, weight_BN: Array) -
     return np.where(np.isnan(r_sl), np.nan, np.where(rest_s < 1e-12, 0.0, partial_B))
 
 
-def curve(episodes: Sequence[Judged]) -> list[dict[str, Any]]:
+def curve(episodes: Sequence[JudgedEpisode]) -> list[dict[str, Any]]:
     """Return the mean truth by decile of the score, in ascending order, each `{"score", "value", "low", "high", "n"}`.
 
     Equal scores are in one decile, so there may be fewer than ten.
@@ -156,7 +156,7 @@ def curve(episodes: Sequence[Judged]) -> list[dict[str, Any]]:
     import numpy as np
 
     rank_N = ranks(np.array([episode.scores[0] for episode in scored], float), np.ones((1, len(scored))))[0]
-    bins: dict[int, list[Judged]] = {}
+    bins: dict[int, list[JudgedEpisode]] = {}
     for episode, rank in zip(scored, rank_N, strict=True):
         bins.setdefault(min(int((rank - 0.5) / len(scored) * BINS), BINS - 1), []).append(episode)
     points = []
@@ -167,7 +167,7 @@ def curve(episodes: Sequence[Judged]) -> list[dict[str, Any]]:
     return points
 
 
-def roc(episodes: Sequence[Judged], threshold: float) -> list[tuple[float, float]]:
+def roc(episodes: Sequence[JudgedEpisode], threshold: float) -> list[tuple[float, float]]:
     """Return (false positive rate, true positive rate) for each score as threshold, from the highest down.
 
     Return an empty list if there is no good or no bad episode.
@@ -239,14 +239,14 @@ def _clustered(clusters: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"value": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _members(episodes: Sequence[Judged]) -> list[list[Judged]]:
-    groups: dict[str, list[Judged]] = {}
+def _members(episodes: Sequence[JudgedEpisode]) -> list[list[JudgedEpisode]]:
+    groups: dict[str, list[JudgedEpisode]] = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode)
     return list(groups.values())
 
 
-def _within(scored: Sequence[Judged]) -> list[float | None]:
+def _within(scored: Sequence[JudgedEpisode]) -> list[float | None]:
     """Return Spearman's correlation within each group; None if the truth is constant."""
     import numpy as np
 
@@ -260,7 +260,7 @@ def _within(scored: Sequence[Judged]) -> list[float | None]:
     return correlations
 
 
-def _pairs(scored: Sequence[Judged]) -> list[list[float]]:
+def _pairs(scored: Sequence[JudgedEpisode]) -> list[list[float]]:
     """Return, by group, for each pair whose truth differs: 1 if the scores order it alike, 1/2 if equal, else 0."""
     return [
         [
@@ -277,7 +277,7 @@ def _ordered(better: float, worse: float) -> float:
     return 1.0 if better > worse else 0.5 if better == worse else 0.0
 
 
-def _deviations(episodes: Sequence[Judged]) -> list[list[float]]:
+def _deviations(episodes: Sequence[JudgedEpisode]) -> list[list[float]]:
     """Return, by group, the standard deviation of each episode that was scored at least twice."""
     return [
         [stdev(values) for episode in group if len(values := [s for s in episode.scores if s is not None]) > 1]
@@ -285,7 +285,7 @@ def _deviations(episodes: Sequence[Judged]) -> list[list[float]]:
     ]
 
 
-def _position_bias(episodes: Sequence[Judged]) -> dict[str, Any]:
+def _position_bias(episodes: Sequence[JudgedEpisode]) -> dict[str, Any]:
     """Return the position bias over all judgements of the episodes that were shown at several positions."""
     import numpy as np
 

@@ -1,6 +1,6 @@
 """Comparison of runs as one self-contained HTML page, with the layout and components of the report.
 
-`Comparison` is plain data that a flow fills; the first run is the baseline. `compare_episodes` compares the last
+`RunComparison` is plain data that a flow fills; the first run is the baseline. `compare_episodes` compares the last
 evaluation of a run with the baseline's, on the scenarios that both played; `render` renders the page.
 """
 
@@ -117,7 +117,7 @@ class Against:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Content of the page."""
 
     runs: Sequence[Run]
@@ -168,7 +168,7 @@ def compare_episodes(letter: str, title: str, before: Sequence[Trajectory], afte
     return Against(letter, title, difference, notes, pairs)
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: RunComparison) -> str:
     """Return the page as HTML text."""
     runs = comparison.runs
     return page(

@@ -58,7 +58,7 @@ def key_from_environment() -> str | None:
     return os.environ.get(SERVER_KEY_VARIABLE) or None
 
 
-class Access:
+class AccessMiddleware:
     """ASGI middleware that forwards allowed requests and rejects the others.
 
     host, port: address of the server. key: API key that clients send as `Authorization: Bearer KEY`; None requires no

@@ -73,14 +73,14 @@ class Text(Spec):
     parsed: Any = None
 
 
-class Item(Spec):
+class ResponsesItem(Spec):
     """Fields common to all items."""
 
     id: str | None = None
     status: str | None = None
 
 
-class MessageItem(Item):
+class MessageItem(ResponsesItem):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -89,7 +89,7 @@ class MessageItem(Item):
     phase: None = None
 
 
-class CallItem(Item):
+class CallItem(ResponsesItem):
     """A function call."""
 
     type: Literal["function_call"]
@@ -102,7 +102,7 @@ class CallItem(Item):
     namespace: None = None
 
 
-class OutputItem(Item):
+class OutputItem(ResponsesItem):
     """The output of a function call."""
 
     type: Literal["function_call_output"]
@@ -113,7 +113,7 @@ class OutputItem(Item):
     namespace: None = None
 
 
-class ReasoningItem(Item):
+class ReasoningItem(ResponsesItem):
     """A reasoning item, which is discarded."""
 
     type: Literal["reasoning"]
@@ -122,7 +122,7 @@ class ReasoningItem(Item):
     encrypted_content: str | None = None
 
 
-_ITEMS: dict[str, type[Item]] = {
+_ITEMS: dict[str, type[ResponsesItem]] = {
     "message": MessageItem,
     "function_call": CallItem,
     "function_call_output": OutputItem,
@@ -177,7 +177,7 @@ class ResponseBody(Spec):
 
 
 @dataclass(frozen=True)
-class ParsedRequest:
+class ResponsesRequest:
     """A parsed and validated request."""
 
     request: ChatRequest
@@ -204,7 +204,7 @@ def read_request(
     *,
     strict_tools: bool = False,
     spoken: Collection[str] = (),
-) -> ParsedRequest:
+) -> ResponsesRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
     policy: returns the version of a model name. earlier: returns the conversation including a response, by the
@@ -244,11 +244,11 @@ def read_request(
     )
     seed = secrets.randbits(31) if parsed.seed is None else parsed.seed
     request = ChatRequest([*first, *conversation], tools, policy(parsed.model), sampling, seed)
-    return ParsedRequest(request, conversation, parsed, parsed.tools or [])
+    return ResponsesRequest(request, conversation, parsed, parsed.tools or [])
 
 
 def response_body(
-    answer: ChatCompletion, parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
+    answer: ChatCompletion, parsed: ResponsesRequest, head: dict[str, Any], decode: Decode | None
 ) -> dict[str, Any]:
     """Return the `response` object. head: id, created_at, model."""
     cut = answer.finish_reason == "length"
@@ -269,7 +269,7 @@ def response_body(
 
 
 def response_events(
-    answer: ChatCompletion, parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
+    answer: ChatCompletion, parsed: ResponsesRequest, head: dict[str, Any], decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the response as stream events: the response, each item with its parts, the end."""
     response = response_body(answer, parsed, head, decode)
@@ -299,7 +299,7 @@ def _events(response: dict[str, Any], initial: dict[str, Any]) -> Iterator[tuple
     yield f"response.{response['status']}", {"response": response}
 
 
-def _unfinished(parsed: ParsedRequest, head: dict[str, Any]) -> dict[str, Any]:
+def _unfinished(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str, Any]:
     body = parsed.body
     return {
         **head,
@@ -325,7 +325,7 @@ def _unfinished(parsed: ParsedRequest, head: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _output(answer: ChatCompletion, parsed: ParsedRequest, name: str, decode: Decode | None) -> list[dict[str, Any]]:
+def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode: Decode | None) -> list[dict[str, Any]]:
     """Return the items of a response: its text, and each of its calls."""
     name = name.removeprefix("resp_")
     text, calls = answer.message.get("content") or "", answer.message.get("tool_calls") or []

@@ -55,7 +55,7 @@ from components.errors import (
     WaitTimeout,
 )
 from components.inference import responses, wire
-from components.inference.access import Access, check_key, key_from_environment
+from components.inference.access import AccessMiddleware, check_key, key_from_environment
 from components.inference.connection import BoundedConnection, PendingBytes, read_json_object
 from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
 from components.inference.refusals import refusal
@@ -73,7 +73,7 @@ class AdapterName(Spec):
     lora_name: str = Field(max_length=wire.LONGEST_NAME)
 
 
-class Adapter(AdapterName):
+class LoadedAdapter(AdapterName):
     """Body of a request to load an adapter."""
 
     lora_path: str = Field(min_length=1, max_length=4096)
@@ -215,7 +215,7 @@ def create_app(
     async def load_lora_adapter(request: Request) -> Response:
         if adapters is None:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
-        adapter = validate(Adapter, await read_json_object(request, pending), configuration=False)
+        adapter = validate(LoadedAdapter, await read_json_object(request, pending), configuration=False)
         folder = _folder_below(adapters, adapter.lora_path)
         await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
         return Response()
@@ -333,7 +333,7 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
     return refusal(status, message, kind=kind, code=code, param=param, headers=headers)
 
 
-class Server:
+class ModelServer:
     """Context manager that serves `engine` from a thread of this process.
 
     port: 0 picks a free port. key: API key that clients send as `Authorization: Bearer KEY`; required on addresses
@@ -371,7 +371,7 @@ class Server:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/v1"
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ModelServer:
         import uvicorn
 
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -383,7 +383,9 @@ class Server:
                 "choose another port, or 0 for any free one"
             ) from None
         self.port = listener.getsockname()[1]
-        access = Access(self._app, host=self.host, port=self.port, key=self._key, allowed_hosts=self._allowed_hosts)
+        access = AccessMiddleware(
+            self._app, host=self.host, port=self.port, key=self._key, allowed_hosts=self._allowed_hosts
+        )
         # The application configures logging; hanging clients do not delay shutdown.
         config = uvicorn.Config(
             access,
@@ -439,10 +441,10 @@ def serve_model(
     dtype: str = "float32",
     device: str = "auto",
     **server: Any,
-) -> Iterator[Server]:
+) -> Iterator[ModelServer]:
     """Serve the model in a local folder, such as an export, within the block; `name` defaults to the folder's name.
 
-    max_length: maximum conversation length in tokens. Further arguments are those of `Server`.
+    max_length: maximum conversation length in tokens. Further arguments are those of `ModelServer`.
     Raises ResourceError if the folder contains no model.
     """
     model_dir = Path(model_dir)
@@ -452,7 +454,7 @@ def serve_model(
 
     engine = TransformersEngine(model_dir, max_length=max_length, dtype=dtype, device=device)
     try:
-        with Server(engine, name or model_dir.resolve().name, decode=engine.tokenizer.decode, **server) as running:
+        with ModelServer(engine, name or model_dir.resolve().name, decode=engine.tokenizer.decode, **server) as running:
             yield running
     finally:
         engine.close()

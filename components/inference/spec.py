@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from components.errors import ResourceError
 from components.specs import Spec
-from components.specs.served import VARIABLE, Served, check_address, key_of
+from components.specs.served import VARIABLE, ModelEndpoint, check_address, key_of
 
 
 class EmbeddedSpec(Spec):
@@ -24,7 +24,7 @@ class EmbeddedSpec(Spec):
         return {}
 
 
-class RemoteSpec(Served):
+class RemoteSpec(ModelEndpoint):
     """A server with OpenAI's chat completions API."""
 
     key_path: ClassVar[str] = "inference"

@@ -85,7 +85,7 @@ class Function(Spec):
     """Arguments as JSON text."""
 
 
-class Call(Spec):
+class FunctionCall(Spec):
     """A tool call of an assistant message."""
 
     id: str
@@ -99,7 +99,7 @@ class ChatMessage(Spec):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     name: Name | None = None
-    tool_calls: list[Call] | None = Field(None, max_length=MAX_MESSAGES)
+    tool_calls: list[FunctionCall] | None = Field(None, max_length=MAX_MESSAGES)
     tool_call_id: str | None = None
     annotations: None = None
     audio: None = None
@@ -144,7 +144,7 @@ class ChatBody(Spec):
 
 
 @dataclass(frozen=True)
-class ParsedRequest:
+class ChatCompletionsRequest:
     """A parsed and validated request."""
 
     requests: list[ChatRequest]
@@ -162,7 +162,7 @@ def read_request(
     *,
     strict_tools: bool = False,
     spoken: Collection[str] = (),
-) -> ParsedRequest:
+) -> ChatCompletionsRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
     policy: returns the version of a model name. strict_tools: allow `strict` in tools. spoken: call arguments that the
@@ -191,7 +191,7 @@ def read_request(
     )
     version = policy(chat.model)
     seed = secrets.randbits(31) if chat.seed is None else chat.seed
-    return ParsedRequest(
+    return ChatCompletionsRequest(
         requests=[ChatRequest(messages, tools, version, sampling, seed + index) for index in range(chat.n or 1)],
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
@@ -201,7 +201,7 @@ def read_request(
 
 
 def completion_body(
-    answers: Sequence[ChatCompletion], parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
+    answers: Sequence[ChatCompletion], parsed: ChatCompletionsRequest, head: dict[str, Any], decode: Decode | None
 ) -> dict[str, Any]:
     """Return the `chat.completion` object. head: id, created, model."""
     choices = []
@@ -222,7 +222,7 @@ def completion_body(
 
 
 def completion_chunks(
-    answers: Sequence[ChatCompletion], parsed: ParsedRequest, head: dict[str, Any], decode: Decode | None
+    answers: Sequence[ChatCompletion], parsed: ChatCompletionsRequest, head: dict[str, Any], decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the responses as `chat.completion.chunk` objects: for each response its role, content and end."""
     base: dict[str, Any] = {**head, "object": "chat.completion.chunk"}

@@ -33,7 +33,7 @@ from components.rollout.agent import MAX_OBSERVATION, as_messages, as_step, ask,
 from components.rollout.observations import cleaned
 from components.rollout.own_agent import OwnAgent
 from components.rollout.players.player import Once, Player, episode_number
-from components.rollout.pool import Pool, close
+from components.rollout.pool import EnvironmentPool, close
 from components.rollout.tool_schemas import as_tools
 from components.sandbox import Limits
 from components.trajectories.convert import to_message
@@ -98,7 +98,7 @@ def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
 
 def run_episodes(
     engine: Engine,
-    environments: Pool | Callable[[], Environment],
+    environments: EnvironmentPool | Callable[[], Environment],
     scenarios: Sequence[Scenario],
     *,
     group_size: int,
@@ -136,7 +136,7 @@ def run_episodes(
         raise SpecError([Problem("environment", problem)])
     jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
     allowed = failures_allowed(max_failures, len(jobs))
-    pool = environments if isinstance(environments, Pool) else Pool(environments)
+    pool = environments if isinstance(environments, EnvironmentPool) else EnvironmentPool(environments)
     own_agent = player if isinstance(player, OwnAgent) else None
     episode_player: Player = Once(player.play) if isinstance(player, OwnAgent) else player or Once(play)
     done: dict[str, Trajectory] = {}

@@ -137,7 +137,7 @@ class React(OneAction):
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-class Chat(OneAction):
+class ChatActions(OneAction):
     """The message text as the action."""
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
@@ -167,7 +167,7 @@ def make(name: Name, limits: Limits | None = None) -> Format:
         from components.rollout.code import Code
 
         return Code(limits or Limits())
-    kinds: dict[str, type[Native | React | Chat]] = {"native": Native, "react": React, "chat": Chat}
+    kinds: dict[str, type[Native | React | ChatActions]] = {"native": Native, "react": React, "chat": ChatActions}
     return kinds[name]()
 
 

@@ -47,7 +47,7 @@ class Lease:
         """True if a thread may still use the instance: it is neither reused nor closed."""
 
 
-class Pool:
+class EnvironmentPool:
     """Instances built by `make`, used on one event loop at a time. most: maximum number of instances; None:
     unlimited."""
 

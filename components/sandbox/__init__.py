@@ -1,7 +1,7 @@
 """Sandbox for code written by a model."""
 
 from components.sandbox.bubblewrap import Sandbox
-from components.sandbox.limits import Limits, Result
+from components.sandbox.limits import Limits, ProgramResult
 from components.sandbox.watch import HOME
 
-__all__ = ["HOME", "Limits", "Result", "Sandbox"]
+__all__ = ["HOME", "Limits", "ProgramResult", "Sandbox"]

@@ -42,8 +42,8 @@ from typing import TypeVar
 
 from components.errors import ResourceError
 from components.sandbox import cgroups, seccomp
-from components.sandbox.calls import Answer, Calls
-from components.sandbox.limits import Limits, Result
+from components.sandbox.calls import Answer, CallServer
+from components.sandbox.limits import Limits, ProgramResult
 from components.sandbox.watch import HOME, OPEN_FILES, kill, watch
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Sandbox:
         files: Mapping[str, str | bytes] | None = None,
         stop: threading.Event | None = None,
         answer: Answer | None = None,
-    ) -> Result:
+    ) -> ProgramResult:
         """Run a command to its end.
 
         files: contents by path below the home folder, written before the command starts. stop: event that kills the
@@ -122,7 +122,7 @@ class Sandbox:
         files: Mapping[str, str | bytes] | None = None,
         stop: threading.Event | None = None,
         answer: Answer | None = None,
-    ) -> Result:
+    ) -> ProgramResult:
         """Run Python code with the standard library and the contents of `files`."""
         contents = {**(files or {}), ".main.py": code}
         return self.run([interpreter()[0], f"{HOME}/.main.py"], stdin=stdin, files=contents, stop=stop, answer=answer)
@@ -133,7 +133,7 @@ class Sandbox:
         *,
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
-    ) -> Result:
+    ) -> ProgramResult:
         """Run a command as `run` does, without blocking the event loop. Cancelling the task kills the program."""
         stop = threading.Event()
         return await stoppable(functools.partial(self.run, command, stdin=stdin, files=files, stop=stop), stop)
@@ -212,12 +212,12 @@ def _run(
     files: Mapping[str, str | bytes],
     stop: threading.Event | None,
     answer: Answer | None = None,
-) -> Result:
+) -> ProgramResult:
     began = time.monotonic()
     with ExitStack() as stack:
         inherited_fds: list[int] = []
         environment = ENVIRONMENT
-        calls = None if answer is None else Calls(answer, limits.calls)
+        calls = None if answer is None else CallServer(answer, limits.calls)
         if calls is not None:
             stack.callback(calls.close)
             inherited_fds.append(calls.inside.fileno())
@@ -282,20 +282,20 @@ def _run(
     if not exit_codes and not killed:
         raise OSError(f"bwrap did not run the program: {stderr.strip() or f'exit code {process.returncode}'}")
     code = exit_codes[0] if exit_codes else 128 + signal.SIGKILL
-    return Result(code, stdout, stderr, killed, any(buffer.cut for buffer in buffers), seconds)
+    return ProgramResult(code, stdout, stderr, killed, any(buffer.cut for buffer in buffers), seconds)
 
 
-def _group(limits: Limits, stack: ExitStack) -> cgroups.Group | None:
+def _group(limits: Limits, stack: ExitStack) -> cgroups.ControlGroup | None:
     """Return a control group that is removed with the stack; None if groups cannot be created."""
     hierarchy = cgroups.hierarchy()
     if hierarchy is None:
         return None
-    group = cgroups.Group(hierarchy, limits)
+    group = cgroups.ControlGroup(hierarchy, limits)
     stack.callback(group.close)
     return group
 
 
-def _launcher(group: cgroups.Group | None) -> list[str]:
+def _launcher(group: cgroups.ControlGroup | None) -> list[str]:
     """Return the command that starts bwrap. If memory is counted, huge pages are disabled: a program could hold 2 MB
     while it reports 4 kB of each."""
     bwrap = shutil.which("bwrap") or "bwrap"

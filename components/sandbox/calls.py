@@ -22,7 +22,7 @@ Answer = Callable[[bytes], bytes]
 """Function from a line to its answer, both without the line end. It may block; it must not raise."""
 
 
-class Calls:
+class CallServer:
     """Call server of one program. limit: number of lines that the program may send."""
 
     def __init__(self, answer: Answer, limit: int):

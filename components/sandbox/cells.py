@@ -166,7 +166,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Shown:
+class CellOutput:
     """Outcome of a cell."""
 
     text: str
@@ -190,7 +190,7 @@ def play(
     *,
     tools: Mapping[str, tuple[str, Sequence[str]]] | None = None,
     call: Call | None = None,
-) -> Shown:
+) -> CellOutput:
     """Run a cell after replaying the earlier ones. tools: name and parameters of each tool, by function name. call:
     executes tool calls, in a thread of its own.
 
@@ -230,7 +230,7 @@ def play(
     elif not completed:
         parts.append(f"[the code ended the interpreter, with exit code {result.exit_code}]")
     text = "\n".join(parts) or "[no output]"
-    return Shown(text, outcome == "well", completed, outcome == "unreadable", outcome == "lost", calls)
+    return CellOutput(text, outcome == "well", completed, outcome == "unreadable", outcome == "lost", calls)
 
 
 def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:

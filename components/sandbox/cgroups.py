@@ -38,7 +38,7 @@ class Hierarchy:
     version: int
 
 
-class Group:
+class ControlGroup:
     """Control group of one sandbox."""
 
     def __init__(self, hierarchy: Hierarchy, limits: Limits):
@@ -112,7 +112,7 @@ def _works(hierarchy: Hierarchy) -> bool:
     process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
     group = None
     try:
-        group = Group(hierarchy, Limits())
+        group = ControlGroup(hierarchy, Limits())
         group.add(process.pid)
         return not group.exceeded
     except OSError as error:

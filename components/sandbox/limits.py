@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Result:
+class ProgramResult:
     """Outcome of a program."""
 
     exit_code: int

@@ -29,7 +29,7 @@ from typing import Any
 
 from components.sandbox import remote
 from components.sandbox.bubblewrap import Sandbox
-from components.sandbox.limits import Result
+from components.sandbox.limits import ProgramResult
 
 EARLY = "the program ended before the test was over"
 LARGEST_VALUE = 1_000_000
@@ -37,7 +37,7 @@ LARGEST_VALUE = 1_000_000
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramVerdict:
     """Result of a test."""
 
     passed: bool
@@ -51,7 +51,7 @@ class ProgramFailed(Exception):
     """Program, or expression evaluated in it, that raised, ended or exceeded a limit."""
 
 
-class Program:
+class SandboxedProgram:
     """Program that has run, and evaluates expressions. Entering raises ProgramFailed if it did not run to its end."""
 
     def __init__(self, sandbox: Sandbox, code: str):
@@ -62,7 +62,7 @@ class Program:
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="program")
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> SandboxedProgram:
         self._running = self._pool.submit(
             self._sandbox.python,
             _script(),
@@ -86,7 +86,7 @@ class Program:
         self._requests.put(json.dumps(["evaluate", expression]).encode())
         return self._read(self._answer(), "json")
 
-    def verdict(self, test: str) -> Verdict:
+    def verdict(self, test: str) -> ProgramVerdict:
         """Run a test in a sandbox of its own."""
         verdicts: list[list[Any]] = []
 
@@ -103,8 +103,8 @@ class Program:
         if verdicts and not result.killed:
             outcome, *reasons = verdicts[0]
             reason = reasons[0] if reasons and not ended else ended
-            return Verdict(outcome == "passed" and not ended, _clean(reason), outcome == "invalid")
-        return Verdict(False, ended or f"the test {_ending(result)}")
+            return ProgramVerdict(outcome == "passed" and not ended, _clean(reason), outcome == "invalid")
+        return ProgramVerdict(False, ended or f"the test {_ending(result)}")
 
     def _answered(self, message: bytes) -> bytes:
         """Accept a response of the program and return the next request."""
@@ -158,7 +158,7 @@ def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _ending(result: Result) -> str:
+def _ending(result: ProgramResult) -> str:
     return f"was ended for {result.killed}" if result.killed else "ended before it was over"
 
 

@@ -17,8 +17,8 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from components.sandbox.calls import Calls
-from components.sandbox.cgroups import Group
+from components.sandbox.calls import CallServer
+from components.sandbox.cgroups import ControlGroup
 from components.sandbox.limits import Limits
 
 HOME = "/home/agent"
@@ -73,8 +73,8 @@ def watch(
     limits: Limits,
     began: float,
     stop: threading.Event | None,
-    calls: Calls | None = None,
-    group: Group | None = None,
+    calls: CallServer | None = None,
+    group: ControlGroup | None = None,
 ) -> tuple[str, list[OutputBuffer]]:
     """Capture the program's output until it ends, or is killed for the reason returned. Time spent waiting for answers
     to calls does not count."""
@@ -131,7 +131,7 @@ def watch(
 class Usage:
     """Memory and files of a sandbox, measured from outside."""
 
-    def __init__(self, pid: int, limits: Limits, group: Group | None):
+    def __init__(self, pid: int, limits: Limits, group: ControlGroup | None):
         """pid: process id of bwrap."""
         self._pid = pid
         self._limits = limits

@@ -46,7 +46,7 @@ def key_of(variable: str | None, key_path: str, server: str) -> str:
     return key
 
 
-class Served(Spec):
+class ModelEndpoint(Spec):
     """A model behind a URL that speaks OpenAI's chat completions."""
 
     key_path: ClassVar[str]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from components.tracking import traces
-from components.trajectories.feedback import Answer, Choice, Correction, Rating
+from components.trajectories.feedback import Answer, Correction, PairChoice, Rating
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def assessments(episode: Trajectory, answers: Sequence[Answer], run_id: str) -> 
             assessment = Feedback(
                 "human_score", answer.score, rationale=answer.note or None, metadata=metadata, **common
             )
-        elif isinstance(answer, Choice):
+        elif isinstance(answer, PairChoice):
             side = int(answer.trajectory != episode.id)
             metadata |= {"other": (answer.other, answer.trajectory)[side]}
             value = _SIDES[answer.better][side]

@@ -46,7 +46,7 @@ _PROBE = {
 
 
 @dataclass(frozen=True)
-class Stream:
+class TokenStream:
     """The exact tokens of one history."""
 
     token_ids: list[int]
@@ -192,12 +192,12 @@ class ChatFormat:
         after = whole[cut + len(self.end) :]
         return after if closed else self.end + after
 
-    def streams(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[Stream]:
+    def streams(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[TokenStream]:
         """Return the tokens of a demonstration, identical to those of a rollout with the same messages.
 
         A template that is not prefix-stable gives several streams, each with the turns that it could extend.
         """
-        streams: list[Stream] = []
+        streams: list[TokenStream] = []
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         previous: int | None = None
@@ -209,7 +209,7 @@ class ChatFormat:
                 between = self.continuation(messages[:turn], tools, previous, closed=True)
             if between is None:
                 if spans:
-                    streams.append(Stream(ids, spans))
+                    streams.append(TokenStream(ids, spans))
                 ids, spans = self.prompt_ids(messages[:turn], tools), []
             else:
                 ids = ids + self.encode(between)
@@ -218,7 +218,7 @@ class ChatFormat:
             ids = ids + answer
             previous = turn
         if spans:
-            streams.append(Stream(ids, spans))
+            streams.append(TokenStream(ids, spans))
         return streams
 
     def _answer_text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], turn: int) -> str:

@@ -113,7 +113,7 @@ class Rating(EpisodeAnswer):
         return (self.score - LOWEST) / (HIGHEST - LOWEST)
 
 
-class Choice(EpisodeAnswer):
+class PairChoice(EpisodeAnswer):
     """A preference between two episodes of a scenario: `trajectory` is a, `other` is b."""
 
     kind: Literal["choice"] = "choice"
@@ -122,7 +122,7 @@ class Choice(EpisodeAnswer):
     better: Literal["a", "b", "tie"]
 
     @model_validator(mode="after")
-    def _require_distinct(self) -> Choice:
+    def _require_distinct(self) -> PairChoice:
         if self.trajectory == self.other:
             raise ValueError(f"two episodes; {self.other!r} is on both sides")
         return self
@@ -193,11 +193,11 @@ class Withdrawal(Said):
     """Id of the answer."""
 
 
-Answer = Rating | Choice | Correction
+Answer = Rating | PairChoice | Correction
 Line = Answer | Withdrawal
 KINDS: dict[str, type[Line]] = {
     "score": Rating,
-    "choice": Choice,
+    "choice": PairChoice,
     "correction": Correction,
     "withdrawal": Withdrawal,
 }

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Literal
 
 from components.errors import Problem, SpecError
-from components.trajectories.feedback import Answer, Choice, Correction, Rating, content_digest, corrects
+from components.trajectories.feedback import Answer, Correction, PairChoice, Rating, content_digest, corrects
 from components.trajectories.groups import aside, by_scenario
 from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import History, Scenario, Score, Trajectory
@@ -34,7 +34,7 @@ def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Se
     """Return the training episodes with their scores, grouped by scenario. episodes: candidates that answers refer to.
     Raises SpecError for a correction of a message that is not the assistant's."""
     referenced = {answer.trajectory for answer in answers}
-    referenced |= {answer.other for answer in answers if isinstance(answer, Choice)}
+    referenced |= {answer.other for answer in answers if isinstance(answer, PairChoice)}
     by_content = {
         (trajectory.id, content_digest(trajectory)): trajectory
         for trajectory in episodes
@@ -46,7 +46,7 @@ def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Se
     if "corrections" in learns:
         pairs += _corrected(by_content, [answer for answer in answers if isinstance(answer, Correction)])
     if "choices" in learns:
-        pairs += _chosen(by_content, [answer for answer in answers if isinstance(answer, Choice)])
+        pairs += _chosen(by_content, [answer for answer in answers if isinstance(answer, PairChoice)])
     scores = {trajectory.id: score for trajectory, score in pairs}
     groups = by_scenario(trajectory for trajectory, _ in pairs).values()
     return [(trajectory, scores[trajectory.id]) for group in groups for trajectory in group]
@@ -87,7 +87,7 @@ def _corrected(episodes: _Episodes, corrections: Sequence[Correction]) -> Taught
     return pairs
 
 
-def _chosen(episodes: _Episodes, choices: Sequence[Choice]) -> Taught:
+def _chosen(episodes: _Episodes, choices: Sequence[PairChoice]) -> Taught:
     """Return both episodes of each pair with a majority of votes."""
     votes: defaultdict[tuple[tuple[str, str], tuple[str, str]], Counter[str]] = defaultdict(Counter)
     for choice in choices:

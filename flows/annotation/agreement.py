@@ -7,11 +7,11 @@ from itertools import combinations
 from typing import Any
 
 from components.rewards.agreement import between, kappa, weighted_kappa
-from components.trajectories.feedback import Answer, Choice, Rating
-from flows.annotation.episodes import Episodes
+from components.trajectories.feedback import Answer, PairChoice, Rating
+from flows.annotation.episodes import StageEpisodes
 
 
-def agreement(episodes: Episodes, answers: Sequence[Answer]) -> dict[str, Any]:
+def agreement(episodes: StageEpisodes, answers: Sequence[Answer]) -> dict[str, Any]:
     """Return measures of agreement as JSON data.
 
     `scores`: Krippendorff's alpha over all authors; for each pair of authors the number of episodes that both scored,
@@ -54,7 +54,7 @@ def _kappa_of_shared(a: dict[str, float], b: dict[str, float]) -> float | None:
 def _choices(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     by_author: dict[str, dict[tuple[str, str], str]] = {}
     for choice in answers:
-        if isinstance(choice, Choice):
+        if isinstance(choice, PairChoice):
             swapped = choice.trajectory > choice.other
             better = {"a": "b", "b": "a"}.get(choice.better, "tie") if swapped else choice.better
             pair = min(choice.trajectory, choice.other), max(choice.trajectory, choice.other)

@@ -1,10 +1,10 @@
 """Web application of the annotation page, served to browsers on this machine.
 
 Access requires a cookie that is HttpOnly and SameSite=Strict. The browser gets it in exchange for a one-time token in
-the page's URL (`Access`). The Host header has to name this server, which blocks DNS rebinding. Requests that write have
-to come from this server's page (Origin). Bodies are JSON and limited in size. The page loads nothing from other hosts,
-and its Content-Security-Policy only allows the scripts served here. Content of episodes is inserted as text, never as
-markup.
+the page's URL (`LoginToken`). The Host header has to name this server, which blocks DNS rebinding. Requests that write
+have to come from this server's page (Origin). Bodies are JSON and limited in size. The page loads nothing from other
+hosts, and its Content-Security-Policy only allows the scripts served here. Content of episodes is inserted as text,
+never as markup.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
-from flows.annotation.session import Session
+from flows.annotation.session import AnnotationSession
 
 PAGE = Path(__file__).parent / "page"
 FILES = {"app.js": "text/javascript", "style.css": "text/css"}
@@ -43,7 +43,7 @@ HEADERS = {
 }
 
 
-class Access:
+class LoginToken:
     """One-time token and the cookie that it is exchanged for.
 
     Others may see the token in a terminal or in a browser's history. After the exchange it is invalid, and the next
@@ -69,7 +69,7 @@ class Access:
         return hmac.compare_digest(cookie.encode(errors="replace"), self.cookie.encode())
 
 
-def create_app(session: Session, access: Access, port: int) -> ASGIApp:
+def create_app(session: AnnotationSession, access: LoginToken, port: int) -> ASGIApp:
     """Return the application, to be served on 127.0.0.1 at this port."""
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -122,7 +122,7 @@ def cookie_name(port: int) -> str:
 class Guarded:
     """Middleware that rejects requests without cookie or token, from other origins, or with invalid bodies."""
 
-    def __init__(self, app: ASGIApp, access: Access, port: int):
+    def __init__(self, app: ASGIApp, access: LoginToken, port: int):
         self.app = app
         self.access = access
         self.hosts = [f"{name}:{port}" for name in ("127.0.0.1", "localhost")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from components.artifacts import Artifact, Store
 from components.errors import ResourceError
 from components.specs import nearest
-from components.trajectories.feedback import FOLDER, Choice, Correction, Line, Withdrawal, content_digest, corrects
+from components.trajectories.feedback import FOLDER, Correction, Line, PairChoice, Withdrawal, content_digest, corrects
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Score, Trajectory
 from flows.history.records import RunRecord, StageRecord
@@ -23,7 +23,7 @@ _ROUND = re.compile(r"collect\[\d+\]")
 
 
 @dataclass
-class Episodes:
+class StageEpisodes:
     """Episodes of one stage of a run."""
 
     run: RunRecord
@@ -60,7 +60,7 @@ class Episodes:
         if isinstance(line, Withdrawal):
             return None
         contents = [(line.trajectory, line.content)]
-        if isinstance(line, Choice):
+        if isinstance(line, PairChoice):
             contents.append((line.other, line.other_content))
         for name, content in contents:
             if name not in self.by_id:
@@ -68,7 +68,7 @@ class Episodes:
             if content != self.contents[name]:
                 return f"episode {name!r} of {self.label} has a different content than the annotated one"
         episode = self.by_id[line.trajectory]
-        if isinstance(line, Choice) and episode.group != self.by_id[line.other].group:
+        if isinstance(line, PairChoice) and episode.group != self.by_id[line.other].group:
             return f"{line.trajectory!r} and {line.other!r} are of different scenarios and cannot be compared"
         if isinstance(line, Correction) and not corrects(line, episode):
             return f"message {line.message} of history {line.history} of {line.trajectory!r} is not the assistant's"
@@ -107,7 +107,7 @@ def stage_named(run: RunRecord, label: str | None) -> StageRecord:
     )
 
 
-def load(root: Path, run: RunRecord, stage: StageRecord, sample: int | None = None, seed: int = 0) -> Episodes:
+def load(root: Path, run: RunRecord, stage: StageRecord, sample: int | None = None, seed: int = 0) -> StageEpisodes:
     """Load the episodes of a stage. sample: number of episodes to draw, in whole groups except the last; None: all.
 
     Raises ResourceError if the artifact is no longer in the store or has no episodes.
@@ -130,7 +130,7 @@ def load(root: Path, run: RunRecord, stage: StageRecord, sample: int | None = No
     for episode in episodes:
         episode.reward = scores[episode.id].reward if episode.id in scores else None
     by_id = {episode.id: episode for episode in sample_groups(episodes, sample, seed)}
-    return Episodes(run, stage.label, artifact, root / FOLDER / f"{artifact.digest}.jsonl", by_id, scores)
+    return StageEpisodes(run, stage.label, artifact, root / FOLDER / f"{artifact.digest}.jsonl", by_id, scores)
 
 
 def sample_groups(episodes: Sequence[Trajectory], sample: int | None, seed: int) -> list[Trajectory]:

@@ -19,9 +19,9 @@ from components.specs import validate
 from components.trajectories.feedback import (
     KINDS,
     Answer,
-    Choice,
     Correction,
     Line,
+    PairChoice,
     Rating,
     Withdrawal,
     append,
@@ -29,7 +29,7 @@ from components.trajectories.feedback import (
     standing,
 )
 from components.trajectories.schema import Message, Trajectory
-from flows.annotation.episodes import Episodes
+from flows.annotation.episodes import StageEpisodes
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ ASKED = {"score": ("score", "note"), "choice": ("other", "better", "note"),
 """Fields that the page may set per kind of answer, besides the episode; the session sets all others."""
 
 
-class Session:
+class AnnotationSession:
     """Annotation session. Its methods are thread-safe.
 
     tell: called in a separate thread with each change; None disables the mirror.
     """
 
-    def __init__(self, episodes: Episodes, author: str, tell: Tell | None = None):
+    def __init__(self, episodes: StageEpisodes, author: str, tell: Tell | None = None):
         self.episodes = episodes
         self.author = author
         self._lock = threading.RLock()
@@ -156,7 +156,7 @@ class Session:
         if kind == "choice":
             fields["other_content"] = self.episodes.contents[self._episode(data.get("other")).id]
         answer = validate(KINDS[kind], {**fields, **own_fields}, configuration=False)
-        assert isinstance(answer, Rating | Choice | Correction)
+        assert isinstance(answer, Rating | PairChoice | Correction)
         if (problem := self.episodes.problem(answer)) is not None:
             raise SpecError([Problem(kind, problem)])
         self._save(answer)
@@ -191,7 +191,7 @@ class Session:
     def _own_answers(self) -> list[Answer]:
         return [answer for answer in self.standing() if answer.author == self.author]
 
-    def _own_by_kind(self) -> tuple[dict[str, Rating], dict[tuple[str, int, int], Correction], list[Choice]]:
+    def _own_by_kind(self) -> tuple[dict[str, Rating], dict[tuple[str, int, int], Correction], list[PairChoice]]:
         """Return this author's scores by episode, corrections by (episode, history, message), and choices."""
         own = self._own_answers()
         return (
@@ -201,7 +201,7 @@ class Session:
                 for answer in own
                 if isinstance(answer, Correction)
             },
-            [answer for answer in own if isinstance(answer, Choice)],
+            [answer for answer in own if isinstance(answer, PairChoice)],
         )
 
     def _save(self, line: Line) -> None:
@@ -265,7 +265,9 @@ class Mirror:
                 logger.warning("%s", self.problem)
 
 
-def group_by_artifact(lines: Sequence[tuple[str, Line]], episodes: Mapping[str, Episodes]) -> dict[str, list[Line]]:
+def group_by_artifact(
+    lines: Sequence[tuple[str, Line]], episodes: Mapping[str, StageEpisodes]
+) -> dict[str, list[Line]]:
     """Validate the lines of another file and group them by artifact.
 
     lines: pairs of position and line. episodes: episodes by digest of their artifact. Raises ResourceError, which lists
@@ -291,10 +293,10 @@ def group_by_artifact(lines: Sequence[tuple[str, Line]], episodes: Mapping[str, 
 
 def _episode_ids(answer: Answer) -> list[str]:
     """Return the ids of the episodes that an answer is about."""
-    return [answer.trajectory, answer.other] if isinstance(answer, Choice) else [answer.trajectory]
+    return [answer.trajectory, answer.other] if isinstance(answer, PairChoice) else [answer.trajectory]
 
 
-def _side(choices: Sequence[Choice], a: str, b: str) -> str | None:
+def _side(choices: Sequence[PairChoice], a: str, b: str) -> str | None:
     for choice in choices:
         if {choice.trajectory, choice.other} == {a, b}:
             swapped = choice.trajectory != a and choice.better != "tie"

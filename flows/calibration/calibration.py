@@ -22,7 +22,7 @@ from components.json_text import read_json
 
 if TYPE_CHECKING:
     from components.artifacts import Artifact
-    from components.evaluation.calibration import Judged
+    from components.evaluation.calibration import JudgedEpisode
     from components.evaluation.calibration_page import Calibration, Misjudged
     from components.evaluation.thresholds import Mark
     from components.specs import Target
@@ -178,7 +178,7 @@ def calibration(
     from components.evaluation.thresholds import judge_by
     from flows.stages.calibrate import TABLE
 
-    rows = [measures.Judged(**row) for row in read_json(judged.path / TABLE)]
+    rows = [measures.JudgedEpisode(**row) for row in read_json(judged.path / TABLE)]
     measured = measures.measure(rows, spec.calibrate.threshold)
     metrics = judged.metrics
     judgements = metrics["judgements"]
@@ -208,7 +208,7 @@ def calibration(
     )
 
 
-def _warnings(measured: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence[Judged]) -> list[str]:
+def _warnings(measured: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence[JudgedEpisode]) -> list[str]:
     """Return the warnings about a judge: missed marks, and problems detected without a mark."""
     truths = {row.truth for row in rows}
     scores = {score for row in rows for score in row.scores if score is not None}
@@ -239,7 +239,7 @@ def _warnings(measured: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence
     return warnings
 
 
-def _misjudged(rows: Sequence[Judged], judged: Artifact, episodes: Mapping[str, Artifact]) -> list[Misjudged]:
+def _misjudged(rows: Sequence[JudgedEpisode], judged: Artifact, episodes: Mapping[str, Artifact]) -> list[Misjudged]:
     """Return the episodes with the largest difference between rank by score and rank by truth, one per group."""
     import numpy as np
 
@@ -256,7 +256,7 @@ def _misjudged(rows: Sequence[Judged], judged: Artifact, episodes: Mapping[str, 
         for values in ([score for _, score in scored], [row.truth for row, _ in scored])
     )
     order = sorted(range(len(scored)), key=lambda index: -abs(by_score[index] - by_truth[index]))
-    by_group: dict[str, tuple[Judged, float]] = {}
+    by_group: dict[str, tuple[JudgedEpisode, float]] = {}
     for index in order:
         row, score = scored[index]
         if len(by_group) < MOST_MISJUDGED and abs(by_score[index] - by_truth[index]) > len(scored) / 4:

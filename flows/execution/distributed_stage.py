@@ -12,7 +12,7 @@ from typing import Any
 
 from components.artifacts import Artifact, Draft
 from components.compute.launch import STOPPED
-from components.compute.process_group import Group
+from components.compute.process_group import ProcessGroup
 from components.compute.runners import error_to_json
 from components.errors import EspalierError, ResourceError, SpecError
 from flows.stages.base import Context, Request, silent
@@ -21,7 +21,7 @@ from flows.stages.execute import Status, resolve, run_stage
 logger = logging.getLogger(__name__)
 
 
-def lead_stage(request: Request, context: Context, group: Group) -> tuple[Artifact, Status]:
+def lead_stage(request: Request, context: Context, group: ProcessGroup) -> tuple[Artifact, Status]:
     """Run the stage on rank 0; return the result of `run_stage`. Tell the other ranks when the work begins, or that the
     stage is cached."""
 
@@ -34,7 +34,7 @@ def lead_stage(request: Request, context: Context, group: Group) -> tuple[Artifa
         group.tell({})
 
 
-def follow_stage(request: Request, context: Context, group: Group) -> None:
+def follow_stage(request: Request, context: Context, group: ProcessGroup) -> None:
     """Run the stage on another rank. Raises WaitTimeout if rank 0 does not respond."""
     work = group.hear(context.lock_timeout + group.timeout)
     if not work:
@@ -52,7 +52,7 @@ def attempt(
     say: writes a line of the report; only rank 0 calls it."""
     group = None
     try:
-        group = Group(timeout)
+        group = ProcessGroup(timeout)
         parsed = request()
         group.join(device(parsed.spec))
         if group.first:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.compute import torchrun
-from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Result, Runner
+from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Runner, StageResult
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.snapshot import RECORD
 from components.compute.sky.spec import SkyPlace
@@ -30,7 +30,7 @@ from flows.execution import prefect_credential
 from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
-from flows.history.records import Notice, StageRecord, Writer
+from flows.history.records import Notice, RecordWriter, StageRecord
 from flows.stages import STAGES, episode_failures, selections
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
@@ -113,7 +113,7 @@ class Execution:
         console: Console,
         tracker: Tracker | None,
         log: Path,
-        record: Writer | None = None,
+        record: RecordWriter | None = None,
     ):
         self.spec = spec
         self.context = context
@@ -307,7 +307,7 @@ class Execution:
         spent = artifact.metrics.get("spent", artifact.metrics.get("cost", 0.0))
         return spent + seconds / 3600 * price
 
-    def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:
             on_event({"progress": [done, total, values]})
 
@@ -316,7 +316,7 @@ class Execution:
 
         context = replace(self.context, progress=progress, on_wait=on_wait)
         artifact, status = run_stage(Request.from_json(request), context)
-        return Result(artifact.key, artifact.digest, status)
+        return StageResult(artifact.key, artifact.digest, status)
 
 
 def _recorded(done: Done) -> StageRecord:

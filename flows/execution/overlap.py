@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from components.compute.runners import GRACE
-from flows.experiment.requests import Call
+from flows.experiment.requests import StageRunner
 from flows.stages.base import Request
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class Beside(Protocol):
     """Context manager factory: runs `work` in the background of a block that runs the stage `label`. `work` receives
     the function that runs its stages."""
 
-    def __call__(self, label: str, work: Callable[[Call], T]) -> AbstractContextManager[BackgroundResult[T]]: ...
+    def __call__(self, label: str, work: Callable[[StageRunner], T]) -> AbstractContextManager[BackgroundResult[T]]: ...
 
 
-def sequential(call: Call) -> Beside:
+def sequential(call: StageRunner) -> Beside:
     """Return a `Beside` that runs the work after the block."""
 
     @contextmanager
-    def beside(label: str, work: Callable[[Call], T]) -> Iterator[BackgroundResult[T]]:
+    def beside(label: str, work: Callable[[StageRunner], T]) -> Iterator[BackgroundResult[T]]:
         result: BackgroundResult[T] = BackgroundResult()
         yield result
         result.value = work(call)
@@ -55,7 +55,7 @@ def sequential(call: Call) -> Beside:
     return beside
 
 
-Wrap = Callable[[Callable[[str, int, Request], "Done"]], Call]
+Wrap = Callable[[Callable[[str, int, Request], "Done"]], StageRunner]
 """Function that turns a function that runs stages into a Prefect task."""
 
 
@@ -63,7 +63,7 @@ def together(execution: Execution, wrap: Wrap) -> Beside:
     """Return a `Beside` that runs the work concurrently with the block."""
 
     @contextmanager
-    def beside(label: str, work: Callable[[Call], T]) -> Iterator[BackgroundResult[T]]:
+    def beside(label: str, work: Callable[[StageRunner], T]) -> Iterator[BackgroundResult[T]]:
         result: BackgroundResult[T] = BackgroundResult()
         done: list[Done] = []
         errors: list[BaseException] = []

@@ -54,7 +54,7 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> FeedbackData | None:
 
     Raises SpecError if the file is damaged, has no answers of a kind that the algorithm trains on, or refers to
     episodes that are not in the store."""
-    from components.trajectories.feedback import Choice, Correction, Rating, digest_of, read_all
+    from components.trajectories.feedback import Correction, PairChoice, Rating, digest_of, read_all
 
     if spec is None:
         return None
@@ -63,7 +63,7 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> FeedbackData | None:
         answers = read_all(path)
     except ResourceError as error:
         raise _problem(str(error)) from None
-    kinds = {"scores": Rating, "corrections": Correction, "choices": Choice}
+    kinds = {"scores": Rating, "corrections": Correction, "choices": PairChoice}
     if not any(isinstance(answer, kinds[name]) for answer in answers for name in spec.learns):
         raise _problem(f"{path} has no {' and no '.join(spec.learns)}, which {spec.algorithm.name} trains on")
     by_digest: dict[str, Artifact] = {}

@@ -23,7 +23,7 @@ REWARD_SEED = 1_000_000_007
 """Offset of the seed for the episodes of reward models; each further model of an ensemble adds it once more."""
 
 
-class Call(Protocol):
+class StageRunner(Protocol):
     """Function that runs one stage and returns its artifact."""
 
     def __call__(self, label: str, step: int, request: Request) -> Artifact: ...

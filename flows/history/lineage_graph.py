@@ -57,7 +57,7 @@ class Node:
 
 
 @dataclass
-class Step:
+class LineageStep:
     """Checkpoint, or the queried artifact, with the artifacts that belong to it."""
 
     head: Node
@@ -170,25 +170,25 @@ class Lineage:
         """Return an artifact and all artifacts produced from it, directly and indirectly, in topological order."""
         return self._walk(key, lambda current: self._children.get(current, ()))
 
-    def back(self, key: str) -> list[Step]:
+    def back(self, key: str) -> list[LineageStep]:
         """Return the steps that led to an artifact, nearest first, beginning with its own."""
         nodes = self.ancestors(key)
-        steps = {key: Step(nodes[0])}
+        steps = {key: LineageStep(nodes[0])}
         belongs = {key: key}
         for node in nodes:
             if node.key not in belongs:  # a checkpoint; other artifacts belong to the step of their nearest user
-                steps[node.key], belongs[node.key] = Step(node), node.key
+                steps[node.key], belongs[node.key] = LineageStep(node), node.key
             elif node.key != belongs[node.key]:
                 steps[belongs[node.key]].others.append(node)
             for below in self._training_inputs(node.key):
                 belongs.setdefault(below, belongs[node.key])
         return [_ordered(step) for step in steps.values()]
 
-    def forward(self, key: str) -> list[Step]:
+    def forward(self, key: str) -> list[LineageStep]:
         """Return the steps that an artifact led to, beginning with its own, which contains the artifacts produced from
         it besides checkpoints. A checkpoint's training data, evaluations and exports belong to its step."""
         nodes = self.descendants(key)
-        steps = {node.key: Step(node) for node in nodes if node.key == key or node.kind in TRAINED}
+        steps = {node.key: LineageStep(node) for node in nodes if node.key == key or node.kind in TRAINED}
         belongs = {head: head for head in steps}
         for node in reversed(nodes):  # training inputs belong to the step of their user
             if node.kind in FEEDS and node.key not in belongs:
@@ -218,7 +218,7 @@ class Lineage:
             tags |= {path.replace(".", "_"): target["_target_"] for path, target in targets(source.spec).items()}
         return {name: value for name, value in tags.items() if value}
 
-    def facts(self, step: Step) -> dict[str, str]:
+    def facts(self, step: LineageStep) -> dict[str, str]:
         """Return the facts of a step by name: the run that produced it, versions of its stages, targets with their
         arguments, model and algorithm."""
         run = self.runs.get(step.head.run or "")
@@ -294,7 +294,7 @@ def _final_policy(run: RunRecord) -> str | None:
     return final.request["inputs"].get("policy") if final is not None else None
 
 
-def _ordered(step: Step) -> Step:
+def _ordered(step: LineageStep) -> LineageStep:
     step.others.sort(key=lambda node: ORDER.index(node.stage) if node.stage in ORDER else len(ORDER))
     return step
 

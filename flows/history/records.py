@@ -86,7 +86,7 @@ GuardName = Literal[
 
 
 @dataclass(frozen=True)
-class Shown:
+class SampleEpisode:
     """Example episode of a notice."""
 
     label: str
@@ -107,7 +107,7 @@ class Notice:
     person, the result of the champion comparison, or the deployment."""
     step: int
     message: str
-    episodes: list[Shown] = field(default_factory=list)
+    episodes: list[SampleEpisode] = field(default_factory=list)
     """Example episodes."""
 
 
@@ -294,7 +294,7 @@ def _run(data: Any, name: str) -> RunRecord:
     return run
 
 
-class Writer:
+class RecordWriter:
     """Writer of the record of the current run."""
 
     def __init__(self, records: Records, run: RunRecord):
@@ -335,7 +335,7 @@ def recording(
     sweep: str | None,
     git_commit: str | None,
     forked: Mapping[str, str],
-) -> Iterator[Writer]:
+) -> Iterator[RecordWriter]:
     """Provide the writer of a run's record. The final status is FINISHED, PRUNED, FAILED, or KILLED after Ctrl-C."""
     records = Records(root)
     run = RunRecord(
@@ -350,7 +350,7 @@ def recording(
         forked=dict(forked),
         process=f"process {os.getpid()} on {socket.gethostname()}",
     )
-    writer = Writer(records, run)
+    writer = RecordWriter(records, run)
     with records.hold(run_id):
         records.write(run)
         status = "FAILED"

@@ -140,7 +140,7 @@ class UserServer:
         """Do nothing: the run did not start this server."""
 
 
-class Server:
+class PrefectServer:
     """Server process that boots in the background. Create it with `start`."""
 
     def __init__(self, process: subprocess.Popen, root: Path, log: Path):
@@ -207,7 +207,7 @@ class Server:
         self._process.kill()
 
 
-_shared_servers: dict[Path, Server] = {}
+_shared_servers: dict[Path, PrefectServer] = {}
 """Servers that stay up for the next run of a sweep, by run root; they stop with this process."""
 
 
@@ -267,7 +267,7 @@ def for_run(root: Path, *, keep: bool = False) -> Iterator[Api]:
         server.stop()
 
 
-def start(root: Path, port: int | None = None) -> Server:
+def start(root: Path, port: int | None = None) -> PrefectServer:
     """Start a server on the data below `root` without waiting for it.
 
     port: start a full server with the user interface on this port; None: start a reduced server for a run on a free
@@ -308,7 +308,7 @@ def start(root: Path, port: int | None = None) -> Server:
             text=True,
             start_new_session=True,  # Ctrl-C only reaches the run, which stops the server after its last request
         )
-    return Server(process, root, log)
+    return PrefectServer(process, root, log)
 
 
 def _check_free(port: int) -> None:

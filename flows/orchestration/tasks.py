@@ -17,10 +17,10 @@ from components.errors import EngineError, EnvironmentFailed, EspalierError, Res
 from components.redaction import mask
 from flows.execution.executor import Done, Execution
 from flows.execution.overlap import Beside, together
-from flows.experiment.requests import Call
+from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
 from flows.orchestration import prefect_artifacts
-from flows.orchestration.server import Api, Server
+from flows.orchestration.server import Api, PrefectServer
 from flows.reporting.results import Results
 from flows.stages import STAGES
 from flows.stages.base import Request
@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 def run_flow(
     name: str,
     execution: Execution,
-    body: Callable[[Call, Beside], Results],
+    body: Callable[[StageRunner, Beside], Results],
     api: Api,
     interruption: Interruption,
     dead: Sequence[RunRecord] = (),
@@ -103,7 +103,7 @@ def run_flow(
         return Completed(name="Pruned", message=results.pruned) if results.pruned else None
 
     settings = {**api.settings(), "client.max_retries": RETRIES}
-    if isinstance(api, Server):  # nothing monitors heartbeats there, and their thread takes a second to stop
+    if isinstance(api, PrefectServer):  # nothing monitors heartbeats there, and their thread takes a second to stop
         settings["flows.heartbeat_frequency"] = None
     with temporary_settings(settings), prefect_artifacts.progress(execution), give_up:
         try:
@@ -132,7 +132,7 @@ def is_transient(error: Any) -> bool:
     return type(error) is EspalierError or isinstance(error, EngineError | EnvironmentFailed)
 
 
-def as_tasks(run: Callable[[str, int, Request], Done], *, retries: int = 0, delay: float = 0.0) -> Call:
+def as_tasks(run: Callable[[str, int, Request], Done], *, retries: int = 0, delay: float = 0.0) -> StageRunner:
     """Return a function that runs stages as tasks of the current flow run.
 
     run: function that runs a stage. retries: retries of a stage after a transient error; a retry resumes finished work.

@@ -20,7 +20,7 @@ from flows.experiment.fork import Fork
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
 from flows.recipes.online_rl import online_rl
-from flows.recipes.outcome import Outcome
+from flows.recipes.outcome import RunOutcome
 from flows.reporting.results import Results, results_of, round_teller
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage
@@ -99,7 +99,7 @@ def repeat(
         execution.tell(stages[label])
         return stages[label].artifact
 
-    outcome = Outcome()
+    outcome = RunOutcome()
     online_rl(spec, call, round_teller(execution), begin, execution.notice, feedback=feedback, outcome=outcome)
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
     console.line(f"nothing has changed since run {run.short} of {date}: its report and its MLflow run are up to date")

@@ -38,7 +38,7 @@ from flows.experiment.correction import difference
 from flows.experiment.fork import resolve
 from flows.experiment.guards import RULES
 from flows.experiment.prerequisites import lacking
-from flows.experiment.requests import Call
+from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice, Records, RunRecord, StageRecord
 from flows.history.store_reader import Peek
@@ -87,7 +87,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Plan of a run."""
 
     experiment: str
@@ -117,7 +117,7 @@ class Plan:
         return {**asdict(self), "seconds": self.seconds, "cost": self.cost}
 
 
-def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str, Offer]] = offers) -> Plan:
+def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str, Offer]] = offers) -> RunPlan:
     """Return the plan of one run. ask: query SkyPilot's offers for places without a price.
 
     Raises SpecError and ResourceError as the checks before a run do."""
@@ -158,10 +158,10 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str,
         *planner.prices(),
     ]
     if guard_error is not None:
-        return Plan(spec.name, spec.root, planner.planned, [*notes, f"a guard ends the run: {guard_error}"])
+        return RunPlan(spec.name, spec.root, planner.planned, [*notes, f"a guard ends the run: {guard_error}"])
     pending = _pending_decisions(spec, planner.planned, {notice.kind for notice in notices})
     at_most = "end" in pending and "refills" not in pending
-    return Plan(spec.name, spec.root, planner.planned, [*notes, *pending.values()], at_most)
+    return RunPlan(spec.name, spec.root, planner.planned, [*notes, *pending.values()], at_most)
 
 
 def _resolved_values(spec: ExperimentSpec) -> Iterator[str]:
@@ -310,7 +310,7 @@ class _Planner:
         return artifact
 
     @contextmanager
-    def beside(self, label: str, work: Callable[[Call], T]) -> Iterator[BackgroundResult[T]]:
+    def beside(self, label: str, work: Callable[[StageRunner], T]) -> Iterator[BackgroundResult[T]]:
         """Plan background work after the stage beside which it runs."""
         start = len(self.planned)
         with sequential(self.call)(label, work) as result:

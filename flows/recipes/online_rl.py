@@ -5,8 +5,8 @@ With `reward_model`, reward models are trained before the rounds and score them;
 retrained between the rounds: `train[reward@3]`.
 The policy may be evaluated between the rounds: `evaluate[3]`. The final evaluation is always `evaluate[final]`.
 
-`online_rl` defines the order of the stages. It takes the function that runs a stage (`Call`), which is a Prefect task
-in a run and a plain call in a benchmark, and the function that runs background work (`Beside`).
+`online_rl` defines the order of the stages. It takes the function that runs a stage (`StageRunner`), which is a Prefect
+task in a run and a plain call in a benchmark, and the function that runs background work (`Beside`).
 
 Steps: round r is step r, stages before the rounds have step 0, the untrained model before a warmup has step -1.
 """
@@ -23,11 +23,11 @@ from flows.execution.overlap import Beside, sequential
 from flows.experiment.early_stopping import Measured, choose, why_stop
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.fork import Fork
-from flows.experiment.guards import Guards
-from flows.experiment.requests import Call, Requests
+from flows.experiment.guards import RunGuards
+from flows.experiment.requests import Requests, StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice
-from flows.recipes.outcome import Approve, OnNotice, OnRound, Outcome, Prune
+from flows.recipes.outcome import Approve, OnNotice, OnRound, Prune, RunOutcome
 from flows.recipes.reward_models import RewardModels
 from flows.stages.base import Request
 
@@ -37,16 +37,16 @@ FEEDS = ("trajectories", "scores", "selection")
 
 def online_rl(
     spec: ExperimentSpec,
-    call: Call,
+    call: StageRunner,
     on_round: OnRound | None = None,
     begin: Fork | None = None,
     on_notice: OnNotice = lambda notice: None,
     beside: Beside | None = None,
     feedback: FeedbackData | None = None,
-    outcome: Outcome | None = None,
+    outcome: RunOutcome | None = None,
     prune: Prune = lambda measured: None,
     approve: Approve = lambda outcome, request: None,
-) -> Outcome:
+) -> RunOutcome:
     """Run the stages of an experiment in order; of a fork, those after its starting step.
 
     beside: runs background work; None runs everything sequentially. feedback: human feedback, if the experiment has
@@ -59,8 +59,8 @@ def online_rl(
     requests = Requests(spec)
     beside = beside or sequential(call)
     independent = spec.evaluate.reward is not None or spec.reward_model is not None
-    guards = Guards(spec.guards, on_notice, independent)
-    outcome = outcome or Outcome()
+    guards = RunGuards(spec.guards, on_notice, independent)
+    outcome = outcome or RunOutcome()
     if begin is not None:
         outcome.checkpoint, outcome.step = begin.checkpoint, begin.step
     warmup = spec.warmup if begin is None else None
@@ -180,7 +180,7 @@ def _gather(
     judges: Sequence[Artifact],
     policy: Artifact | None,
     number: int,
-    call: Call,
+    call: StageRunner,
 ) -> _Gathered:
     """Collect, judge and filter a round. judges: current reward models."""
 
@@ -205,7 +205,7 @@ def _gather(
     return _Gathered(fed, largest)
 
 
-def _take_best(spec: ExperimentSpec, outcome: Outcome, on_notice: OnNotice) -> None:
+def _take_best(spec: ExperimentSpec, outcome: RunOutcome, on_notice: OnNotice) -> None:
     """Make the best evaluated policy the final one."""
     metric = spec.early_stopping.metric if spec.early_stopping else "success"
     best = choose(outcome.measured, metric)

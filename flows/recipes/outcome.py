@@ -19,7 +19,7 @@ Prune = Callable[[Measured], str | None]
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """Artifacts and decisions of a run."""
 
     evaluations: dict[str, Artifact] = field(default_factory=dict)
@@ -76,5 +76,5 @@ class Outcome:
         return {n: artifacts["judge"].metrics.get("reward") for n, artifacts in numbered if n > judged_since}
 
 
-Approve = Callable[[Outcome, Request], str | None]
+Approve = Callable[[RunOutcome, Request], str | None]
 """Callback before the deployment, with the outcome and the request. Returns the reason for a rejection, or None."""

@@ -11,14 +11,14 @@ after round r, with step r.
 from __future__ import annotations
 
 from components.artifacts import Artifact
-from flows.experiment.requests import Call, Requests
+from flows.experiment.requests import Requests, StageRunner
 from flows.experiment.spec import ExperimentSpec
 
 
 class RewardModels:
     """Reward models of one run; none without `reward_model`, and then the declared reward scores the rounds."""
 
-    def __init__(self, spec: ExperimentSpec, requests: Requests, call: Call):
+    def __init__(self, spec: ExperimentSpec, requests: Requests, call: StageRunner):
         self.trained: dict[int, list[Artifact]] = {}
         """Models by the round after which they were trained; 0: before the rounds."""
         self._part = spec.reward_model

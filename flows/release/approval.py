@@ -25,7 +25,7 @@ from flows.terminal.console import Console, duration, printable
 
 if TYPE_CHECKING:
     from flows.execution.executor import Execution
-    from flows.recipes.outcome import Approve, Outcome
+    from flows.recipes.outcome import Approve, RunOutcome
 
 POLL = 2.0
 """Seconds between two polls of Prefect for an answer."""
@@ -51,7 +51,7 @@ def asker(execution: Execution) -> Approve:
     a person may take hours."""
     spec = execution.spec
 
-    def approve(outcome: Outcome, request: Request) -> str | None:
+    def approve(outcome: RunOutcome, request: Request) -> str | None:
         if find_stage(request, execution.context) is not None:
             return None
         execution.context.warm.close()
@@ -70,7 +70,7 @@ def asker(execution: Execution) -> Approve:
     return approve
 
 
-def rows(spec: ExperimentSpec, outcome: Outcome) -> list[list[str]]:
+def rows(spec: ExperimentSpec, outcome: RunOutcome) -> list[list[str]]:
     """Return the rows for the decision: policy, success, reward, turns, as in the table at the end of a run."""
     from flows.reporting.report import summary_of, titles_of
     from flows.reporting.results import with_interval

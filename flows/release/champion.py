@@ -27,7 +27,7 @@ from flows.stages.execute import key_part
 if TYPE_CHECKING:
     from components.tracking.registry import Registry, Version
     from flows.execution.executor import Execution
-    from flows.recipes.outcome import Outcome
+    from flows.recipes.outcome import RunOutcome
 
 ALIAS = "champion"
 LOCK_LIMIT = 12 * 3600.0
@@ -63,7 +63,7 @@ class Decision:
         return {name: value for name, value in asdict(self).items() if name != "text"}
 
 
-def tags(execution: Execution, outcome: Outcome) -> dict[str, str]:
+def tags(execution: Execution, outcome: RunOutcome) -> dict[str, str]:
     """Return the tags of a version that later comparisons need."""
     assert outcome.checkpoint is not None
     model = execution.spec.model.model_dump(mode="json", exclude={"device"})
@@ -80,7 +80,7 @@ def evaluation_digest(evaluation: Request) -> str:
     return json_digest({name: value for name, value in key_part(evaluation).items() if name != "model"})
 
 
-def decide(execution: Execution, outcome: Outcome, registry: Registry, name: str, version: str) -> Decision:
+def decide(execution: Execution, outcome: RunOutcome, registry: Registry, name: str, version: str) -> Decision:
     """Compare a new version with the champion, set the alias if it wins, and publish the decision.
 
     A lock serializes runs below one root. Runs on several machines that share an MLflow server are not serialized.
@@ -108,7 +108,7 @@ def decide(execution: Execution, outcome: Outcome, registry: Registry, name: str
     return decision
 
 
-def _compare(execution: Execution, outcome: Outcome, champion: Version, name: str, version: str) -> Decision:
+def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name: str, version: str) -> Decision:
     from components.evaluation.metrics import paired_difference
     from components.trajectories.store import read_trajectories
 
@@ -153,7 +153,7 @@ def beats(difference: float, margin: float) -> bool:
     return difference > 0 and difference >= margin - 1e-9
 
 
-def _champions_evaluation(execution: Execution, outcome: Outcome, champion: Version) -> Artifact | str:
+def _champions_evaluation(execution: Execution, outcome: RunOutcome, champion: Version) -> Artifact | str:
     """Return the champion's evaluation with the setup of the new policy's, or the reason why there is none."""
     store, tags = execution.context.store, champion.tags
     request = _evaluation(execution, outcome)
@@ -178,6 +178,6 @@ def _champions_evaluation(execution: Execution, outcome: Outcome, champion: Vers
         return f"version {champion.number} could not be evaluated on the same scenarios ({error})"
 
 
-def _evaluation(execution: Execution, outcome: Outcome) -> Request:
+def _evaluation(execution: Execution, outcome: RunOutcome) -> Request:
     """Return the request of the final policy's evaluation."""
     return Requests(execution.spec).evaluate(outcome.checkpoint)

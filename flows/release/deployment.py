@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.deployment.canary import check_endpoint
-from components.deployment.targets.protocol import Deployment, Release, Target
+from components.deployment.targets.protocol import Deployment, DeploymentTarget, Release
 from components.deployment.targets.spec import LocalTarget, TargetSpec
 from components.errors import DeployError, EspalierError
 from flows.history.records import Notice
@@ -62,7 +62,7 @@ def release(
 
 
 def _release(
-    execution: Execution, ledger: Ledger, target: Target, new: Release, export: Artifact, decision: Decision
+    execution: Execution, ledger: Ledger, target: DeploymentTarget, new: Release, export: Artifact, decision: Decision
 ) -> ReleaseOutcome:
     spec = execution.spec.deploy
     assert spec.target is not None
@@ -103,7 +103,7 @@ def _canary(execution: Execution, deployed: Deployment, export: Artifact) -> flo
 
 
 def _roll_back(
-    target: Target, ledger: Ledger, previous: ActiveRelease | None, deployed: Deployment | None, stopped: bool
+    target: DeploymentTarget, ledger: Ledger, previous: ActiveRelease | None, deployed: Deployment | None, stopped: bool
 ) -> str:
     """Remove the new deployment, restart the previous one if it was stopped, and describe the result."""
     if deployed is not None:

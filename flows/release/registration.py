@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from components.errors import EspalierError
 from flows.execution.executor import Execution
-from flows.recipes.outcome import Outcome
+from flows.recipes.outcome import RunOutcome
 from flows.release import champion, deployment
 from flows.reporting.results import ReleaseResult
 
 
-def register(execution: Execution, outcome: Outcome) -> tuple[ReleaseResult, EspalierError | None]:
+def register(execution: Execution, outcome: RunOutcome) -> tuple[ReleaseResult, EspalierError | None]:
     """Register the export, decide on the champion, and deploy it if `deploy.target` is set.
 
     The second value is the error of a deployment that was rolled back; the policy then stays registered.

@@ -25,7 +25,7 @@ from flows.history.records import Records, RunRecord
 from flows.history.store_reader import Peek, peek_through, targets
 
 if TYPE_CHECKING:
-    from components.evaluation.comparison import Against, Comparison, Run, StageTotal
+    from components.evaluation.comparison import Against, Run, RunComparison, StageTotal
     from components.evaluation.report import Evaluation
 
 LISTED = 10
@@ -38,12 +38,12 @@ _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 _TRAINED = re.compile(r"train\[\d+\]")
 
 
-def compare(root: Path, references: Sequence[str]) -> Comparison:
+def compare(root: Path, references: Sequence[str]) -> RunComparison:
     """Compare runs below `root`; the first one is the baseline. references: as accepted by `Records.get`.
 
     Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, and a repeated run.
     """
-    from components.evaluation.comparison import Comparison
+    from components.evaluation.comparison import RunComparison
 
     if not 2 <= len(references) <= len(LETTERS):
         raise ResourceError(f"expected 2 to {len(LETTERS)} runs to compare, not {len(references)}")
@@ -59,7 +59,7 @@ def compare(root: Path, references: Sequence[str]) -> Comparison:
     specs = [_with_defaults(run.spec, _resolved_targets(run, peeks[run.id])) for run in by_id.values()]
     differing = dict(_differing(specs))
     relevant = {path: values for path, values in differing.items() if _affects_results(path, specs)}
-    return Comparison(
+    return RunComparison(
         runs=runs,
         results=_texts(relevant | dict(_differing([_code(run, peeks[run.id]) for run in by_id.values()]))),
         rest=_texts(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from flows.history.lineage_graph import TRAINED, Lineage, Node, Step
+from flows.history.lineage_graph import TRAINED, Lineage, LineageStep, Node
 from flows.terminal.console import printable
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def origins(lineage: Lineage, key: str) -> list[Origin]:
     ]
 
 
-def _parents(lineage: Lineage, step: Step) -> str:
+def _parents(lineage: Lineage, step: LineageStep) -> str:
     """Return a step's input checkpoints as text: `train[1] (start, policy), train[sft] (reference)`."""
     roles_by_key: dict[str, list[str]] = {}
     for node in step.nodes:
@@ -113,7 +113,7 @@ def _parents(lineage: Lineage, step: Step) -> str:
     return ", ".join(f"{lineage.node(key).label} ({', '.join(roles)})" for _, roles, key in nearest)
 
 
-def _line(lineage: Lineage, step: Step) -> str:
+def _line(lineage: Lineage, step: LineageStep) -> str:
     others = ", ".join(_node_text(node) for node in step.others)
     parents = _parents(lineage, step)
     return f"{_node_text(step.head)}{f'  with {others}' if others else ''}{f'  from {parents}' if parents else ''}"
@@ -125,7 +125,7 @@ def _node_text(node: Node) -> str:
     return f"{node.label} {node.key[:SHORT]}{figures}{'' if node.present else ' (deleted)'}"
 
 
-def _base_model(steps: Sequence[Step]) -> str:
+def _base_model(steps: Sequence[LineageStep]) -> str:
     models = [node.spec["model"] for step in steps for node in step.nodes if "model" in node.spec]
     return f"the model {models[-1]['name']}" if models else "an unknown model"
 

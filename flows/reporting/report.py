@@ -17,7 +17,7 @@ from flows.execution.executor import Execution
 from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice
-from flows.recipes.outcome import Outcome
+from flows.recipes.outcome import RunOutcome
 from flows.stages import selections
 from flows.stages.episode_failures import failures_of
 
@@ -32,7 +32,7 @@ def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
     return {"start": "start", "sft": "after SFT", "feedback": "after feedback", "final": final}
 
 
-def titles_of(spec: ExperimentSpec, outcome: Outcome) -> dict[str, str]:
+def titles_of(spec: ExperimentSpec, outcome: RunOutcome) -> dict[str, str]:
     """Return the titles of the evaluated policies by name. The final policy's title names its round if that is not the
     experiment's last one, or if it was selected as the best."""
     all_titles = titles_by(spec.algorithm.name, "sft" in outcome.evaluations)
@@ -60,7 +60,7 @@ class EvaluationResults:
     title."""
 
 
-def load_evaluations(spec: ExperimentSpec, outcome: Outcome) -> EvaluationResults:
+def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationResults:
     """Load the evaluations of a run."""
     from components.evaluation.metrics import paired_difference
 
@@ -75,7 +75,7 @@ def load_evaluations(spec: ExperimentSpec, outcome: Outcome) -> EvaluationResult
     return EvaluationResults(titles, summaries, episodes, differences)
 
 
-def struck(execution: Execution, outcome: Outcome, overrides: Sequence[str], seconds: float, words: str) -> None:
+def struck(execution: Execution, outcome: RunOutcome, overrides: Sequence[str], seconds: float, words: str) -> None:
     """Log the report of a run that a guard stopped: the results so far and the guard's finding. words: the finding."""
     tracker = execution.tracker
     assert tracker is not None
@@ -87,7 +87,7 @@ def struck(execution: Execution, outcome: Outcome, overrides: Sequence[str], sec
 
 def report_of(
     execution: Execution,
-    outcome: Outcome,
+    outcome: RunOutcome,
     evaluations: EvaluationResults,
     overrides: Sequence[str],
     seconds: float,
@@ -150,7 +150,7 @@ def report_of(
     )
 
 
-def _rounds(spec: ExperimentSpec, outcome: Outcome) -> list[dict[str, float]]:
+def _rounds(spec: ExperimentSpec, outcome: RunOutcome) -> list[dict[str, float]]:
     """Return the metrics of each round, with held-out metrics if the policy was evaluated in the rounds."""
     held_out = (
         {measured.step: measured.evaluation.metrics for measured in outcome.measured} if spec.evaluate.every else {}
@@ -193,7 +193,7 @@ def _findings(notices: Sequence[Notice]) -> list[Finding]:
     ]
 
 
-def _reward_models(outcome: Outcome) -> list[RewardTraining]:
+def _reward_models(outcome: RunOutcome) -> list[RewardTraining]:
     """Return the results of each training of a reward model."""
     from components.evaluation.report import RewardTraining
 

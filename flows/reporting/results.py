@@ -10,7 +10,7 @@ from typing import Any
 
 from components.artifacts import Artifact
 from flows.execution.executor import Execution
-from flows.recipes.outcome import Outcome
+from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import load_evaluations, model_folder, report_of, round_figures, summary_of
 from flows.stages import selections
 from flows.terminal.console import Console, duration
@@ -196,7 +196,7 @@ _ROUND = (
 
 def conclude(
     execution: Execution,
-    outcome: Outcome,
+    outcome: RunOutcome,
     overrides: Sequence[str],
     release: ReleaseResult,
     *,
@@ -227,7 +227,7 @@ def conclude(
 
 def results_of(
     execution: Execution,
-    outcome: Outcome,
+    outcome: RunOutcome,
     run_id: str,
     *,
     seconds: float,

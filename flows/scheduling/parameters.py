@@ -24,7 +24,7 @@ LONGEST_OVERRIDE = 1000
 
 
 @dataclass(frozen=True)
-class Deployment:
+class ServedExperiment:
     """Experiment that an operator serves."""
 
     name: str
@@ -38,7 +38,7 @@ class Deployment:
         return [f"+experiment={self.experiment}", *self.overrides]
 
 
-def to_json(deployments: Iterable[Deployment]) -> str:
+def to_json(deployments: Iterable[ServedExperiment]) -> str:
     """Return the value of `VARIABLE` for processes that may run these deployments."""
     return json.dumps(
         {
@@ -48,7 +48,7 @@ def to_json(deployments: Iterable[Deployment]) -> str:
     )
 
 
-def from_environment(name: str) -> Deployment:
+def from_environment(name: str) -> ServedExperiment:
     """Return the operator's configuration of a deployment. Raises ResourceError if `VARIABLE` does not contain it."""
     text = os.environ.get(VARIABLE)
     if not text:
@@ -59,7 +59,9 @@ def from_environment(name: str) -> Deployment:
     try:
         data: dict[str, dict[str, Any]] = json.loads(text)
         deployments = {
-            key: Deployment(key, str(entry["experiment"]), tuple(map(str, entry["overrides"])), entry["config_dir"])
+            key: ServedExperiment(
+                key, str(entry["experiment"]), tuple(map(str, entry["overrides"])), entry["config_dir"]
+            )
             for key, entry in data.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -73,7 +75,7 @@ def from_environment(name: str) -> Deployment:
     return deployments[name]
 
 
-def resolve(deployment: Deployment, requested: Sequence[str] = ()) -> ExperimentSpec:
+def resolve(deployment: ServedExperiment, requested: Sequence[str] = ()) -> ExperimentSpec:
     """Return the spec of one run: the operator's configuration with the run's overrides.
 
     Raises SpecError with all problems of both, including overrides that hold a secret, configure Hydra itself, or set a

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from components.rollout.players.player import Player
 
 
-class Episodes:
+class FinishedEpisodes:
     """Finished episodes of an unfinished stage, in shards in its scratch folder.
 
     A failed episode is data of the finished stage, but a retry of the stage runs it again.
@@ -146,17 +146,17 @@ def play(
     """
     from components.rollout.collector import run_episodes
     from components.rollout.live_view import FILE, Live
-    from components.rollout.pool import Pool
+    from components.rollout.pool import EnvironmentPool
 
     assert context.scratch is not None
-    episodes = Episodes(context.scratch)
+    episodes = FinishedEpisodes(context.scratch)
     wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
     finished = dict(episodes.finished)
     resumed = [trajectory for name, trajectory in finished.items() if name in wanted]
     context.progress(len(resumed), len(wanted))
     engine = warm_engine(model, policy, context, inference, adapter)
     other = _other_engine(model, inference, ways, context)
-    pool = context.warm.get("environments", environment.model_dump(), lambda: Pool(environment.build))
+    pool = context.warm.get("environments", environment.model_dump(), lambda: EnvironmentPool(environment.build))
     pool.most = environments
     retried = 0
     start = time.monotonic()
@@ -258,11 +258,11 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
     if agent.function is None:
         yield None
         return
-    from components.inference.server import Server
+    from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
 
     engines: dict[str, Any] = {}
-    with Server(engine, MODEL, engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens) as server:
+    with ModelServer(engine, MODEL, engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens) as server:
         yield OwnAgent(agent.function.build(), server.url, engines)
 
 

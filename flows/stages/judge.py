@@ -112,7 +112,7 @@ def _record_parts(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> 
         yield trajectory
 
 
-class Judged:
+class RewardJudge:
     """Reward with its models and meter. A call yields one Score per trajectory, in order.
 
     Scores of an earlier attempt of this stage are reused. Unscored trajectories are scored again; with a group reward,
@@ -188,7 +188,7 @@ def judging(
     inference: InferenceSpec | None = None,
     name: str = "scores",
     keep_answers: bool = True,
-) -> Iterator[Judged]:
+) -> Iterator[RewardJudge]:
     """Provide the reward with its models and judges, and close them at the end.
 
     model: of the scored episodes. policy: the policy that produced them. inference: engine of the policy. name: of the
@@ -203,7 +203,7 @@ def judging(
         means = _means(meter, context, model, policy, inference)
         reward.use(means if keep_answers else replace(means, answers=None))
     try:
-        yield Judged(reward, meter, context, settings, name)
+        yield RewardJudge(reward, meter, context, settings, name)
     finally:
         if isinstance(reward, AskingReward):
             reward.close()

@@ -15,7 +15,7 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec
 from flows.stages.train import steps
 
 if TYPE_CHECKING:
-    from components.algorithms.reward_models.examples import Judged
+    from components.algorithms.reward_models.examples import JudgedCollection
 
 REWARD_MODEL_VERSION = 2
 """Version of the layout: adapter/, heads.safetensors, reward_model.json, and the state for further training; version 2
@@ -73,16 +73,16 @@ def collections(inputs: Iterable[str]) -> int:
     return sum(name.startswith("trajectories") for name in inputs)
 
 
-def _judged(inputs: Inputs, ago: int = 0) -> Judged:
+def _judged(inputs: Inputs, ago: int = 0) -> JudgedCollection:
     """Return the scored episodes of `ago` collections ago, with unique ids: collections may share scenarios."""
-    from components.algorithms.reward_models.examples import Judged
+    from components.algorithms.reward_models.examples import JudgedCollection
     from components.trajectories.store import load_scored, read_scores
 
     suffix = f"-{ago}" if ago else ""
     id_suffix = f"@-{ago}" if ago else ""
     path = inputs[f"scores{suffix}"].path / "scores.parquet"
     trajectories = load_scored(inputs[f"trajectories{suffix}"].path / "trajectories.parquet", path, None)
-    return Judged(
+    return JudgedCollection(
         [replace(trajectory, id=f"{trajectory.id}{id_suffix}") for trajectory in trajectories],
         [replace(score, trajectory_id=f"{score.trajectory_id}{id_suffix}") for score in read_scores(path)],
     )

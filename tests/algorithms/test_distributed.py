@@ -107,11 +107,13 @@ def episodes() -> list[Trajectory]:
 
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
-    from components.algorithms.reward_models.examples import Judged
+    from components.algorithms.reward_models.examples import JudgedCollection
     from components.algorithms.reward_models.trainer import train_reward_model
 
     trajectories = episodes()
-    return train_reward_model(spec, base_dir=base_dir, judged=[Judged(trajectories, scores(trajectories))], **rest)
+    return train_reward_model(
+        spec, base_dir=base_dir, judged=[JudgedCollection(trajectories, scores(trajectories))], **rest
+    )
 
 
 def scores(trajectories: list[Trajectory]) -> list[Score]:
@@ -129,7 +131,7 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
     from components.algorithms.distillation.trainer import train_distill
     from components.algorithms.policy import sharded
     from components.algorithms.policy_gradient.trainer import train_policy_gradient
-    from components.algorithms.ppo.critic import Critic
+    from components.algorithms.ppo.critic import ValueCritic
     from components.algorithms.ppo.trainer import train_ppo
     from components.algorithms.preference.trainer import train_preference
     from components.algorithms.sft.trainer import train_sft
@@ -168,7 +170,7 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
         with tempfile.TemporaryDirectory() as scratch_name:
             options = {"step": 0, "seed": 0, "scratch": Path(scratch_name), "on_step": logs.append}
             if isinstance(spec, PPOSpec):
-                critic = Critic(policy, spec)
+                critic = ValueCritic(policy, spec)
                 optimizer.add_param_group({"params": list(critic.parameters.values())})
                 train_ppo(spec, policy, critic, optimizer, episodes(), **options)
             elif isinstance(spec, GRPOSpec):

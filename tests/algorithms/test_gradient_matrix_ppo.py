@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.algorithms.ppo.critic import ADAPTER, Critic
+from components.algorithms.ppo.critic import ADAPTER, ValueCritic
 from components.algorithms.ppo.trainer import train_ppo
 from components.algorithms.spec import PPOSpec
 from tests.algorithms.combinations import options
@@ -86,7 +86,7 @@ class CriticBench:
     def __init__(self, bench: Bench, kind: str):
         self.bench, self.kind = bench, kind
         bench.set(bench.start)
-        critic = Critic(bench.policy, PPOSpec(value=kind))
+        critic = ValueCritic(bench.policy, PPOSpec(value=kind))
         generator = torch.Generator().manual_seed(7)
         fresh = {name: parameter.detach().clone() for name, parameter in critic.parameters.items()}
         start = moved(fresh, 0.05, generator)
@@ -125,7 +125,7 @@ def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
     """Return the relative error of the trainer's gradient in each of its two steps."""
     bench, batch = critics.bench, critics.bench.batches[histories]
     bench.set(bench.start)
-    critic = Critic(bench.policy, spec)
+    critic = ValueCritic(bench.policy, spec)
     with torch.no_grad():
         for name, parameter in critic.parameters.items():
             parameter.copy_(critics.start[name])

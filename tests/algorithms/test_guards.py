@@ -139,7 +139,7 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
 
 
 def test_a_line_torn_by_a_kill_is_left_out(tmp_path):
-    from components.algorithms.loop.guards import Guards
+    from components.algorithms.loop.guards import TrainingGuards
 
     (tmp_path / "guards.jsonl").write_text('{"step": 2, "guard": "high_kl"}\n{"step": 1, "guard": "high_kl"}\n{"step"')
-    assert [strike["step"] for strike in Guards(tmp_path).strikes()] == [1, 2]
+    assert [strike["step"] for strike in TrainingGuards(tmp_path).strikes()] == [1, 2]

@@ -13,7 +13,7 @@ import torch
 
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
-from components.algorithms.ppo.critic import Critic
+from components.algorithms.ppo.critic import ValueCritic
 from components.algorithms.ppo.trainer import train_ppo
 from components.algorithms.spec import (
     CISPOSpec,
@@ -53,7 +53,7 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
     groups, trainer = [policy.parameters], partial(train_policy_gradient, spec, policy)
     if isinstance(spec, PPOSpec):
-        critic = Critic(policy, spec)
+        critic = ValueCritic(policy, spec)
         groups, trainer = [policy.parameters, critic.parameters], partial(train_ppo, spec, policy, critic)
     optimizer = torch.optim.AdamW(
         [{"params": list(trajectory.values())} for trajectory in groups],

@@ -20,7 +20,7 @@ from components.algorithms.loop.adamw import AdamW
 from components.algorithms.policy import logits, packing, reference_logprobs
 from components.algorithms.policy_gradient import losses, training_data
 from components.algorithms.policy_gradient.returns import token_rewards
-from components.algorithms.ppo.critic import ADAPTER, Critic
+from components.algorithms.ppo.critic import ADAPTER, ValueCritic
 from components.algorithms.ppo.gae import gae
 from components.algorithms.ppo.return_statistics import ReturnStatistics
 from components.algorithms.ppo.trainer import adapted, prepare, train_ppo
@@ -252,9 +252,9 @@ def episodes() -> list[Trajectory]:
     return trajectories
 
 
-def make_critic(policy, spec: PPOSpec) -> Critic:
+def make_critic(policy, spec: PPOSpec) -> ValueCritic:
     """Return a critic with non-zero values."""
-    critic = Critic(policy, spec)
+    critic = ValueCritic(policy, spec)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in critic.parameters.values():
@@ -265,7 +265,7 @@ def make_critic(policy, spec: PPOSpec) -> Critic:
 class Plain:
     """Policy and critic as plain models, on padded sequences."""
 
-    def __init__(self, base_dir: Path, policy, critic: Critic, tensors: dict[str, torch.Tensor]):
+    def __init__(self, base_dir: Path, policy, critic: ValueCritic, tensors: dict[str, torch.Tensor]):
         """Load the tensors of policy and critic, by their names."""
         self.model = plain_model(base_dir, policy)
         self._fill(self.model, {name: t for name, t in tensors.items() if ".default." in name})
@@ -564,7 +564,7 @@ def values_of(base_dir: Path, folder: Path, spec: PPOSpec, trajectories: Sequenc
     """Return the values of a checkpoint's critic for each sampled token, in the unit of the rewards."""
     policy = make_policy(base_dir)
     policy.load(policy.folder(folder))
-    critic = Critic(policy, spec)
+    critic = ValueCritic(policy, spec)
     critic.load(folder / "critic")
     sequences = [
         packing.Sequence_(
@@ -635,7 +635,7 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
     the future rewards G, for any λ."""
     spec = SPEC.model_copy(update={"value": kind, "value_pretraining_steps": 1, "value_gae_lambda": 0.5})
     trajectories, policy = batch(), make_policy(base_dir)
-    critic = Critic(policy, spec)
+    critic = ValueCritic(policy, spec)
     optimizer = torch.optim.SGD(
         [{"params": list(policy.parameters.values())}, {"params": list(critic.parameters.values())}]
     )

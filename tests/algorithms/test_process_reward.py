@@ -9,7 +9,7 @@ import torch
 from components.algorithms.policy_gradient.trainer import prepare
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode
-from components.algorithms.reward_models.examples import Judged
+from components.algorithms.reward_models.examples import JudgedCollection
 from components.algorithms.reward_models.trainer import train_reward_model
 from components.algorithms.spec import GRPOSpec, ProcessRewardModelSpec
 from components.models.weights import load_tokenizer
@@ -44,7 +44,7 @@ def process_model(cache, tmp_path_factory):
     out, scratch = tmp_path_factory.mktemp("process"), tmp_path_factory.mktemp("scratch")
     spec = ProcessRewardModelSpec(learning_rate=5e-3, held_out=0.0, heads={"good": 1.0})
     train_reward_model(
-        spec, MODEL, prepare_weights(MODEL, cache), [Judged(trajectories, scores)],
+        spec, MODEL, prepare_weights(MODEL, cache), [JudgedCollection(trajectories, scores)],
         start=None, out=out, scratch=scratch, seed=0, on_step=lambda _: None,
     )  # fmt: skip
     return out

@@ -21,7 +21,7 @@ from components.algorithms.reward_models import card as reward_card
 from components.algorithms.reward_models import losses as reward_losses
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode, packs
-from components.algorithms.reward_models.examples import Judged, Labelled, Pair, gather
+from components.algorithms.reward_models.examples import JudgedCollection, LabelledEpisode, Pair, gather
 from components.algorithms.reward_models.gradient_step import backward
 from components.algorithms.reward_models.model import RewardModel
 from components.algorithms.reward_models.trainer import train_reward_model
@@ -57,8 +57,8 @@ def scores_of(trajectories: list[Trajectory], components=lambda trajectory: {}) 
     return [Score(trajectory.id, trajectory.reward, components(trajectory)) for trajectory in trajectories]
 
 
-def judged(trajectories: list[Trajectory], components=lambda trajectory: {}) -> list[Judged]:
-    return [Judged(trajectories, scores_of(trajectories, components))]
+def judged(trajectories: list[Trajectory], components=lambda trajectory: {}) -> list[JudgedCollection]:
+    return [JudgedCollection(trajectories, scores_of(trajectories, components))]
 
 
 def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
@@ -281,7 +281,7 @@ def run(base_dir, folder: Path, spec: RewardTrainingSpec, trajectories, scores=N
     out.mkdir(parents=True)
     scratch.mkdir(exist_ok=True)
     options = {"model": MODEL, "start": None, "seed": 3, "on_step": lambda _: None, "save_every": 0.0} | more
-    newest = Judged(trajectories, scores_of(trajectories) if scores is None else scores)
+    newest = JudgedCollection(trajectories, scores_of(trajectories) if scores is None else scores)
     metrics = train_reward_model(
         spec, base_dir=base_dir, judged=[newest, *earlier], out=out, scratch=scratch, **options
     )
@@ -391,7 +391,7 @@ def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(
 # --- further training -----------------------------------------------------------------------------------------------
 
 
-def again(trajectories: list[Trajectory], ago: int = 1) -> Judged:
+def again(trajectories: list[Trajectory], ago: int = 1) -> JudgedCollection:
     """Return the same episodes as an earlier collection."""
     (trajectory,) = judged(
         [dataclasses.replace(trajectory, id=f"{trajectory.id}@-{ago}") for trajectory in trajectories]
@@ -431,7 +431,7 @@ def test_a_scenario_never_changes_sides(chat):
     trajectories = task(24)
     first = gather(spec, chat, judged(trajectories[: 8 * 4]), 128, seed=0)
     assert (len(first.split.trained), len(first.split.held_out)) == (6, 2)
-    newest = [Judged(trajectories[4 * 4 :], scores_of(trajectories[4 * 4 :]))]
+    newest = [JudgedCollection(trajectories[4 * 4 :], scores_of(trajectories[4 * 4 :]))]
     further = gather(spec, chat, [*newest, again(trajectories[: 8 * 4])], 128, seed=5, earlier_split=first.split)
     assert first.split.trained < further.split.trained
     assert first.split.held_out < further.split.held_out
@@ -577,7 +577,11 @@ def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):
     data = gather(ProcessRewardModelSpec(held_out=0.0), chat, judged(trajectories), 128, seed=0)
     assert data.counts["left_out"] == 1.0
     assert "longer than model.max_length=128 tokens: 1 of 11" in caplog.text
-    used = {example.episode.trajectory.id: example.label_RH for example in data.train if isinstance(example, Labelled)}
+    used = {
+        example.episode.trajectory.id: example.label_RH
+        for example in data.train
+        if isinstance(example, LabelledEpisode)
+    }
     assert set(used) == {trajectory.id for trajectory in trajectories} - {
         trajectories[0].id,
         trajectories[2].id,

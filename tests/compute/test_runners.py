@@ -16,7 +16,7 @@ from components.compute.runners import (
     KeptProcessRunner,
     LocalRunner,
     ProcessRunner,
-    Result,
+    StageResult,
     Stopped,
     error_from_json,
     error_to_json,
@@ -34,7 +34,7 @@ def runner(tmp_path, code, **options):
 
 
 def test_the_local_runner_calls_the_function():
-    done = Result("k", "d", "ran")
+    done = StageResult("k", "d", "ran")
     assert LocalRunner(lambda request, on_event: done).run({}, print) is done
 
 
@@ -47,7 +47,7 @@ def test_a_process_gets_the_request_and_reports(tmp_path):
     """
     events = []
     result = runner(tmp_path, code).run({"stage": "train"}, events.append)
-    assert result == Result("train", str(tmp_path), "ran")
+    assert result == StageResult("train", str(tmp_path), "ran")
     assert events == [{"progress": [1, 2, {"loss": 0.5}]}]
     assert "a note" in (tmp_path / "log.txt").read_text()
 

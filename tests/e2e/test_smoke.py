@@ -155,7 +155,7 @@ def test_mlflow_holds_the_run(first, place):
     warmed, trained = (model.tags for model in sorted(models, key=lambda model: "parent_digest" in model.tags))
     assert trained["made_by"] == warmed["made_by"] == run.info.run_id
     assert trained["parent_digest"] == warmed["digest"]
-    assert trained["reward"] == "components.rewards.rules.outcome.Outcome"
+    assert trained["reward"] == "reward.outcome"
     assert 'id="lineage"' in Path(first.result["report"]).read_text()
 
 

@@ -18,7 +18,7 @@ from components.environments.protocol import Restorable, Solver
 from components.errors import EnvironmentFailed, SpecError
 from components.rollout import collector
 from components.rollout.collector import demonstrate
-from components.rollout.pool import Pool
+from components.rollout.pool import EnvironmentPool
 from components.specs import Target, validate
 from tests.environments.heavy import Heavy
 from tests.rollout.worlds import Parrot, collect
@@ -42,7 +42,7 @@ def nothing_is_left():
 
 
 def played(make, jobs=None, **options):
-    pool = Pool(make)
+    pool = EnvironmentPool(make)
     try:
         return collect(Parrot(), pool, jobs or Heavy().scenarios("train"), group_size=1, **options)
     finally:
@@ -90,7 +90,7 @@ def test_computation_does_not_block_the_event_loop():
             late.append(time.monotonic() - begun)
             return await super().chat(request)
 
-    pool = Pool(inside(seconds=0.4))
+    pool = EnvironmentPool(inside(seconds=0.4))
     trajectories = collect(Punctual(), pool, Heavy().scenarios("train"), group_size=1, concurrency=4)
     pool.close()
     assert [trajectory.failure for trajectory in trajectories] == [None] * 4

@@ -17,7 +17,7 @@ import pytest
 
 from components.environments.tools import call
 from components.environments.worlds.webshop import Webshop
-from components.environments.worlds.webshop.__main__ import Server, main
+from components.environments.worlds.webshop.__main__ import ShopServer, main
 from components.environments.worlds.webshop.browser import Page
 from components.environments.worlds.webshop.catalog import ATTRIBUTES, KINDS, OPTIONS, catalog
 from components.environments.worlds.webshop.goals import fits, judge
@@ -270,7 +270,7 @@ def test_more_goals_than_products_are_refused():
 def test_the_same_site_is_served_over_http(shop):
     """An HTTP client that follows links buys the same product as the environment's solver."""
     scenario = next(scenario for scenario in shop.scenarios("heldout") if scenario.difficulty == 4)
-    with Server(shop, 0) as server:
+    with ShopServer(shop, 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

@@ -15,7 +15,7 @@ from scipy.stats import rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from components.evaluation.calibration import (
-    Judged,
+    JudgedEpisode,
     auc,
     curve,
     measure,
@@ -39,7 +39,9 @@ def judged(scores, truths, lengths=None, groups=None):
     count = len(scores)
     lengths, groups = lengths or [1.0] * count, groups or [str(n) for n in range(count)]
     rows = zip(scores, truths, lengths, groups, strict=True)
-    return [Judged(f"e{n}", group, truth, length, [score]) for n, (score, truth, length, group) in enumerate(rows)]
+    return [
+        JudgedEpisode(f"e{n}", group, truth, length, [score]) for n, (score, truth, length, group) in enumerate(rows)
+    ]
 
 
 def noisy(seed=0, groups=40, size=6):
@@ -51,7 +53,7 @@ def noisy(seed=0, groups=40, size=6):
             truth, length = float(draw.random() < 0.4), float(draw.randint(10, 300))
             positions = [n / (size - 1), ((n + 3) % size) / (size - 1)]
             scores = [round(truth + length / 300 - position + draw.gauss(0, 0.5), 1) for position in positions]
-            episodes.append(Judged(f"{group}/{n}", str(group), truth, length, scores, positions))
+            episodes.append(JudgedEpisode(f"{group}/{n}", str(group), truth, length, scores, positions))
     return episodes
 
 
@@ -158,7 +160,7 @@ def test_unscored_episodes_are_excluded():
     result = measure(episodes)
     assert (result["episodes"], result["auc"]["value"]) == (3, 1.0)
     assert sum(bin_["n"] for bin_ in curve(episodes)) == 3
-    half = [Judged("a", "g", 1.0, 1.0, [0.5, None]), Judged("b", "g", 0.0, 1.0, [0.1, 0.3])]
+    half = [JudgedEpisode("a", "g", 1.0, 1.0, [0.5, None]), JudgedEpisode("b", "g", 0.0, 1.0, [0.1, 0.3])]
     assert measure(half)["noise"] == {"value": pytest.approx(stdev([0.1, 0.3])), "low": None, "high": None, "n": 1}
 
 

@@ -324,5 +324,5 @@ def test_a_chain_is_built_from_configuration_and_its_key_has_the_order():
     assert keys[0] != keys[1]
     assert json.loads(keys[1])["filters"][1] == [
         "top.Top",
-        {"_target_": "components.filters.top.Top", "share": 0.5, "of": "collection"},
+        {"_target_": "filter.top", "share": 0.5, "of": "collection"},
     ]

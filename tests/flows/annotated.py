@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
-from flows.annotation.episodes import Episodes, load, stage_named
+from flows.annotation.episodes import StageEpisodes, load, stage_named
 from flows.history.records import RunRecord
 from tests.flows.pretend import pretend
 from tests.trajectories.builders import TOOLS
@@ -51,5 +51,5 @@ def played(root: Path) -> RunRecord:
     return pretend(root, rounds=1, episodes={"collect[1]": EPISODES, "judge[1]": EPISODES, **others})
 
 
-def loaded(root: Path, run: RunRecord, label: str | None = None) -> Episodes:
+def loaded(root: Path, run: RunRecord, label: str | None = None) -> StageEpisodes:
     return load(root, run, stage_named(run, label))

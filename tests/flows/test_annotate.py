@@ -24,15 +24,15 @@ from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import append, read, standing, write_line
 from flows.annotate import author_of, main
-from flows.annotation.app import HEADERS, MOST_BYTES, Access, create_app
-from flows.annotation.session import Session
+from flows.annotation.app import HEADERS, MOST_BYTES, LoginToken, create_app
+from flows.annotation.session import AnnotationSession
 from tests.flows.annotated import ATTACK, EPISODES, loaded, played
 from tests.flows.pretend import pretend
 from tests.trajectories.said import chose, corrected, rated
 
 ROOT = Path(__file__).parents[2]
 PORT = 8391
-ACCESS = Access(lambda token: None)
+ACCESS = LoginToken(lambda token: None)
 TOKEN = ACCESS.cookie
 ORIGIN = f"http://127.0.0.1:{PORT}"
 PAGE = {"cookie": f"espalier-{PORT}={TOKEN}", "origin": ORIGIN}
@@ -46,7 +46,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def session(tmp_path, run):
-    return Session(loaded(tmp_path, run), "Ada")
+    return AnnotationSession(loaded(tmp_path, run), "Ada")
 
 
 def asked(app, method: str, path: str, headers=PAGE, **more) -> httpx.Response:
@@ -286,10 +286,12 @@ def test_undo_takes_the_last_answer_back_and_brings_back_what_it_replaced(ask, s
 def test_what_is_not_answered_comes_first(tmp_path, run, session):
     for name in (A.id, C.id):
         session.answer({**SCORE, "trajectory": name})
-    again = Session(loaded(tmp_path, run), "Ada").state()
+    again = AnnotationSession(loaded(tmp_path, run), "Ada").state()
     assert [episode["id"] for episode in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
     assert [episode["status"] for episode in again["episodes"]][:3] == ["unsolved", "success", "failed"]
-    assert [episode["score"] for episode in Session(loaded(tmp_path, run), "Bo").state()["episodes"]] == [None] * 5
+    assert [episode["score"] for episode in AnnotationSession(loaded(tmp_path, run), "Bo").state()["episodes"]] == [
+        None
+    ] * 5
 
 
 def test_finished_episodes_of_a_scenario_are_compared(session):
@@ -300,7 +302,7 @@ def test_finished_episodes_of_a_scenario_are_compared(session):
 
 
 def test_two_people_and_two_tabs_at_once_lose_nothing(tmp_path, run):
-    sessions = [Session(loaded(tmp_path, run), name) for name in ("Ada", "Ada", "Bo")]
+    sessions = [AnnotationSession(loaded(tmp_path, run), name) for name in ("Ada", "Ada", "Bo")]
     errors = []
 
     def work(session):
@@ -376,12 +378,14 @@ def test_what_mlflow_was_not_told_costs_no_answer(tmp_path, run):
     def away(episode, answers):
         raise ConnectionError("nobody there")
 
-    session = Session(loaded(tmp_path, run), "Ada", away)
+    session = AnnotationSession(loaded(tmp_path, run), "Ada", away)
     session.answer(SCORE)
     session.close()
     assert "nobody there" in session.mirror.problem
     told = []
-    later = Session(loaded(tmp_path, run), "Bo", lambda episode, answers: told.append((episode.id, len(answers))))
+    later = AnnotationSession(
+        loaded(tmp_path, run), "Bo", lambda episode, answers: told.append((episode.id, len(answers)))
+    )
     later.close()
     assert told == [(A.id, 1)]
 

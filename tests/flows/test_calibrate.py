@@ -333,7 +333,7 @@ def test_failed_episodes_are_left_out_and_counted(context, tmp_path):
     assert request_key(wide, context) == request_key(request, context)
     outcome = {"_target_": "components.rewards.rules.outcome.Outcome"}
     assert CalibrateStage.model_validate({"reward": outcome}).key_part() == {
-        "reward": {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.0, "invalid_cost": 0.0,
+        "reward": {"_target_": "reward.outcome", "turn_cost": 0.0, "invalid_cost": 0.0,
                    "progress_weight": 0.0, "repetition_cost": 0.0, "repetition_ngram": 3},
         "truth": None, "people": None, "repeats": 2,
     }  # fmt: skip

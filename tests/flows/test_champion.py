@@ -11,7 +11,7 @@ from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.schema import Scenario, Trajectory
 from flows.execution.executor import Execution
-from flows.recipes.outcome import Outcome
+from flows.recipes.outcome import RunOutcome
 from flows.release import champion
 from flows.stages.base import Context
 from flows.terminal.console import Console
@@ -38,7 +38,7 @@ def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
     artifacts = {label: context.store.find(run.stage(label).key) for label in ("train[2]", "evaluate[final]", "deploy")}
     with Tracker.open(root, TrackingSpec(), "champion") as tracker:
         execution = Execution(spec, context, Console(), tracker, root / "run.log")
-        outcome = Outcome(checkpoint=artifacts["train[2]"], evaluations={"final": artifacts["evaluate[final]"]})
+        outcome = RunOutcome(checkpoint=artifacts["train[2]"], evaluations={"final": artifacts["evaluate[final]"]})
         outcome.measured.append(SimpleNamespace(step=0))
         tags = champion.tags(execution, outcome)
         version = tracker.register_model(name, artifacts["deploy"], policy_digest="f" * 64, tags=tags)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from flows import chat
 from tests.flows.pretend import pretend
 
@@ -59,7 +59,7 @@ def root(tmp_path_factory):
 
 def test_a_server_without_an_environment(talk):
     engine = Scripted("Hello, you.", "Again.", "A new one.")
-    with Server(engine, "shop-agent") as server:
+    with ModelServer(engine, "shop-agent") as server:
         code, out, err = talk(server.url, said="Hi\n\nStill me\n/reset\nHi\n/scenario\n/nonsense\n/quit\nnever read\n")
     assert code == 0
     assert "using model shop-agent at http://127.0.0.1:" in err
@@ -74,7 +74,7 @@ def test_a_server_without_an_environment(talk):
 
 def test_the_person_is_the_user_and_tools_are_carried_out_in_the_environment(talk, root):
     engine = Scripted(("find_order", {"order": "nowhere"}), "I cannot find it.")
-    with Server(engine, "m") as server:
+    with ModelServer(engine, "m") as server:
         code, out, _ = talk(server.url, "--environment", "test", f"root={root}", said="Where is it?\n")
     assert code == 0  # the end of the input is a way to leave
     first, *lines = out.splitlines()
@@ -92,7 +92,7 @@ def test_the_person_is_the_user_and_tools_are_carried_out_in_the_environment(tal
 
 def test_it_solves_a_scenario_while_one_watches(talk, root):
     engine = Scripted("I do nothing.", "I do nothing.")
-    with Server(engine, "m") as server:
+    with ModelServer(engine, "m") as server:
         arguments = (server.url, "--environment", "test", f"root={root}")
         code, out, _ = talk(*arguments, said="/scenario\n/scenario nobody\n")
     assert code == 0
@@ -111,7 +111,7 @@ def test_what_the_engine_fails_at_is_said_and_the_talk_goes_on(talk):
                 raise OSError("out of order")
             return await super().chat(request)
 
-    with Server(Failing("Here again."), "m") as server:
+    with ModelServer(Failing("Here again."), "m") as server:
         code, out, _ = talk(server.url, said="Hi\nHi\n")
     assert code == 0
     assert "assistant> Here again." in out

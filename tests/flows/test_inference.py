@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.errors import ResourceError, SpecError
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from components.trajectories.store import read_trajectories
 from flows.experiment.compose import check
 from flows.stages.base import Request
@@ -23,7 +23,7 @@ def server(tmp_path_factory):
     from components.models.weights import prepare
 
     folder = prepare(TINY, tmp_path_factory.getbasetemp() / "models")
-    with Server(TransformersEngine(folder, max_length=2048, device="cpu"), "tiny") as running:
+    with ModelServer(TransformersEngine(folder, max_length=2048, device="cpu"), "tiny") as running:
         yield running
 
 

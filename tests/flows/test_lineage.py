@@ -89,18 +89,18 @@ def test_what_holds_is_told_once_and_again_where_it_changes(tmp_path):
     assert [origin.label for origin in ancestors] == ["train[3]", "train[2]", "train[1]", "train[sft]"]
     facts = [origin.facts for origin in ancestors]
     assert facts[0]["run"] == f"{fork.short} test seed 1, commit {'b' * 40}"
-    assert facts[0]["reward"].startswith("components.rewards.rules.outcome.Outcome ")
+    assert facts[0]["reward"].startswith("reward.outcome ")
     assert "turn_cost=0.25" in facts[0]["reward"]
-    assert facts[0]["filter"].startswith("components.filters.signal.Signal ")
+    assert facts[0]["filter"].startswith("filter.signal ")
     assert facts[0]["algorithm"].startswith("grpo ")
-    assert facts[0]["environment"].startswith("components.environments.worlds.shop.Shop ")
+    assert facts[0]["environment"].startswith("environment.shop ")
     versions = [f"{stage} {first.stage(f'{stage}[1]').version}" for stage in ("train", *FED)]
     assert facts[0]["versions of stages"] == ", ".join(versions)
     assert facts[1] == {}
     assert set(facts[2]) == {"run", "reward"}
     assert "turn_cost=0.0" in facts[2]["reward"]
     assert set(facts[3]) == {"algorithm", "filter", "actor", "agent"}
-    assert facts[3]["filter"] == "components.filters.successful.Successful"
+    assert facts[3]["filter"] == "filter.successful"
 
 
 def test_the_run_that_made_it_is_not_the_one_that_found_it(tmp_path):
@@ -297,9 +297,9 @@ def test_the_tags_of_a_checkpoint(tmp_path):
         "git_commit": "a" * 40,
         "stage_version": str(run.stage("train[1]").version),
         "parent_digest": run.stage("train[sft]").digest,
-        "reward": "components.rewards.rules.outcome.Outcome",
-        "filter": "components.filters.signal.Signal",
-        "environment": "components.environments.worlds.shop.Shop",
+        "reward": "reward.outcome",
+        "filter": "filter.signal",
+        "environment": "environment.shop",
     }
     assert "parent_digest" not in Lineage(tmp_path).tags(run.stage("train[sft]").key)
 

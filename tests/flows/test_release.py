@@ -15,7 +15,7 @@ from components.deployment.canary import FILE
 from components.deployment.spec import CanarySpec, DeploySpec
 from components.deployment.targets.protocol import Deployment, Release
 from components.errors import DeployError, ResourceError
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from flows.release.champion import Decision
 from flows.release.deployment import check, release
 from flows.release.deployment_ledger import ActiveRelease, Ledger
@@ -46,7 +46,7 @@ class Served:
         self.port = port
         self.says: dict[str, str] = {}
         """Answers by version."""
-        self.up: dict[str, Server] = {}
+        self.up: dict[str, ModelServer] = {}
         """Running servers by URL."""
 
     def build(self) -> Served:
@@ -55,7 +55,7 @@ class Served:
     def deploy(self, new: Release, root: Any) -> Deployment:
         if new.version not in self.says:
             raise DeployError("the server exited during startup")
-        server = Server(Scripted(*[self.says[new.version]] * 9), new.name, port=self.port)
+        server = ModelServer(Scripted(*[self.says[new.version]] * 9), new.name, port=self.port)
         server.__enter__()
         self.up[server.url] = server
         details = {"port": str(server.port)}

@@ -16,7 +16,7 @@ from components.errors import ResourceError, SpecError
 from flows import serve
 from flows.experiment.compose import compose
 from flows.scheduling import parameters
-from flows.scheduling.parameters import Deployment
+from flows.scheduling.parameters import ServedExperiment
 from tests.flows.test_online_rl import Recorder
 
 
@@ -69,7 +69,7 @@ def test_options_that_are_wrong(argv, words):
 )
 def test_overrides_that_are_no_parameters(line, words):
     with pytest.raises(SpecError) as error:
-        parameters.resolve(Deployment("a", "smoke", (line,)))
+        parameters.resolve(ServedExperiment("a", "smoke", (line,)))
     assert words in str(error.value)
     assert "abc123" not in str(error.value)
 
@@ -122,7 +122,7 @@ def test_intervals(text, seconds):
 
 def test_a_run_of_a_deployment_has_the_stage_keys_of_the_command_line(tmp_path):
     keys = "serve.overrides=[rounds,algorithm.learning_rate,collect.group_size]"
-    served = Deployment("a", "smoke", (keys, f"root={tmp_path}"))
+    served = ServedExperiment("a", "smoke", (keys, f"root={tmp_path}"))
     requested = ["rounds=2", "algorithm.learning_rate=1e-5", "collect.group_size=4"]
     spec = compose(["+experiment=smoke", *requested, f"root={tmp_path}"])
     ran = parameters.resolve(served, requested)
@@ -134,11 +134,11 @@ def test_a_run_of_a_deployment_has_the_stage_keys_of_the_command_line(tmp_path):
 def test_own_config_groups_can_be_served(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n# Mine.\nname: mine\nrounds: 7\n")
-    assert parameters.resolve(Deployment("a", "mine", config_dir=str(tmp_path))).rounds == 7
+    assert parameters.resolve(ServedExperiment("a", "mine", config_dir=str(tmp_path))).rounds == 7
 
 
 def test_the_processes_that_run_get_what_the_operator_serves():
-    served = [Deployment("a", "smoke", ("rounds=2",), "/conf"), Deployment("b", "ppo")]
+    served = [ServedExperiment("a", "smoke", ("rounds=2",), "/conf"), ServedExperiment("b", "ppo")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(parameters.VARIABLE, parameters.to_json(served))
         assert [parameters.from_environment(one.name) for one in served] == served
@@ -248,11 +248,11 @@ def ran(connected, monkeypatch, waited, tmp_path):
     state."""
     from prefect.flow_engine import run_flow
 
-    from flows.recipes import online_rl
+    from flows import session
     from flows.scheduling.served_flow import experiment
 
     def run(body, *overrides, enforce=True):
-        monkeypatch.setattr(online_rl, "run", body)
+        monkeypatch.setattr(session, "run", body)
         argv = ["+experiment=smoke", f"root={tmp_path}", "serve.overrides=[rounds]", "--name", "ran", "--replace"]
         assert serve.main(argv) == 0
         deployment = registered(connected, "ran")

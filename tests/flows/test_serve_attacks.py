@@ -7,7 +7,7 @@ import pytest
 from components.errors import ResourceError, SpecError
 from flows.experiment.compose import compose
 from flows.scheduling import parameters
-from flows.scheduling.parameters import Deployment
+from flows.scheduling.parameters import ServedExperiment
 
 pytestmark = pytest.mark.security
 
@@ -83,9 +83,9 @@ TRICKS = [
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Deployment:
+def served(tmp_path_factory) -> ServedExperiment:
     root = tmp_path_factory.mktemp("root")
-    return Deployment("a", "smoke", (ALLOWED, f"root={root}"))
+    return ServedExperiment("a", "smoke", (ALLOWED, f"root={root}"))
 
 
 def test_an_override_that_is_not_allowed_is_refused(served, monkeypatch):
@@ -112,7 +112,7 @@ def test_what_the_operator_lists_is_allowed(served):
 
 
 def test_without_a_list_nothing_is_allowed():
-    served = Deployment("a", "smoke")
+    served = ServedExperiment("a", "smoke")
     assert parameters.resolve(served) == compose(["+experiment=smoke"])
     for line in ("rounds=2", "seed=1", "name=x"):
         with pytest.raises(SpecError, match=r"serve\.overrides lists no key"):
@@ -120,19 +120,19 @@ def test_without_a_list_nothing_is_allowed():
 
 
 def test_a_key_that_is_named_is_allowed_whatever_it_is(tmp_path):
-    served = Deployment("a", "smoke", ("serve.overrides=[root,environment]",))
+    served = ServedExperiment("a", "smoke", ("serve.overrides=[root,environment]",))
     assert parameters.resolve(served, [f"root={tmp_path}", "environment=shop"]).root == str(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["serve.overrides", "experiment", "hydra.run.dir", "hydra/launcher", "+rounds", "a b"])
 def test_a_list_with_what_is_no_key_of_the_experiment_is_refused(key):
     with pytest.raises(SpecError, match=r"serve\.overrides"):
-        parameters.resolve(Deployment("a", "smoke", (f"serve.overrides=['{key}']",)))
+        parameters.resolve(ServedExperiment("a", "smoke", (f"serve.overrides=['{key}']",)))
 
 
 def test_a_misspelt_key_is_refused_when_it_is_served():
     with pytest.raises(SpecError, match=r"serve\.overrides: 'algorithm\.learning_rat': no such key"):
-        parameters.resolve(Deployment("a", "smoke", ("serve.overrides=[algorithm.learning_rat]",)))
+        parameters.resolve(ServedExperiment("a", "smoke", ("serve.overrides=[algorithm.learning_rat]",)))
 
 
 def test_too_many_overrides_are_refused_before_they_are_read(served):

@@ -38,7 +38,7 @@ from components.trajectories.store import (
 from flows.stages import STAGES
 from flows.stages.base import Request, Warm
 from flows.stages.collect import CollectStage
-from flows.stages.episodes import Episodes, scenarios_of
+from flows.stages.episodes import FinishedEpisodes, scenarios_of
 from flows.stages.execute import find_stage, request_key, run_stage
 from flows.stages.judge import Tally
 from tests.flows import paid
@@ -267,11 +267,11 @@ def test_failed_episodes_are_played_again(tmp_path, context):
     shown, _ = run_stage(request, context)
     good, bad = read_trajectories(shown.path / "trajectories.parquet")
     bad.failure = Failure("engine", "EngineError", "out of luck")
-    episodes = Episodes(tmp_path)
+    episodes = FinishedEpisodes(tmp_path)
     episodes.add(good, 1.0)
     episodes.add(bad, 2.0)
     episodes.flush()
-    again = Episodes(tmp_path)
+    again = FinishedEpisodes(tmp_path)
     assert (set(again.finished), again.seconds) == ({good.id}, {good.id: 1.0})
 
 
@@ -461,7 +461,7 @@ def test_an_evaluation_whose_reward_is_broken_keeps_its_episodes(context):
         with pytest.raises(JudgeError, match="scored none of the 3 finished episodes"):
             run_stage(request, warm)
         assert engine.answers == 3
-    assert len(Episodes(context.store.scratch(request_key(request, context))).finished) == 3
+    assert len(FinishedEpisodes(context.store.scratch(request_key(request, context))).finished) == 3
 
 
 @pytest.mark.parametrize(("failures", "warned"), [(3, False), (1, True)])

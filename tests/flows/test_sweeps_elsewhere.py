@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.artifacts import Store
-from components.compute.runners import Result, error_from_json, error_to_json
+from components.compute.runners import StageResult, error_from_json, error_to_json
 from components.compute.sky.driver import Driver
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import REQUEST
@@ -80,7 +80,7 @@ class Machine:
         except EspalierError as error:
             self.close()
             raise error_from_json(error_to_json(error)) from None
-        return Result(last["key"], last["digest"], last["status"])
+        return StageResult(last["key"], last["digest"], last["status"])
 
     def close(self):
         self._driver.end()

@@ -6,7 +6,7 @@ import pytest
 
 from components.algorithms.foreign import TOKENIZER, UNKNOWN
 from components.errors import SpecError
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from components.models.spec import TeacherSpec
 from components.models.weights import folder, tokenizer_digest
 from components.specs import validate
@@ -117,7 +117,7 @@ def test_episodes_say_whose_tokens_they_hold(tmp_path, context):
 def test_a_server_plays_without_saying_its_tokens(tmp_path, context, base_dir):
     from components.inference.transformers_engine import TransformersEngine
 
-    with Server(TransformersEngine(base_dir, max_length=2048, device="cpu"), "large") as running:
+    with ModelServer(TransformersEngine(base_dir, max_length=2048, device="cpu"), "large") as running:
         found = played(tmp_path, context, inference={**REMOTE, "url": running.url})
         context.warm.close()
     assert {one.sampling[TOKENIZER] for one in found} == {UNKNOWN}

@@ -15,9 +15,9 @@ from components.rewards.rules.outcome import repetition
 from components.trajectories.policy_text import identical, said, text
 from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
-from flows.experiment.guards import ADVICE, DRIFTS, RULES, Guards, GuardsSpec, RoundMetrics, drift_message
+from flows.experiment.guards import ADVICE, DRIFTS, RULES, GuardsSpec, RoundMetrics, RunGuards, drift_message
 from flows.experiment.guards.drift import success_rose
-from flows.history.records import GuardName, Notice, Records, Shown, recording
+from flows.history.records import GuardName, Notice, Records, SampleEpisode, recording
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
 from flows.stages.base import Context
@@ -293,7 +293,7 @@ def shown_by(tmp_path, episodes, scores, metrics, judged=None, **rules):
     write_trajectories(tmp_path / "trajectories.parquet", episodes)
     write_scores(tmp_path / "scores.parquet", scores)
     told: list[Notice] = []
-    guards = Guards(GuardsSpec(**rules), told.append)
+    guards = RunGuards(GuardsSpec(**rules), told.append)
     for number in (1, 2, 3, 4):
         values = {name: value if number > 2 else 0.1 for name, value in {**metrics}.items()}
         said_of = {name: value if number > 2 else 0.1 for name, value in (judged or {}).items()}
@@ -345,7 +345,7 @@ def test_a_long_answer_is_cut_and_a_notice_survives_its_record(tmp_path):
 
 
 def test_the_report_shows_what_was_found_and_escapes_what_the_policy_said():
-    best = Shown("collect[4]", "s/1", "900 sampled tokens, reward 3", "<script>alert(1)</script>")
+    best = SampleEpisode("collect[4]", "s/1", "900 sampled tokens, reward 3", "<script>alert(1)</script>")
     page = render(Report("x", findings=[Finding("length_drift", 4, "tokens rose", [asdict(best)])]))
     for words in (
         "Findings of the guards",

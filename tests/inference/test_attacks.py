@@ -19,7 +19,7 @@ from components.errors import ContextOverflow, EngineError, PromptRefused, Resou
 from components.inference import connection, wire
 from components.inference import server as server_module
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from components.inference.strict_json import MAX_DEPTH, MAX_VALUES, parse
 from components.specs.served import SERVER_KEY_VARIABLE
 from tests.inference.exact import ask, assert_exact
@@ -178,17 +178,17 @@ def test_the_bounds_of_json_are_no_narrower_than_they_say():
 
 @pytest.fixture(scope="module")
 def echo():
-    with Server(EchoEngine(), "shop") as server:
+    with ModelServer(EchoEngine(), "shop") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def locked():
-    with Server(EchoEngine(), "shop", key=KEY) as server:
+    with ModelServer(EchoEngine(), "shop", key=KEY) as server:
         yield server
 
 
-def get(server: Server, path: str = "/v1/models", address: str = "127.0.0.1", **headers: str):
+def get(server: ModelServer, path: str = "/v1/models", address: str = "127.0.0.1", **headers: str):
     link = http.client.HTTPConnection(address, server.port, timeout=600)
     try:
         link.putrequest("GET", path, skip_host=True)
@@ -229,7 +229,7 @@ def test_host_must_name_this_server(echo, host, status):
 
 
 def test_further_hosts_may_be_allowed():
-    with Server(EchoEngine(), "shop", allowed_hosts=["models.example", "tunnel:9000"]) as server:
+    with ModelServer(EchoEngine(), "shop", allowed_hosts=["models.example", "tunnel:9000"]) as server:
         hosts = {"models.example": 200, "models.example:7": 200, "tunnel:9000": 200, "tunnel:1": 421, "evil": 421}
         assert {host: get(server, host=host).status for host in hosts} == hosts
 
@@ -278,18 +278,18 @@ def test_two_keys_are_none(locked):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "models.example"])
 def test_without_a_key_only_this_machine_is_served(host):
     with pytest.raises(ResourceError, match=r"requires an API key. Set the environment variable ESPALIER_SERVER_KEY"):
-        Server(EchoEngine(), "shop", host=host)
+        ModelServer(EchoEngine(), "shop", host=host)
 
 
 @pytest.mark.parametrize("key", ["short", "with a space in it", "x" * 15, "é" * 20])
 def test_a_key_that_is_weak_or_no_header_is_refused(key):
     with pytest.raises(ResourceError, match="at least 16 printable ASCII characters") as caught:
-        Server(EchoEngine(), "shop", key=key)
+        ModelServer(EchoEngine(), "shop", key=key)
     assert key not in str(caught.value)
 
 
 def test_on_all_addresses_the_key_is_asked_for_and_any_host_passes():
-    with Server(EchoEngine(), "shop", host="0.0.0.0", key=KEY) as server:
+    with ModelServer(EchoEngine(), "shop", host="0.0.0.0", key=KEY) as server:
         for host in ("10.0.0.7:8000", "models.example"):
             assert get(server, host=host).status == 401
             assert get(server, host=host, authorization=f"Bearer {KEY}").status == 200
@@ -331,7 +331,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(connection, "BODY_SECONDS", 0.5)
     monkeypatch.setattr(connection, "MAX_CONNECTIONS", 8)
-    with Server(EchoEngine(), "shop") as server:
+    with ModelServer(EchoEngine(), "shop") as server:
         yield server
 
 
@@ -390,7 +390,7 @@ def test_an_answer_that_is_not_read_ends_its_connection(monkeypatch):
             answer.message["content"] = "x" * 20_000_000
             return answer
 
-    with Server(Talkative(), "shop") as server, socket.socket() as client:
+    with ModelServer(Talkative(), "shop") as server, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         body = json.dumps({**SHORT, "model": "shop"}).encode()
@@ -407,7 +407,7 @@ def test_an_answer_that_is_not_read_ends_its_connection(monkeypatch):
 
 def test_large_bodies_that_never_end_are_bounded_together(monkeypatch):
     monkeypatch.setattr(connection, "MAX_PENDING_BYTES", 1 << 20)
-    with Server(EchoEngine(), "shop") as server, contextlib.ExitStack() as stack:
+    with ModelServer(EchoEngine(), "shop") as server, contextlib.ExitStack() as stack:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ncontent-type: application/json\r\n"
         answers = []
         for _ in range(4):

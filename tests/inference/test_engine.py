@@ -326,7 +326,7 @@ def test_bad_arguments_over_http(engine):
     """The server says what was wrong, in OpenAI's form."""
     import openai
 
-    from components.inference.server import Server
+    from components.inference.server import ModelServer
 
     call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "[1]"}}
     messages = [
@@ -334,7 +334,7 @@ def test_bad_arguments_over_http(engine):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "b"},
     ]
-    with Server(engine, "tiny") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+    with ModelServer(engine, "tiny") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
         with pytest.raises(openai.APIStatusError, match="expected the text of a JSON object"):
             client.chat.completions.create(model="tiny", messages=messages)
         call["function"]["arguments"] = '{"order": "K1"}'

@@ -14,7 +14,7 @@ from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.remote import RemoteEngine
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from components.inference.spec import RemoteSpec
 from components.rollout.collector import run_episodes
 from components.specs import validate
@@ -54,7 +54,7 @@ def ask(engine: RemoteEngine, request: ChatRequest = HELLO):
 def echo():
     engine = EchoEngine()
     engine.policy = "base"
-    with Server(engine, "shop") as server:
+    with ModelServer(engine, "shop") as server:
         yield engine, server
 
 
@@ -90,7 +90,7 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
         )
 
     options = {"max_length": 4096}
-    with Server(make_engine(**options), "shop") as server:
+    with ModelServer(make_engine(**options), "shop") as server:
         served = play(connect(server.url))
     ours = play(make_engine(**options))
     for trajectory, other in zip(served, ours, strict=True):
@@ -102,7 +102,7 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
 
 
 def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adapter_dir, tmp_path):
-    with Server(make_engine(), "shop", adapters=adapter_dir.parent) as server:
+    with ModelServer(make_engine(), "shop", adapters=adapter_dir.parent) as server:
         engine = connect(server.url)
         base = ask(engine)
         engine.load_policy("v1", str(adapter_dir))
@@ -119,7 +119,7 @@ def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adap
         elsewhere.mkdir()
         with pytest.raises(ResourceError, match=r"does not load the adapter .*below"):
             engine.load_policy("v3", str(elsewhere))
-    with Server(make_engine(), "shop") as server, pytest.raises(ResourceError, match="--adapters"):
+    with ModelServer(make_engine(), "shop") as server, pytest.raises(ResourceError, match="--adapters"):
         connect(server.url).load_policy("v1", str(adapter_dir))
 
 
@@ -291,7 +291,7 @@ def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
             seed=1,
         )
 
-    with Server(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:
+    with ModelServer(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:
         trajectories = play(connect(line.url))
         assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in trajectories)
         line.faults = iter([None] * 5 + [status(500, x_should_retry="false")] * 99)

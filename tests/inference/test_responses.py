@@ -10,7 +10,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.server import Server
+from components.inference.server import ModelServer
 
 WEATHER = {
     "type": "function",
@@ -63,7 +63,7 @@ def decode(ids: list[int]) -> str:
 def episodes():
     """A server of two episodes, by key, and what they are asked."""
     engines = {"one": Forecaster(), "two": Forecaster()}
-    with Server(Forecaster(), "policy", decode=decode, engines=engines) as server:
+    with ModelServer(Forecaster(), "policy", decode=decode, engines=engines) as server:
         yield server, engines
 
 
@@ -258,7 +258,7 @@ def test_items_that_are_not_supported_are_refused_by_place(client, engine, item,
 
 def test_a_server_without_episodes_remembers_nothing_and_says_so():
     engine = Forecaster()
-    with Server(engine, "policy") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+    with ModelServer(engine, "policy") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
         assert ask(client).output_text == "HELLO"
         for option in ({"store": True}, {"previous_response_id": "resp_1"}):
             with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as caught:

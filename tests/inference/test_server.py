@@ -16,7 +16,7 @@ import pytest
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference import server as server_module
 from components.inference.protocol import ChatCompletion, ChatRequest
-from components.inference.server import Server
+from components.inference.server import ModelServer
 
 WEATHER = {
     "type": "function",
@@ -71,7 +71,7 @@ def decode(ids: list[int]) -> str:
 @pytest.fixture(scope="module")
 def running():
     engine = EchoEngine()
-    with Server(engine, "shop", decode=decode) as server:
+    with ModelServer(engine, "shop", decode=decode) as server:
         yield server, engine
 
 
@@ -92,7 +92,7 @@ def ask(client: openai.OpenAI, content: str = "hello", **options):
     return client.chat.completions.create(messages=[{"role": "user", "content": content}], **options)
 
 
-def post(server: Server, body: bytes, content_type: str = "application/json") -> tuple[int, dict]:
+def post(server: ModelServer, body: bytes, content_type: str = "application/json") -> tuple[int, dict]:
     request = urllib.request.Request(
         f"{server.url}/chat/completions", data=body, headers={"content-type": content_type}
     )
@@ -319,7 +319,7 @@ def test_an_error_nobody_expected_keeps_its_details_in_the_log(client, engine, c
 
 def test_a_request_that_takes_too_long_ends():
     with (
-        Server(EchoEngine(), "shop", decode=decode, timeout=0.5) as server,
+        ModelServer(EchoEngine(), "shop", decode=decode, timeout=0.5) as server,
         openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
         pytest.raises(openai.InternalServerError, match=r"did not answer within 0\.5 s") as caught,
     ):
@@ -351,11 +351,11 @@ def test_health(running):
 
 def test_the_server_listens_on_this_machine_only_and_ends_with_its_block():
     threads = threading.active_count()
-    with Server(EchoEngine(), "shop") as server:
+    with ModelServer(EchoEngine(), "shop") as server:
         assert server.host == "127.0.0.1"
         socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
         with pytest.raises(ResourceError, match=f"port {server.port}"):
-            Server(EchoEngine(), "other", port=server.port).__enter__()
+            ModelServer(EchoEngine(), "other", port=server.port).__enter__()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
     assert threading.active_count() == threads
@@ -378,7 +378,7 @@ def test_concurrent_requests_reach_the_engine_together(running, engine):
 
 
 def test_without_a_decoder_tokens_are_named_by_id():
-    with Server(EchoEngine(), "shop") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+    with ModelServer(EchoEngine(), "shop") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
         content = ask(client, "a", logprobs=True).choices[0].logprobs.content
     assert [token.token for token in content] == ["token_id:97", "token_id:32", "token_id:53"]
     assert content[0].bytes is None

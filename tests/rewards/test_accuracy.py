@@ -9,7 +9,7 @@ import pytest
 from components.errors import SpecError
 from components.rewards import judge as judging
 from components.rewards.rules.accuracy import Choice, Exact, Numeric, last_number
-from components.rewards.rules.answers import Answer, agent_messages, field, last_text
+from components.rewards.rules.answers import AnswerReader, agent_messages, field, last_text
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 from tests.trajectories.builders import episode, talk
 
@@ -50,19 +50,19 @@ class TestWhereTheAnswerIs:
         ],
     )
     def test_it_is_read_from_there(self, where, text, found):
-        assert Answer(where).of(asked("", text)) == found
+        assert AnswerReader(where).of(asked("", text)) == found
 
     def test_from_the_last_call_of_a_tool_wherever_it_was(self):
         calls = [ToolCall("0", "submit", '{"answer": "one"}'), ToolCall("1", "submit", '{"answer": [1, 2]}')]
         history = History([Message("user", "?"), *(Message("assistant", "", [call]) for call in calls)])
         history.messages.append(Message("assistant", "done"))
         sample = episode(histories=[history])
-        assert Answer("call:submit.answer").of(sample) == "[1, 2]"
-        assert Answer("call:submit.other").of(sample) is None
-        assert Answer("call:send.answer").of(sample) is None
+        assert AnswerReader("call:submit.answer").of(sample) == "[1, 2]"
+        assert AnswerReader("call:submit.other").of(sample) is None
+        assert AnswerReader("call:send.answer").of(sample) is None
         calls[1] = ToolCall("1", "submit", "[" * 100_000)
         history.messages[2] = Message("assistant", "", [calls[1]])
-        assert Answer("call:submit.answer").of(sample) is None
+        assert AnswerReader("call:submit.answer").of(sample) is None
 
     def test_of_several_histories_the_last_one_of_the_agent_that_began_counts(self):
         sample = episode(histories=[talk("a", "first"), talk("w", "worker", agent="worker"), talk("b", "last")])

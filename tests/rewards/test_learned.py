@@ -11,7 +11,7 @@ import torch
 from components.algorithms.reward_models import card as reward_card
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode
-from components.algorithms.reward_models.examples import Judged
+from components.algorithms.reward_models.examples import JudgedCollection
 from components.algorithms.reward_models.trainer import train_reward_model
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.errors import ArtifactDamaged, ArtifactError, ResourceError, SpecError
@@ -50,7 +50,7 @@ def models(cache, tmp_path_factory) -> dict[str, Path]:
         out, scratch = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("scratch")
         scores = [Score(o.id, o.reward, {"kind": o.sample / 2, "kind/0": 1.0, "kind/1": 0.0}) for o in trajectories]
         train_reward_model(
-            spec, MODEL, prepare(MODEL, cache), [Judged(trajectories, scores)],
+            spec, MODEL, prepare(MODEL, cache), [JudgedCollection(trajectories, scores)],
             start=None, out=out, scratch=scratch, seed=seed, on_step=lambda _: None,
         )  # fmt: skip
         created[name] = out

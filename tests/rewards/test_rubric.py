@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from components.errors import JudgeError, SpecError
-from components.rewards.judges.rubric import Item, Rubric, weighted_score
+from components.rewards.judges.rubric import Rubric, RubricItem, weighted_score
 from tests.rewards.judged import always, judge_server, mistakes, says, scores, spec, target, task
 from tests.trajectories.builders import episode
 
 ITEMS = {
-    "goal": Item(text="It reached the goal.", weight=3.0),
-    "polite": Item(text="It was polite.", weight=1.0),
-    "secret": Item(text="It kept the secret.", weight=1.0, required=True),
+    "goal": RubricItem(text="It reached the goal.", weight=3.0),
+    "polite": RubricItem(text="It was polite.", weight=1.0),
+    "secret": RubricItem(text="It kept the secret.", weight=1.0, required=True),
 }
 
 

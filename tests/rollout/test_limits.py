@@ -16,7 +16,7 @@ from components.inference.protocol import Sampling
 from components.rollout import collector
 from components.rollout.agent import play
 from components.rollout.collector import failures_allowed
-from components.rollout.pool import Pool
+from components.rollout.pool import EnvironmentPool
 from tests.rollout.test_own_agent import ask, endpoint, user
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
@@ -53,7 +53,11 @@ def test_episodes_wait_for_an_instance(instances, said_by):
     Busy.playing = Busy.most = 0
     kind = Busy if said_by == "collect.environments" else type("Few", (Busy,), {"instances": 2})
     trajectories = collect(
-        Parrot(seconds=0.002), Pool(kind, 2 if kind is Busy else None), scenarios(6), group_size=4, concurrency=12
+        Parrot(seconds=0.002),
+        EnvironmentPool(kind, 2 if kind is Busy else None),
+        scenarios(6),
+        group_size=4,
+        concurrency=12,
     )
     assert Busy.most == 2
     assert len(instances) == 2
@@ -62,7 +66,7 @@ def test_episodes_wait_for_an_instance(instances, said_by):
 
 
 def test_waiting_for_an_instance_is_not_the_episodes_time():
-    trajectories = collect(Parrot(seconds=0.1), Pool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=1.3)
+    trajectories = collect(Parrot(seconds=0.1), EnvironmentPool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=1.3)
     assert [trajectory.failure for trajectory in trajectories] == [None] * 8  # each takes 0.2 s, all together 1.6
 
 
@@ -92,7 +96,7 @@ def test_instances_that_outlast_a_loop_stay_from_stage_to_stage(instances):
     class Heavy(Echo):
         lasting = True
 
-    pool = Pool(Heavy)
+    pool = EnvironmentPool(Heavy)
     for _ in range(2):
         collect(Parrot(), pool, scenarios(3), concurrency=2)
     assert len(instances) <= 2
@@ -111,7 +115,7 @@ def test_instances_of_a_factory_do_not_outlast_the_collection(instances):
 
 def test_who_gives_up_waiting_does_not_take_an_instance_along():
     async def scene():
-        pool = Pool(Echo, 1)
+        pool = EnvironmentPool(Echo, 1)
 
         async def play(seconds):
             async with pool.lease() as lease:
@@ -201,7 +205,7 @@ def test_cancelled_episodes_are_nobodys_failure_and_close_their_environments(ins
             )
 
     async def interrupted():
-        task, pool = asyncio.current_task(), Pool(Echo, 1)
+        task, pool = asyncio.current_task(), EnvironmentPool(Echo, 1)
         asyncio.get_running_loop().call_later(0.1, task.cancel)
         try:
             await asyncio.gather(*(episode(pool, scenario) for scenario in scenarios(4)))

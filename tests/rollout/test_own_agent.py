@@ -22,7 +22,7 @@ import pytest
 
 from components.errors import EngineError, SpecError
 from components.inference.protocol import Sampling
-from components.inference.server import Server
+from components.inference.server import ModelServer
 from components.rollout.capture import Capture
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.trajectories.schema import History, Message, Trajectory
@@ -32,7 +32,7 @@ from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 @contextmanager
 def endpoint(engine, function):
     engines = {}
-    with Server(engine, MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
         yield OwnAgent(function, server.url, engines), server.url, engines
 
 

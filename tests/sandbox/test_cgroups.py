@@ -44,7 +44,7 @@ def test_version_2_uses_a_group_beside_our_own(layout):
 def test_version_2_bounds_memory_swap_and_processes(tmp_path: Path):
     for name in ("memory.swap.max", "pids.max"):
         (tmp_path / name).touch()
-    group = cgroups.Group.__new__(cgroups.Group)
+    group = cgroups.ControlGroup.__new__(cgroups.ControlGroup)
     group.folder, group._version = tmp_path, 2
     group._bound(Limits(memory_mb=100, processes=8))
     files = {path.name: path.read_text() for path in tmp_path.iterdir()}

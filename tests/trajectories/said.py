@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.trajectories.feedback import Choice, Correction, Rating, content_digest
+from components.trajectories.feedback import Correction, PairChoice, Rating, content_digest
 from components.trajectories.schema import Trajectory
 
 ARTIFACT = "a" * 64
@@ -20,9 +20,11 @@ def rated(one: Trajectory, score: int, author="Ada", second=0, artifact=ARTIFACT
     return Rating(score=score, **base(one, author, second, artifact, note))
 
 
-def chose(one: Trajectory, other: Trajectory, better="a", author="Ada", second=0, artifact=ARTIFACT, note="") -> Choice:
+def chose(
+    one: Trajectory, other: Trajectory, better="a", author="Ada", second=0, artifact=ARTIFACT, note=""
+) -> PairChoice:
     about = base(one, author, second, artifact, note)
-    return Choice(other=other.id, other_content=content_digest(other), better=better, **about)
+    return PairChoice(other=other.id, other_content=content_digest(other), better=better, **about)
 
 
 def corrected(

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from components.algorithms.policy import policy as policies
-from components.algorithms.policy.logits import Head
+from components.algorithms.policy.logits import LogitHead
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
 from components.errors import ResourceError
@@ -36,7 +36,7 @@ def teacher_kl(policy: Policy, teacher: Policy, pack: Pack, temperature: float) 
     with teacher.as_reference():
         teacher_UX, teacher_head = teacher.rows(pack)
         teacher_UX = teacher_UX.to(policy.device)
-    if isinstance(teacher_head, Head) and teacher_head.adapted:
+    if isinstance(teacher_head, LogitHead) and teacher_head.adapted:
         raise ResourceError(
             "model.lora.target_modules puts an adapter on the output head, which algorithm=distill does not support; "
             "expected all-linear, or names of other layers"

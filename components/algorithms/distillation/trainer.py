@@ -19,7 +19,7 @@ import torch
 
 from components.algorithms.distillation.divergence import teacher_kl
 from components.algorithms.loop import distributed, schedule
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Sequence_, pack
@@ -56,7 +56,7 @@ def train_distill(
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
-    guards = Guards(scratch)
+    guards = TrainingGuards(scratch)
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
     logs = list(earlier_steps)
@@ -84,7 +84,7 @@ def _gradient_step(
     batch: list[Row],
     by_id: dict[str, Trajectory],
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> dict[str, float]:
     started = time.monotonic()
     measured, counts = _backward(spec, policy, teacher, batch)

@@ -36,7 +36,7 @@ Measure = Callable[[Trajectory], Mapping[str, float]]
 """Function that returns the metrics of a step for a single trajectory."""
 
 
-class Guards:
+class TrainingGuards:
     """Strikes of one training, including those of an interrupted run with the same scratch folder."""
 
     def __init__(self, scratch: Path):

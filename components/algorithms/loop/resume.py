@@ -27,7 +27,7 @@ import torch
 
 from components.algorithms.loop import checkpoint, distributed
 from components.algorithms.policy.policy import Policy
-from components.algorithms.ppo.critic import Critic
+from components.algorithms.ppo.critic import ValueCritic
 from components.artifacts import sync_tree
 from components.errors import ResourceError
 from components.json_text import read_json
@@ -49,7 +49,7 @@ class UnfinishedTraining:
         folder: Path,
         policy: Policy,
         optimizer: torch.optim.Optimizer,
-        critic: Critic | None = None,
+        critic: ValueCritic | None = None,
         *,
         algorithm: str,
         start: int,

@@ -25,7 +25,7 @@ LogitTransform = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Head:
+class LogitHead:
     """Function from (·, D) last hidden states to (·, V) logits."""
 
     linear: torch.nn.Module

@@ -20,7 +20,7 @@ from components.algorithms.policy import exactness
 from components.algorithms.policy import pack_layout as layouts
 from components.algorithms.policy.adapter import LEARNING, Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
-from components.algorithms.policy.logits import Head, identity
+from components.algorithms.policy.logits import LogitHead, identity
 from components.algorithms.policy.packing import Pack
 from components.errors import ResourceError
 from components.models import distribution
@@ -189,7 +189,7 @@ class Policy:
         """Return the results of `rows` and `hidden` from one forward pass."""
         if self._logit_transform is not None:
             hidden_UD = self.hidden(pack)
-            return hidden_UD, Head(self.base.get_output_embeddings(), self._logit_transform), hidden_UD
+            return hidden_UD, LogitHead(self.base.get_output_embeddings(), self._logit_transform), hidden_UD
         layout = self._layout(pack.to(self.device))
         positions, index_U = layout.place_U.unique(return_inverse=True)
         hidden_states: list[torch.Tensor] = []

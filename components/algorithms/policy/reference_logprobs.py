@@ -20,7 +20,7 @@ from components.algorithms.loop import distributed
 from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import losses
-from components.algorithms.ppo.critic import Critic
+from components.algorithms.ppo.critic import ValueCritic
 from components.errors import ArtifactDamaged
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
@@ -64,7 +64,7 @@ class Before:
         *,
         reference: bool,
         first: bool,
-        critic: Critic | None = None,
+        critic: ValueCritic | None = None,
     ) -> None:
         """Measure all trajectories or, if `first` is False, read the measurements from before the first gradient step.
         Raises ArtifactDamaged if their file is missing."""
@@ -93,7 +93,7 @@ class Before:
         self._take(flat, trajectories)
 
     def measure_values(
-        self, critic: Critic, trajectories: Sequence[Trajectory], most_tokens: int, *, padded: bool
+        self, critic: ValueCritic, trajectories: Sequence[Trajectory], most_tokens: int, *, padded: bool
     ) -> None:
         """Measure the values of the critic in its current state, replacing earlier measurements. padded: as
         `Policy.padded`."""

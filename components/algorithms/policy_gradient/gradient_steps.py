@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from components.algorithms.loop import schedule
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.policy_gradient.training_data import learned_tokens
@@ -61,7 +61,7 @@ def take_steps(
     steps that an interrupted run took after step `step`; parameters and optimizer are in the state after those steps.
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
-    guards = Guards(scratch)
+    guards = TrainingGuards(scratch)
     logs = list(earlier_steps)
     minibatches = list(batches(groups, spec, seed, step))
     for index, minibatch in enumerate(minibatches):
@@ -101,7 +101,7 @@ def _gradient_step(
     outlier: Outlier,
     loss_scale: LossScale,
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> dict[str, float]:
     started = time.monotonic()
     trajectories = [trajectory for group in groups for trajectory in group]
@@ -185,7 +185,7 @@ def _struck(
     outlier: Outlier,
     loss_scale: LossScale,
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> bool:
     """Return True if a guard skips the step. If a guard strikes, each trajectory is measured separately; the gradient
     of the batch is restored afterwards."""

@@ -35,7 +35,7 @@ ADAPTER = "critic"
 TENSORS, RECORD = "critic.safetensors", "critic.json"
 
 
-class Critic:
+class ValueCritic:
     """Value function of `policy` in its current state."""
 
     def __init__(self, policy: Policy, spec: PPOSpec):

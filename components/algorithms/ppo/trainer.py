@@ -47,7 +47,7 @@ from components.algorithms.policy_gradient.training_data import (
     policy_loss,
 )
 from components.algorithms.ppo.actions import Actions, flat, token_rewards
-from components.algorithms.ppo.critic import Critic
+from components.algorithms.ppo.critic import ValueCritic
 from components.algorithms.ppo.value_metrics import add_values, explained_variance
 from components.algorithms.ppo.value_pretraining import pretrain
 from components.algorithms.spec import PPOSpec
@@ -60,7 +60,7 @@ FACTOR = 1.5
 def train_ppo(
     spec: PPOSpec,
     policy: Policy,
-    critic: Critic,
+    critic: ValueCritic,
     optimizer: torch.optim.Optimizer,
     trajectories: Sequence[Trajectory],
     *,
@@ -129,7 +129,7 @@ def adapted(coefficient: float, kl: float, target: float | None) -> float:
 def prepare(
     spec: PPOSpec,
     policy: Policy,
-    critic: Critic,
+    critic: ValueCritic,
     optimizer: torch.optim.Optimizer,
     trajectories: Sequence[Trajectory],
     scratch: Path,
@@ -197,7 +197,7 @@ def _initial_value_metrics(actions: Actions, pretraining_steps: Sequence[dict[st
 # --- one gradient step ----------------------------------------------------------------------------------------------
 
 
-def _backward(spec: PPOSpec, policy: Policy, critic: Critic, packs: Packs, actions: Actions) -> dict[str, float]:
+def _backward(spec: PPOSpec, policy: Policy, critic: ValueCritic, packs: Packs, actions: Actions) -> dict[str, float]:
     """Add the gradient of the loss on these packs to the parameters and scale policy and critic down to max_grad_norm.
     Return the loss, the L2 norms before scaling, and the metrics of policy and critic on the packs."""
     sums: dict[str, float] = defaultdict(float)

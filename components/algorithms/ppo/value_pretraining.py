@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
@@ -27,19 +27,19 @@ from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import losses
 from components.algorithms.policy_gradient.gradient_steps import batches, finite_step
 from components.algorithms.ppo.actions import Actions
-from components.algorithms.ppo.critic import Critic
+from components.algorithms.ppo.critic import ValueCritic
 from components.algorithms.ppo.value_metrics import add_values, explained_variance
 from components.algorithms.spec import PPOSpec
 from components.trajectories.schema import Trajectory
 
 Prepared = tuple[Pack, torch.Tensor | None]
-"""A pack and the inputs of the value head (`Critic.constants`)."""
+"""A pack and the inputs of the value head (`ValueCritic.constants`)."""
 
 
 def pretrain(
     spec: PPOSpec,
     policy: Policy,
-    critic: Critic,
+    critic: ValueCritic,
     optimizer: torch.optim.Optimizer,
     actions: Actions,
     *,
@@ -54,7 +54,7 @@ def pretrain(
     actions: training data with the returns to learn. Raises TrainingDiverged if the guard `non_finite` stops the
     training.
     """
-    guards, logs = Guards(scratch), list(earlier_steps)
+    guards, logs = TrainingGuards(scratch), list(earlier_steps)
     minibatches = [
         [trajectory for group in groups for trajectory in group]
         for groups in batches(actions.groups, spec.model_copy(update={"epochs": 1}), seed, 0)
@@ -78,14 +78,14 @@ def pretrain(
     return logs
 
 
-def _prepared(critic: Critic, actions: Actions, batch: Sequence[Trajectory]) -> list[Prepared]:
+def _prepared(critic: ValueCritic, actions: Actions, batch: Sequence[Trajectory]) -> list[Prepared]:
     packs = actions.packs(batch)
     constants = {id(pack): critic.constants(pack) for (_, pack), _ in distributed.share(packs)}
     return [(pack, constants.get(id(pack))) for _, pack in packs]
 
 
 def _backward(
-    spec: PPOSpec, policy: Policy, critic: Critic, actions: Actions, prepared: Sequence[Prepared]
+    spec: PPOSpec, policy: Policy, critic: ValueCritic, actions: Actions, prepared: Sequence[Prepared]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Return
     the measured metrics and token counts."""
@@ -112,11 +112,11 @@ def _backward(
 def _struck(
     spec: PPOSpec,
     policy: Policy,
-    critic: Critic,
+    critic: ValueCritic,
     actions: Actions,
     batch: Sequence[Trajectory],
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
     measured: dict[str, float],
 ) -> bool:
     """Return True if the guard `non_finite` skips the step. Each trajectory is measured separately."""

@@ -20,7 +20,7 @@ import torch
 
 from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.checkpoint import random_states, set_random_states
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack, Sequence_, pack
@@ -38,7 +38,7 @@ from components.trajectories.schema import Trajectory
 
 
 @dataclass(frozen=True)
-class Episode:
+class PreferenceEpisode:
     """An episode as the loss reads it."""
 
     trajectory: Trajectory
@@ -56,7 +56,7 @@ class Episode:
 class Example:
     """One term of the loss."""
 
-    episodes: tuple[Episode, ...]
+    episodes: tuple[PreferenceEpisode, ...]
     """Chosen and rejected; for KTO the episode, and, once in a batch, its prompts followed by another episode's
     answers."""
     good: bool = True
@@ -85,7 +85,7 @@ def train_preference(
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
-    guards = Guards(scratch)
+    guards = TrainingGuards(scratch)
     episodes = _episodes(trajectories, base_dir, policy.spec.max_length)
     if not isinstance(spec, ORPOSpec):
         with policy.as_reference():
@@ -116,7 +116,7 @@ def train_preference(
 # --- training data --------------------------------------------------------------------------------------------------
 
 
-def _episodes(trajectories: Sequence[Trajectory], base_dir: Path, max_length: int) -> list[Episode]:
+def _episodes(trajectories: Sequence[Trajectory], base_dir: Path, max_length: int) -> list[PreferenceEpisode]:
     """Return the scored episodes whose histories all have at most `max_length` tokens."""
     scored = [trajectory for trajectory in trajectories if trajectory.reward is not None and trajectory.failure is None]
     rows: dict[str, list[Sequence_]] = defaultdict(list)
@@ -127,10 +127,10 @@ def _episodes(trajectories: Sequence[Trajectory], base_dir: Path, max_length: in
         for trajectory in scored
         if len(rows[trajectory.id]) >= sum(any(history.sampled_mask()) for history in trajectory.histories)
     ]
-    return [Episode(trajectory, tuple(rows[trajectory.id])) for trajectory in complete if rows[trajectory.id]]
+    return [PreferenceEpisode(trajectory, tuple(rows[trajectory.id])) for trajectory in complete if rows[trajectory.id]]
 
 
-def _measured(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[Episode]:
+def _measured(policy: Policy, episodes: Sequence[PreferenceEpisode], spec: PreferenceSpec) -> list[PreferenceEpisode]:
     """Return the episodes with their log-probability under the reference, as which the policy currently computes."""
     return [
         replace(episode, reference=logprob)
@@ -138,7 +138,7 @@ def _measured(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec)
     ]
 
 
-def _pairs(episodes: Sequence[Episode], spec: PairSpec) -> list[Example]:
+def _pairs(episodes: Sequence[PreferenceEpisode], spec: PairSpec) -> list[Example]:
     """Return the pairs of episodes by their rewards."""
     by_id = {episode.trajectory.id: episode for episode in episodes}
     ranked = pairs(
@@ -151,7 +151,7 @@ def _pairs(episodes: Sequence[Episode], spec: PairSpec) -> list[Example]:
 
 
 def _with_mismatched(
-    batch: Sequence[Example], episodes: Sequence[Episode], policy: Policy, spec: KTOSpec
+    batch: Sequence[Example], episodes: Sequence[PreferenceEpisode], policy: Policy, spec: KTOSpec
 ) -> list[Example]:
     """Return each example with another episode's answers after its own prompts, from which the reference point of KTO
     is estimated (arXiv:2402.01306, section 4.1). The other episode is the next one of the shuffled batch from another
@@ -162,7 +162,7 @@ def _with_mismatched(
         following = [*members[index + 1 :], *members[:index]]
         candidates = (other for other in [*following, *episodes] if other.trajectory.group != episode.trajectory.group)
         other = next(candidates, following[0] if following else episode)
-        mismatched.append(Episode(episode.trajectory, _after_prompts(episode, other, policy.spec.max_length)))
+        mismatched.append(PreferenceEpisode(episode.trajectory, _after_prompts(episode, other, policy.spec.max_length)))
     with policy.as_reference():
         mismatched = _measured(policy, mismatched, spec)
     return [
@@ -171,7 +171,7 @@ def _with_mismatched(
     ]
 
 
-def _after_prompts(episode: Episode, other: Episode, longest: int) -> tuple[Sequence_, ...]:
+def _after_prompts(episode: PreferenceEpisode, other: PreferenceEpisode, longest: int) -> tuple[Sequence_, ...]:
     """Return the other episode's tokens, from the first answer of each history on, after the prompt of this episode's
     history; after the last prompt if the other episode has more histories."""
     prompts = [sequence.token_ids[: min(sequence.targets)] for sequence in episode.sequences]
@@ -197,7 +197,7 @@ def _gradient_step(
     optimizer: torch.optim.Optimizer,
     batch: list[Example],
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> dict[str, float]:
     return finite_step(
         optimizer,
@@ -241,7 +241,7 @@ def _backward(
     return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, token_counts([packed for _, packed in packs])
 
 
-def _trained_episodes(spec: PreferenceSpec, example: Example) -> tuple[Episode, ...]:
+def _trained_episodes(spec: PreferenceSpec, example: Example) -> tuple[PreferenceEpisode, ...]:
     """Return the episodes that the gradient is computed for."""
     return example.episodes[:1] if isinstance(spec, KTOSpec) else example.episodes
 
@@ -296,7 +296,10 @@ def _loss(
 
 
 def _sums(
-    policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec, share: distributed.Share = distributed.share
+    policy: Policy,
+    episodes: Sequence[PreferenceEpisode],
+    spec: PreferenceSpec,
+    share: distributed.Share = distributed.share,
 ) -> list[float]:
     """Return the log-probability of each episode under the policy in its current state, without gradient. share:
     distribution of the packs over processes."""
@@ -310,7 +313,9 @@ def _sums(
     return distributed.all_reduce_sum(total_E).tolist()
 
 
-def _packs(policy: Policy, episodes: Sequence[Episode], spec: PreferenceSpec) -> list[tuple[torch.Tensor, Pack]]:
+def _packs(
+    policy: Policy, episodes: Sequence[PreferenceEpisode], spec: PreferenceSpec
+) -> list[tuple[torch.Tensor, Pack]]:
     """Return (index of the episode of each sequence, pack) for each pack."""
     indexed_sequences = [(index, packed) for index, episode in enumerate(episodes) for packed in episode.sequences]
     packs = pack([packed for _, packed in indexed_sequences], spec.pack_tokens, padded=policy.padded)
@@ -323,7 +328,7 @@ def _struck(
     batch: Sequence[Example],
     measured: dict[str, float],
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> bool:
     """Return True if the guard `non_finite` skips the step. Each example is measured separately."""
     example_by_id = {example.episodes[0].trajectory.id: example for example in batch}

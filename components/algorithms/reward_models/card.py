@@ -24,7 +24,7 @@ Kind = Literal["reward_model", "process_reward_model"]
 
 
 @dataclass(frozen=True)
-class Head:
+class RewardHead:
     """One score of a reward model."""
 
     weight: float
@@ -45,10 +45,10 @@ class Card:
     """Name, source, revision and quantization of the base model, and LoRA (null: full fine-tuning)."""
     vocabulary: str
     """Digest of the tokenizer's vocabulary."""
-    heads: dict[str, Head]
+    heads: dict[str, RewardHead]
 
 
-def write_card(folder: Path, kind: Kind, model: ModelSpec, vocabulary: str, heads: Mapping[str, Head]) -> None:
+def write_card(folder: Path, kind: Kind, model: ModelSpec, vocabulary: str, heads: Mapping[str, RewardHead]) -> None:
     """Write reward_model.json beside the files of `RewardModel.save`."""
     data = {
         "format": FORMAT,
@@ -73,7 +73,7 @@ def read_card(folder: Path) -> Card:
             f"{folder / CARD} has format {actual_format!r}, expected {FORMAT}: train the reward model again"
         )
     try:
-        heads = {name: Head(**values) for name, values in data["heads"].items()}
+        heads = {name: RewardHead(**values) for name, values in data["heads"].items()}
         card, files = Card(data["kind"], data["model"], data["vocabulary"], heads), dict(data["files"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ArtifactDamaged(f"{folder / CARD} is incomplete: {error!r}") from error

@@ -26,7 +26,7 @@ OVERALL = "overall"
 
 
 @dataclass(frozen=True)
-class Stream:
+class RewardStream:
     """Token stream that the model reads, with the positions that it scores."""
 
     token_ids: Sequence[int]
@@ -36,11 +36,11 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Episode:
+class RewardEpisode:
     """Unit that is scored: a trajectory with its token streams."""
 
     trajectory: Trajectory
-    streams: tuple[Stream, ...]
+    streams: tuple[RewardStream, ...]
 
     @property
     def readings(self) -> int:
@@ -53,14 +53,14 @@ class Episode:
         return max((len(stream.token_ids) for stream in self.streams), default=0)
 
 
-def episode(chat: ChatFormat, trajectory: Trajectory, *, turns: bool) -> Episode:
+def episode(chat: ChatFormat, trajectory: Trajectory, *, turns: bool) -> RewardEpisode:
     """Return the episode with its readings: one per turn if `turns`, else one for the whole. An episode without tokens
     or turns has none."""
     if not turns:
         agent = trajectory.histories[0].agent if trajectory.histories else ""
         agent_histories = [history for history in trajectory.histories if history.agent == agent]
         streams = (
-            [Stream(ids, (len(ids) - 1,)) for ids, _ in _spans(chat, agent_histories[-1], trajectory)[-1:]]
+            [RewardStream(ids, (len(ids) - 1,)) for ids, _ in _spans(chat, agent_histories[-1], trajectory)[-1:]]
             if agent_histories
             else []
         )
@@ -68,8 +68,8 @@ def episode(chat: ChatFormat, trajectory: Trajectory, *, turns: bool) -> Episode
         spans_by_stream = [
             stream_spans for history in trajectory.histories for stream_spans in _spans(chat, history, trajectory)
         ]
-        streams = [Stream(ids, tuple(end - 1 for _, end in spans)) for ids, spans in spans_by_stream]
-    return Episode(trajectory, tuple(stream for stream in streams if stream.token_ids and stream.places))
+        streams = [RewardStream(ids, tuple(end - 1 for _, end in spans)) for ids, spans in spans_by_stream]
+    return RewardEpisode(trajectory, tuple(stream for stream in streams if stream.token_ids and stream.places))
 
 
 def _spans(
@@ -83,7 +83,9 @@ def _spans(
     return [(stream.token_ids, stream.spans) for stream in streams]
 
 
-def packs(episodes: Sequence[Episode], most_tokens: int, *, padded: bool = False) -> list[tuple[torch.Tensor, Pack]]:
+def packs(
+    episodes: Sequence[RewardEpisode], most_tokens: int, *, padded: bool = False
+) -> list[tuple[torch.Tensor, Pack]]:
     """Return (number of each reading, pack) for each pack; readings are numbered over all episodes, in order.
 
     A pack computes the nodes that predict its targets, so the target after a position makes that position such a node.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.algorithms.preference.pairs import pairs
-from components.algorithms.reward_models.data import OVERALL, Episode, episode, turn_values, value
+from components.algorithms.reward_models.data import OVERALL, RewardEpisode, episode, turn_values, value
 from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
 from components.errors import ArtifactError
 from components.json_text import read_json
@@ -35,35 +35,35 @@ SPLIT = "scenarios.json"
 class Pair:
     """Two episodes of a scenario, for one head."""
 
-    better: Episode
-    worse: Episode
+    better: RewardEpisode
+    worse: RewardEpisode
     head: int
     margin: float
     """Difference of the two values."""
 
     @property
-    def episodes(self) -> tuple[Episode, ...]:
+    def episodes(self) -> tuple[RewardEpisode, ...]:
         return self.better, self.worse
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledEpisode:
     """An episode with the labels of its turns."""
 
-    episode: Episode
+    episode: RewardEpisode
     label_RH: tuple[tuple[float, ...], ...]
     """Labels by reading and head; NaN if missing."""
 
     @property
-    def episodes(self) -> tuple[Episode, ...]:
+    def episodes(self) -> tuple[RewardEpisode, ...]:
         return (self.episode,)
 
 
-Example = Pair | Labelled
+Example = Pair | LabelledEpisode
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedCollection:
     """A collection: episodes of one policy with their scores."""
 
     trajectories: Sequence[Trajectory]
@@ -110,7 +110,7 @@ class Data:
     """Pairs of held-out scenarios, from the newest collection only."""
     compared_earlier: list[Pair]
     """Pairs of held-out scenarios from the earlier collections."""
-    episodes: list[Episode]
+    episodes: list[RewardEpisode]
     """Episodes that are trained on."""
     split: ScenarioSplit
     """Split after this training."""
@@ -134,7 +134,7 @@ class _Read:
 def gather(
     spec: RewardTrainingSpec,
     chat: ChatFormat,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedCollection],
     max_length: int,
     seed: int,
     earlier_split: ScenarioSplit | None = None,
@@ -197,7 +197,7 @@ def gather(
     return Data(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
 
 
-def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: Judged, max_length: int) -> _Read:
+def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: JudgedCollection, max_length: int) -> _Read:
     by_id = {score.trajectory_id: score for score in judged.scores}
     finished = [
         trajectory for trajectory in judged.trajectories if trajectory.failure is None and trajectory.id in by_id
@@ -227,7 +227,7 @@ def _scenario(example: Example) -> str:
 
 
 def _values(
-    spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]
+    spec: RewardTrainingSpec, episodes: Mapping[str, RewardEpisode], scores: Mapping[str, Score]
 ) -> dict[str, dict[str, float]]:
     """Return the label of each episode that has one, by head and trajectory."""
     labels = {
@@ -240,7 +240,7 @@ def _values(
 
 
 def _turn_sums(
-    spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]
+    spec: RewardTrainingSpec, episodes: Mapping[str, RewardEpisode], scores: Mapping[str, Score]
 ) -> dict[str, dict[str, float]]:
     """Return the sum of the turn labels of each episode whose turns all have one, by head and trajectory."""
     sums: dict[str, dict[str, float]] = {head: {} for head in spec.heads}
@@ -252,19 +252,21 @@ def _turn_sums(
     return sums
 
 
-def _labelled(spec: RewardTrainingSpec, episodes: Mapping[str, Episode], scores: Mapping[str, Score]) -> list[Labelled]:
+def _labelled(
+    spec: RewardTrainingSpec, episodes: Mapping[str, RewardEpisode], scores: Mapping[str, Score]
+) -> list[LabelledEpisode]:
     """Return the episodes with labels of at least one head."""
     result = []
     for name, unit in episodes.items():
         columns = [turn_values(unit.trajectory, scores[name], head, unit.readings) for head in spec.heads]
         if any(column is not None for column in columns):
             missing = [math.nan] * unit.readings
-            result.append(Labelled(unit, tuple(zip(*(column or missing for column in columns), strict=True))))
+            result.append(LabelledEpisode(unit, tuple(zip(*(column or missing for column in columns), strict=True))))
     return result
 
 
 def _pairs(
-    spec: RewardTrainingSpec, episodes: Mapping[str, Episode], values: Mapping[str, float], head: str, index: int
+    spec: RewardTrainingSpec, episodes: Mapping[str, RewardEpisode], values: Mapping[str, float], head: str, index: int
 ) -> Iterator[Pair]:
     trajectories = [episodes[name].trajectory for name in values]
     for better, worse in pairs(trajectories, lambda trajectory: values[trajectory.id], spec.pairs, spec.min_margin):

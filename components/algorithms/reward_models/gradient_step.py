@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from components.algorithms.loop import checkpoint, distributed
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.gradient_steps import finite_step
 from components.algorithms.policy_gradient.losses import segment_sums
 from components.algorithms.reward_models import losses
-from components.algorithms.reward_models.data import Episode, packs
-from components.algorithms.reward_models.examples import Example, Labelled, Pair
+from components.algorithms.reward_models.data import RewardEpisode, packs
+from components.algorithms.reward_models.examples import Example, LabelledEpisode, Pair
 from components.algorithms.reward_models.model import RewardModel
 from components.algorithms.spec import RewardTrainingSpec
 from components.trajectories.schema import Trajectory
@@ -37,7 +37,7 @@ def gradient_step(
     optimizer: torch.optim.Optimizer,
     batch: Sequence[Example],
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> dict[str, float]:
     """Take the step unless a guard skips it; return its metrics. Raises TrainingDiverged if a guard stops the
     training."""
@@ -73,7 +73,7 @@ def backward(
 
 
 def batch_loss(
-    spec: RewardTrainingSpec, batch: Sequence[Example], episodes: Sequence[Episode], score_RH: torch.Tensor
+    spec: RewardTrainingSpec, batch: Sequence[Example], episodes: Sequence[RewardEpisode], score_RH: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the mean loss of a batch as a function of the readings of its episodes, and its metrics."""
     index_of = {id(episode): index for index, episode in enumerate(episodes)}
@@ -89,12 +89,12 @@ def batch_loss(
         loss = losses.bradley_terry(chosen_P, rejected_P, margin_P, spec.centering).mean()
         difference_P = (chosen_P - rejected_P).detach()
         return loss, {"margin": difference_P.mean().item(), "accuracy": (difference_P > 0).float().mean().item()}
-    by_id = {id(example.episode): example.label_RH for example in batch if isinstance(example, Labelled)}
+    by_id = {id(example.episode): example.label_RH for example in batch if isinstance(example, LabelledEpisode)}
     label_RH = torch.tensor([row for episode in episodes for row in by_id[id(episode)]], device=score_RH.device)
     return losses.mean_squared_error(score_RH, label_RH), {}
 
 
-def episode_values(episodes: Sequence[Episode], score_RH: torch.Tensor) -> torch.Tensor:
+def episode_values(episodes: Sequence[RewardEpisode], score_RH: torch.Tensor) -> torch.Tensor:
     """Return the (E, H) values of the episodes: the sums of their readings."""
     return segment_sums(score_RH, torch.tensor([episode.readings for episode in episodes], device=score_RH.device))
 
@@ -105,7 +105,7 @@ def _struck(
     batch: Sequence[Example],
     measured: Mapping[str, float],
     step: int,
-    guards: Guards,
+    guards: TrainingGuards,
 ) -> bool:
     """Return True if the guard `non_finite` skips the step. Each episode is measured with the examples in which it
     comes first."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.reward_models.examples import Example, Pair
 from components.algorithms.reward_models.gradient_step import batch_loss, episode_values
 from components.algorithms.reward_models.model import RewardModel
@@ -51,7 +51,7 @@ def held_out(
 
 
 def require_finite(
-    policy: RewardModel, score_RH: torch.Tensor, guards: Guards, step: int, trajectories: Sequence[Trajectory]
+    policy: RewardModel, score_RH: torch.Tensor, guards: TrainingGuards, step: int, trajectories: Sequence[Trajectory]
 ) -> None:
     """Raise TrainingDiverged if a parameter or a score is not finite."""
     broken_names = [name for name, parameter in policy.parameters.items() if not parameter.isfinite().all()]

@@ -27,7 +27,7 @@ from components.algorithms.loop import distributed
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.reward_models.card import HEADS, Card, check_base, read_card
-from components.algorithms.reward_models.data import Episode, packs
+from components.algorithms.reward_models.data import RewardEpisode, packs
 from components.errors import ArtifactError
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.trained_weights import folder_of
@@ -59,7 +59,7 @@ class RewardModel(Policy):
         return score_UH[pack.row_S.to(self.device)]
 
     def scores(
-        self, episodes: Sequence[Episode], most_tokens: int, share: distributed.Share | None = None
+        self, episodes: Sequence[RewardEpisode], most_tokens: int, share: distributed.Share | None = None
     ) -> torch.Tensor:
         """Return the (R, H) scores of all readings, in order, without gradient. share: distribution of the packs over
         processes; None if a single process calls this."""

@@ -12,13 +12,13 @@ import torch
 
 from components.algorithms.loop import checkpoint, distributed, schedule
 from components.algorithms.loop.adamw import AdamW
-from components.algorithms.loop.guards import STRIKES, Guards
+from components.algorithms.loop.guards import STRIKES, TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.loop.resume import UnfinishedTraining
 from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.gradient_steps import examples_by_step
-from components.algorithms.reward_models.card import CARD, Card, Head, check_base, read_card, write_card
-from components.algorithms.reward_models.examples import Judged, ScenarioSplit, gather
+from components.algorithms.reward_models.card import CARD, Card, RewardHead, check_base, read_card, write_card
+from components.algorithms.reward_models.examples import JudgedCollection, ScenarioSplit, gather
 from components.algorithms.reward_models.gradient_step import gradient_step
 from components.algorithms.reward_models.metrics import held_out, require_finite
 from components.algorithms.reward_models.model import RewardModel, vocabulary_digest
@@ -34,7 +34,7 @@ def train_reward_model(
     spec: RewardTrainingSpec,
     model: ModelSpec,
     base_dir: Path,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedCollection],
     *,
     start: Path | None,
     out: Path,
@@ -100,7 +100,7 @@ def train_reward_model(
     for step_metrics in unfinished.steps:
         on_step(step_metrics)
     steps_done = len(unfinished.steps)
-    guards = Guards(scratch)
+    guards = TrainingGuards(scratch)
     with unfinished.save_on_interrupt():
         for number, batch in enumerate(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step), start=1):
             if number <= steps_done:
@@ -122,7 +122,7 @@ def train_reward_model(
     trajectories = [trajectory for collection in judged for trajectory in collection.trajectories]
     require_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
     heads = {
-        name: Head(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
+        name: RewardHead(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
         if card is None or data.episodes
         else replace(card.heads[name], weight=weight)
         for index, (name, weight) in enumerate(spec.heads.items())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from components.algorithms.loop import checkpoint, distributed, schedule
-from components.algorithms.loop.guards import Guards
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Sequence_, pack
@@ -82,7 +82,7 @@ def train_sft(
         return step + len(earlier_steps), {**mean_metrics(steps), "examples": float(len(rows))}
     clock = [0.0]
     computed: list[dict[str, float]] = []
-    guards = Guards(scratch)
+    guards = TrainingGuards(scratch)
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     random_state: list[dict[str, torch.Tensor]] = []
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.compute.runners import Event, KeptProcessRunner, Result
+from components.compute.runners import Event, KeptProcessRunner, StageResult
 from components.compute.sky.snapshot import Snapshot, take_snapshot
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import STAGE
@@ -49,7 +49,7 @@ class SkyRunner(KeptProcessRunner):
         self._options = options
         self._module = module
 
-    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Result:
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as KeptProcessRunner does. Raise ResourceError if no machine is available."""
         if self.snapshot is None:
             self.snapshot = take_snapshot(self._code, self._packages, self._root / "snapshots")

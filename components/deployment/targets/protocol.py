@@ -50,7 +50,7 @@ class Deployment:
     """Data that the target needs to remove it: ids, no secrets."""
 
 
-class Target(Protocol):
+class DeploymentTarget(Protocol):
     """Deployment target."""
 
     def check(self, name: str) -> None:

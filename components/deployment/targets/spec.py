@@ -10,7 +10,7 @@ from components.specs import Spec
 from components.specs.served import check_address
 
 if TYPE_CHECKING:
-    from components.deployment.targets.protocol import Target
+    from components.deployment.targets.protocol import DeploymentTarget
 
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -32,7 +32,7 @@ class LocalTarget(Spec):
     arguments: dict[str, str | int | float | bool] = {}
     """Options of vLLM's server: `{tensor-parallel-size: 2}`; true sets an option without a value."""
 
-    def build(self) -> Target:
+    def build(self) -> DeploymentTarget:
         from components.deployment.targets.local import Local
 
         return Local(self)
@@ -70,7 +70,7 @@ class TogetherTarget(Spec):
         check_address(value, example="https://api.together.xyz/v1", key="deploy.target.key_variable")
         return value.rstrip("/")
 
-    def build(self) -> Target:
+    def build(self) -> DeploymentTarget:
         from components.deployment.targets.together import Together
 
         return Together(self)
@@ -89,7 +89,7 @@ class HubTarget(Spec):
     key_variable: str = Field("HF_TOKEN", pattern=VARIABLE)
     """Environment variable that holds the token, which needs write permission."""
 
-    def build(self) -> Target:
+    def build(self) -> DeploymentTarget:
         from components.deployment.targets.hub import Hub
 
         return Hub(self)

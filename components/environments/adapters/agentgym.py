@@ -35,7 +35,7 @@ from components.environments.adapters.agentgym_items import (
     records,
 )
 from components.environments.adapters.agentgym_kinds import KINDS, Action
-from components.environments.adapters.agentgym_server import Instance, Refused, Server, ServerGone, pool_of
+from components.environments.adapters.agentgym_server import AgentGymServer, Instance, Refused, ServerGone, pool_of
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT, Invalid, call
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
@@ -119,7 +119,7 @@ class AgentGym:
         self._demonstrations = demonstrations
         about = self.kind.system if system is None else system
         self.system = "\n".join(part for part in (about, FORMATS[format]) if part)
-        self._server = Server(
+        self._server = AgentGymServer(
             self.kind, _address(url, self.kind.prefix), self.kind.timeout if timeout is None else timeout, patience
         )
         self._instance: Instance | None = None

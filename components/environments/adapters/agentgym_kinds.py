@@ -2,7 +2,8 @@
 
 Every environment has its own server, and the families differ in their protocol: the bodies of `/create` and `/reset`,
 the name of an instance (`env_idx` or `id`), the source of the first observation, the meaning of a step's reward, and
-the format of an action. A `Kind` holds all differences; the rest of the client is independent of the environment.
+the format of an action. An `AgentGymKind` holds all differences; the rest of the client is independent of the
+environment.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AgentGymKind:
     """The protocol of one AgentGym environment."""
 
     system: str
@@ -175,13 +176,13 @@ def _described(answer: Any) -> Any:
     return f"{answer['task_description']}\n{answer.get('observation')}"
 
 
-def _functions(about: str, calls: str, **other: Any) -> Kind:
+def _functions(about: str, calls: str, **other: Any) -> AgentGymKind:
     """Return the kind of an environment whose actions are function calls; their servers share one protocol."""
     system = (
         f"{about} An action is one call, in one line: NAME with Action Input: JSON object of its arguments.\n"
         f"Functions: {calls}.\nEnd with finish."
     )
-    return Kind(
+    return AgentGymKind(
         system,
         key="env_idx",
         create={"id": 0},
@@ -197,8 +198,8 @@ def _functions(about: str, calls: str, **other: Any) -> Kind:
 
 _DATED = "(latitude, longitude, start_date, end_date)"
 _NOW = "(latitude, longitude, current_date)"
-KINDS: dict[str, Kind] = {
-    "webshop": Kind(
+KINDS: dict[str, AgentGymKind] = {
+    "webshop": AgentGymKind(
         "You shop on a web page: find the product that the instruction describes, choose its options, buy it. An "
         "action is search[words], where the page has a search bar, or click[text] of a button, link or option that "
         "the page shows. click[Buy Now] ends it.",
@@ -210,7 +211,7 @@ KINDS: dict[str, Kind] = {
         state="state",
         listed=True,
     ),
-    "sqlgym": Kind(
+    "sqlgym": AgentGymKind(
         "You are told of an SQLite database and asked a question. Your action is the one SQL statement whose result "
         "answers it; you have one try.",
         rounds=1,
@@ -225,7 +226,7 @@ KINDS: dict[str, Kind] = {
         names=("bird",),
         sort=lambda item: ("train" if item < 9428 else "dev", 0),
     ),
-    "webarena": Kind(
+    "webarena": AgentGymKind(
         "You use a web browser to reach an objective; elements of the page have numbers. Actions: click [number], "
         "type [number] [text] [1 to press enter, else 0], hover [number], press [keys], scroll [down] or scroll [up], "
         "new_tab, tab_focus [number], close_tab, goto [url], go_back, go_forward. End with stop [answer], and with "
@@ -293,7 +294,7 @@ KINDS: dict[str, Kind] = {
         rounds=15,
         items=155,
     ),
-    "alfworld": Kind(
+    "alfworld": AgentGymKind(
         "You do a task in a household. Every action must be one of the available actions, word for word.",
         rounds=30,
         key="id",
@@ -302,7 +303,7 @@ KINDS: dict[str, Kind] = {
         send=_line,
         refusals=("Nothing happens",),
     ),
-    "sciworld": Kind(
+    "sciworld": AgentGymKind(
         "You do an experiment in a house with a laboratory. Actions: open OBJ, close OBJ, activate OBJ, deactivate "
         "OBJ, connect OBJ to OBJ, disconnect OBJ, use OBJ, use OBJ on OBJ, look around, look at OBJ, look in OBJ, "
         "read OBJ, move OBJ to OBJ, pick up OBJ, put down OBJ, pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ, go to "
@@ -319,7 +320,7 @@ KINDS: dict[str, Kind] = {
         names=("scienceworld",),
         refusals=("No known action matches",),
     ),
-    "babyai": Kind(
+    "babyai": AgentGymKind(
         "You move through the rooms of a grid to reach a goal. Every action must be one of the available actions, "
         "word for word.",
         rounds=20,
@@ -331,7 +332,7 @@ KINDS: dict[str, Kind] = {
         sort=_babyai_sort,
         refusals=("The action is not recognized", "There is a barrier"),
     ),
-    "textcraft": Kind(
+    "textcraft": AgentGymKind(
         "You craft an item by the recipes that are listed. Actions: get COUNT ITEM, for what no recipe makes; craft "
         "COUNT ITEM using COUNT ITEM, COUNT ITEM, exactly as a recipe says; inventory.",
         rounds=20,
@@ -342,7 +343,7 @@ KINDS: dict[str, Kind] = {
         send=_craft,
         refusals=("Could not", "Wrong item format"),
     ),
-    "maze": Kind(
+    "maze": AgentGymKind(
         "You walk through a maze to its goal. Moving right adds 1 to the second number of your position, moving down "
         "1 to the first. Actions: move up, move down, move left, move right.",
         rounds=15,
@@ -353,7 +354,7 @@ KINDS: dict[str, Kind] = {
         send=_move,
         items=26,
     ),
-    "wordle": Kind(
+    "wordle": AgentGymKind(
         "You guess a word of five letters in six tries. Your action is a word. The answer has a letter for each of "
         "yours: g where it is right, y where the word has it elsewhere, b where it has none.",
         rounds=8,
@@ -364,7 +365,7 @@ KINDS: dict[str, Kind] = {
         send=_word,
         refusals=("invalid word",),
     ),
-    "searchqa": Kind(
+    "searchqa": AgentGymKind(
         "You answer a question. An action is <search>words</search>, to search an encyclopedia, or "
         "<answer>answer</answer>, as short as possible.",
         rounds=10,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from components.environments.adapters.agentgym_kinds import Kind
+from components.environments.adapters.agentgym_kinds import AgentGymKind
 from components.errors import EnvironmentAway, EnvironmentFailed
 from components.exceptions import PASSING
 
@@ -82,10 +82,10 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class AgentGymServer:
     """The server of one kind: its address and timeouts."""
 
-    kind: Kind
+    kind: AgentGymKind
     url: str
     """Base URL, without the prefix of the kind."""
     timeout: float
@@ -237,7 +237,7 @@ class Server:
         return answer
 
 
-class Pool:
+class InstancePool:
     """The instances that this process owns on one server."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Pool:
         self._can_close = True
         self._lock = threading.Lock()
 
-    async def acquire(self, server: Server, limit: int) -> Instance:
+    async def acquire(self, server: AgentGymServer, limit: int) -> Instance:
         """Return an instance for one episode: a free one, a new one, or the next one that is released; first come,
         first served."""
         until, ticket = time.monotonic() + QUEUE, object()
@@ -291,7 +291,7 @@ class Pool:
             with self._lock, contextlib.suppress(ValueError):
                 self._waiting.remove(ticket)
 
-    async def _create(self, server: Server) -> Instance | None:
+    async def _create(self, server: AgentGymServer) -> Instance | None:
         """Create an instance; return None if the server returned one that this pool already owns."""
         generation = self._generation
         try:
@@ -330,7 +330,7 @@ class Pool:
                 instance.failures = 0
                 self._free.append(instance)
 
-    async def release_broken(self, server: Server, instance: Instance) -> None:
+    async def release_broken(self, server: AgentGymServer, instance: Instance) -> None:
         """Close an instance after a failed episode.
 
         If the server cannot close it, return it to the pool as the last choice; retire it after repeated failures.
@@ -373,7 +373,7 @@ class Pool:
                 self._generation += 1
                 self.instances, self._free, self._capacity = {}, [], None
 
-    def close_all(self, server: Server) -> None:
+    def close_all(self, server: AgentGymServer) -> None:
         """Close all instances if the server supports it."""
         import httpx
 
@@ -388,19 +388,19 @@ class Pool:
                     return
 
 
-_pools: dict[tuple[int, str], tuple[Pool, Server]] = {}
+_pools: dict[tuple[int, str], tuple[InstancePool, AgentGymServer]] = {}
 _lock = threading.Lock()
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, httpx.AsyncClient]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def pool_of(server: Server) -> Pool:
+def pool_of(server: AgentGymServer) -> InstancePool:
     """Return the pool that all environments of this process share for a server."""
     with _lock:
         key = (os.getpid(), server.url + server.kind.prefix)  # a forked process must not use inherited pools
         if key not in _pools:
-            _pools[key] = (Pool(), server)
+            _pools[key] = (InstancePool(), server)
         return _pools[key][0]
 
 

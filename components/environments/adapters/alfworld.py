@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from components.environments.adapters.alfworld_game import EXTRA, Game, run_planner
+from components.environments.adapters.alfworld_game import EXTRA, AlfworldGame, run_planner
 from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
@@ -98,7 +98,7 @@ class ALFWorld(TextEnvironment):
         ]
         self.commands, self.max_steps, self.plan_timeout = commands, max_steps, plan_timeout
         self.system = SYSTEM
-        self.game: Game | None = None
+        self.game: AlfworldGame | None = None
         self.over = True
 
     @staticmethod
@@ -112,7 +112,7 @@ class ALFWorld(TextEnvironment):
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
-        self.game = self.game or Game()
+        self.game = self.game or AlfworldGame()
         self.game.begin(self._path(scenario))
         self.command_log: list[str] = []
         self.over = False
@@ -143,7 +143,7 @@ class ALFWorld(TextEnvironment):
 
         Raises EnvironmentFailed if neither the walkthrough nor the planner wins.
         """
-        path, game = self._path(scenario), Game()
+        path, game = self._path(scenario), AlfworldGame()
         try:
             for solver in (game.walkthrough, lambda path: run_planner(path, self.plan_timeout)):
                 commands = solver(path)

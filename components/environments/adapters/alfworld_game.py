@@ -28,7 +28,7 @@ _idle: list[Any] = []
 because loading one after unloading another crashed the process."""
 
 
-class Game:
+class AlfworldGame:
     """A game with its engine, until it is closed. state: current state of the game, from the engine."""
 
     def __init__(self) -> None:
@@ -127,4 +127,4 @@ def names(identifiers: Iterable[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(Game().plan(sys.argv[1])))  # noqa: T201  stdout is the result
+    print(json.dumps(AlfworldGame().plan(sys.argv[1])))  # noqa: T201  stdout is the result

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.environments.adapters.mcp_session import EXTRA, Address, Result, Session
+from components.environments.adapters.mcp_session import EXTRA, Address, McpSession, ToolResult
 from components.environments.language_model import ServedModel
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
@@ -53,7 +53,7 @@ Variable = Annotated[str, Field(pattern=VARIABLE)]
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCallResult:
     """A tool call and its result."""
 
     tool: str
@@ -63,13 +63,13 @@ class Call:
 
 
 @dataclass
-class Episode:
+class McpEpisode:
     """Argument of a success function."""
 
     scenario: Scenario
     answer: str
     """Last message of the agent."""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCallResult] = field(default_factory=list)
     """Calls that reached the server."""
     call: Callable[[str, dict[str, Any]], Awaitable[str]] | None = None
     """Function that calls a tool in the session of the episode, to inspect state: `await episode.call("list", {})`."""
@@ -81,7 +81,7 @@ class Judge(ServedModel):
     role = "judge"
     key_path = "environment.judge"
 
-    async def judge(self, episode: Episode) -> tuple[bool, str]:
+    async def judge(self, episode: McpEpisode) -> tuple[bool, str]:
         """Return the verdict and its explanation. Raises JudgeError if the reply contains no verdict."""
         data = {
             "task": episode.scenario.input["task"],
@@ -181,7 +181,7 @@ class Mcp:
         self.timeout, self.start_timeout = timeout, start_timeout
         self._scenarios = read_tasks(scenarios)
         self.most = {"train": train, "heldout": heldout}
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._used = False
         self._tools: dict[str, Tool] = {}
 
@@ -210,7 +210,7 @@ class Mcp:
     async def reset(self, scenario: Scenario) -> Messages:
         await self._ensure_session()
         self.scenario = scenario
-        self.calls: list[Call] = []
+        self.calls: list[ToolCallResult] = []
         self.invalid = self.failed = 0
         self.over = False
         first = {"role": "user", "content": scenario.input["task"]}
@@ -249,7 +249,7 @@ class Mcp:
         if self._session is not None and (self._used and not self.shared):
             await self.close()
         if self._session is None:
-            session = Session(self.address, self.timeout)
+            session = McpSession(self.address, self.timeout)
             await session.open(self.start_timeout)
             self._session, self._used = session, False
             self._tools = chosen(await session.tools(), self.offered)
@@ -265,11 +265,11 @@ class Mcp:
             self.invalid += 1
             return f"error: {problem}"
         result = await self._ask(tool.name, arguments)
-        self.calls.append(Call(tool.name, arguments, result.text, result.failed))
+        self.calls.append(ToolCallResult(tool.name, arguments, result.text, result.failed))
         self.failed += result.failed
         return f"error: {result.text}" if result.failed else result.text
 
-    async def _ask(self, name: str, arguments: dict[str, Any]) -> Result:
+    async def _ask(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         if self._session is None:
             raise EnvironmentFailed("step before reset")
         self._used = True
@@ -279,7 +279,7 @@ class Mcp:
         async def call_tool(name: str, arguments: dict[str, Any]) -> str:
             return (await self._ask(name, arguments)).text
 
-        episode = Episode(self.scenario, answer, list(self.calls), call_tool)
+        episode = McpEpisode(self.scenario, answer, list(self.calls), call_tool)
         if self.judge is not None:
             success, why = await self.judge.judge(episode)
             return {"success": success, "why": why}

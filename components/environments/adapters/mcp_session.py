@@ -71,7 +71,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Result:
+class ToolResult:
     """The result of a tool call."""
 
     text: str
@@ -79,7 +79,7 @@ class Result:
     """True if the tool reports an error."""
 
 
-class Session:
+class McpSession:
     """A session with a server. timeout: timeout of a response, in seconds."""
 
     def __init__(self, address: Address, timeout: float):
@@ -126,13 +126,13 @@ class Session:
     async def _page(self, cursor: str | None) -> Any:
         return await self._client.list_tools(cursor=cursor)
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Result:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool. Raises EnvironmentFailed if the server fails, EnvironmentAway if the failure is transient."""
         try:
             answer = await self._ask(name, lambda: self._client.call_tool(name, arguments))
         except _Refused as error:
-            return Result(str(error), failed=True)
-        return Result(self._printable(_text(answer)), failed=bool(answer.is_error))
+            return ToolResult(str(error), failed=True)
+        return ToolResult(self._printable(_text(answer)), failed=bool(answer.is_error))
 
     async def close(self) -> None:
         """Close the session; kill a subprocess that does not exit."""

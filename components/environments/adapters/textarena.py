@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.environments.adapters.textarena_games import LISTED, MOVES, Game, load_kind
+from components.environments.adapters.textarena_games import LISTED, MOVES, TextArenaGame, load_kind
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment
@@ -107,7 +107,7 @@ class TextArena(TextEnvironment):
         return self.game.player if self._both() else 0
 
     def begin(self, scenario: Scenario) -> str:
-        self.game = Game(self._games[scenario.input["game"]], scenario.input["seed"])
+        self.game = TextArenaGame(self._games[scenario.input["game"]], scenario.input["seed"])
         self.seat = scenario.input.get("seat", 0)
         self.steps = 0
         self.calls: dict[int, list[str]] = {}
@@ -158,7 +158,7 @@ class TextArena(TextEnvironment):
         self.reset(scenario)
         actions, self.invalid_actions, self.steps, calls = state
         self.calls = dict(calls)
-        self.game = Game(self._games[scenario.input["game"]], scenario.input["seed"])
+        self.game = TextArenaGame(self._games[scenario.input["game"]], scenario.input["seed"])
         for player, action in actions:
             self.game.new_text(player)
             self.game.play(action)

@@ -82,7 +82,7 @@ LISTED = ("TicTacToe", "ReverseTicTacToe", "WildTicTacToe", "SimpleTak", "Othell
 
 
 @dataclass(frozen=True)
-class Kind:
+class TextArenaKind:
     """Metadata of a game, known without starting it."""
 
     id: str
@@ -94,10 +94,10 @@ class Kind:
     module: str
 
 
-class Game:
+class TextArenaGame:
     """A running game."""
 
-    def __init__(self, kind: Kind, seed: int):
+    def __init__(self, kind: TextArenaKind, seed: int):
         self.kind, self.seed = kind, seed
         self.actions: list[tuple[int, str]] = []
         self.texts: dict[int, list[str]] = {player: [] for player in range(kind.players)}
@@ -190,7 +190,7 @@ _lock = threading.Lock()
 
 
 @functools.cache
-def load_kind(name: str) -> Kind:
+def load_kind(name: str) -> TextArenaKind:
     """Return the metadata of a game.
 
     Raises SpecError if the game does not exist or is not supported, ResourceError if its data are missing.
@@ -227,7 +227,7 @@ def load_kind(name: str) -> Kind:
     family, _, variant = name.partition("-v0")
     wrappers = [wrapper.__name__ for wrapper in spec.default_wrappers or ()]
     level = LEVELS.get(variant.removeprefix("-"), 3)
-    return Kind(name, family, players, level, "ActionFormattingWrapper" in wrappers, module)
+    return TextArenaKind(name, family, players, level, "ActionFormattingWrapper" in wrappers, module)
 
 
 def _unsupported(name: str, reason: str) -> SpecError:

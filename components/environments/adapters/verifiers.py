@@ -94,7 +94,7 @@ class Verifiers:
             for split, split_settings in splits.items()
         }
         self._launch = LaunchOptions(python or sys.executable, tuple(folders), tuple(variables), start_timeout)
-        self._worker: Worker | None = None
+        self._worker: VerifiersWorker | None = None
         self._over = True
         self._offered: list[dict[str, Any]] | None = None
 
@@ -205,7 +205,7 @@ class LaunchOptions:
         return variables | {"PYTHONPATH": os.pathsep.join(folders)}
 
 
-class Worker:
+class VerifiersWorker:
     """The subprocess that runs all episodes of one event loop."""
 
     def __init__(self) -> None:
@@ -311,17 +311,17 @@ class Worker:
 
 
 _numbers = itertools.count()
-_workers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio.Task[Worker]]] = (
+_workers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio.Task[VerifiersWorker]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-async def get_worker(config: str, launch: LaunchOptions) -> Worker:
+async def get_worker(config: str, launch: LaunchOptions) -> VerifiersWorker:
     """Return the worker for a configuration on this event loop; it ends with the loop."""
     workers = _workers.setdefault(asyncio.get_running_loop(), {})
 
-    async def start() -> Worker:
-        worker = Worker()
+    async def start() -> VerifiersWorker:
+        worker = VerifiersWorker()
         await worker.open(config, launch)
         return worker
 

@@ -41,7 +41,7 @@ def chat_harness(vf: Any) -> types.ModuleType:
     class ChatConfig(vf.HarnessConfig):
         id: str = HARNESS
 
-    class Chat(vf.Harness[ChatConfig]):
+    class EpisodeChat(vf.Harness[ChatConfig]):
         APPENDS_SYSTEM_PROMPT = SUPPORTS_MCP = SUPPORTS_RESUME = True
         EXECUTES_CODE = NEEDS_CONTAINER = False
 
@@ -86,12 +86,12 @@ def chat_harness(vf: Any) -> types.ModuleType:
             return await tools.call_mcp(connected, dispatch, function["name"], arguments)
 
     module = types.ModuleType(HARNESS)
-    module.__all__ = ["Chat"]  # type: ignore[attr-defined]
-    module.Chat = Chat  # type: ignore[attr-defined]
+    module.__all__ = ["EpisodeChat"]  # type: ignore[attr-defined]
+    module.Chat = EpisodeChat  # type: ignore[attr-defined]
     return module
 
 
-class Worker:
+class EpisodeWorker:
     """The protocol loop and the episodes of this process."""
 
     def __init__(self, out: Any):
@@ -238,7 +238,7 @@ async def main() -> None:
     os.dup2(2, 1)
     lines = asyncio.StreamReader(limit=MAX_LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    await Worker(out).run(lines)
+    await EpisodeWorker(out).run(lines)
 
 
 if __name__ == "__main__":

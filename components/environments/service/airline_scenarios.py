@@ -18,7 +18,7 @@ from components.environments.service.airline_policy import (
     distance,
 )
 from components.environments.service.desk import ServiceDesk
-from components.environments.service.plan import Intent, Plan, write
+from components.environments.service.plan import ConversationPlan, Intent, write
 from components.trajectories.schema import Scenario
 
 CITIES = ("Aldmoor", "Brisewick", "Corvane", "Dunhaven", "Eastray", "Farrow", "Glenport", "Holmsey")
@@ -117,7 +117,7 @@ class _Writer:
         born = self.customer["born"]
         if kind == "stranger":
             born = str(date.fromisoformat(born) + timedelta(1))
-        plan = Plan(self.desk, self.database, self.rng, hand_over=kind == "child")
+        plan = ConversationPlan(self.desk, self.database, self.rng, hand_over=kind == "child")
         ask = "I will gladly help. May I have your full name and your date of birth?"
         if not plan.converse(intents, ask, name=self.customer["name"], born=born):
             return None
@@ -138,7 +138,7 @@ class _Writer:
             return f"The booking to {self._destination(booking)} is {booking}.", 0
         return f"I do not have the number; it is the booking to {self._destination(booking)}.", 1
 
-    def _open(self, plan: Plan, booking: str, complications: int) -> None:
+    def _open(self, plan: ConversationPlan, booking: str, complications: int) -> None:
         """Open the booking and its flight; if its number is unknown, try the bookings of the customer in turn."""
         for candidate in self.numbers if complications else [booking]:
             record = plan.do("view_booking", booking=candidate)
@@ -163,7 +163,7 @@ class _Writer:
         self._maybe_departed(booking, float(case == "gone"))
         which, complications = self._which(booking)
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             plan.change(
                 "I would cancel booking {0}; {1} dollars go back to where they came from.",
@@ -201,7 +201,7 @@ class _Writer:
             options.reverse()
         limit = rng.randrange(10, 40) if rng.random() < 0.35 else None
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             for flight in plan.do("find_flights", origin=origin, destination=to, date=str(day))["flights"]:
                 plan.do("view_flight", flight=flight)
@@ -246,7 +246,7 @@ class _Writer:
         target = "economy" if case == "down" else "business"
         refuses = rng.random() < 0.3
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             text = "All passengers of booking {0} would fly in {1}; that costs {2} dollars in all."
             rules, terms = plan.trial("change_cabin", booking=booking, cabin=target)
@@ -278,7 +278,7 @@ class _Writer:
         room = BAGS_EACH * len(record["passengers"]) - record["bags"]
         more = room + rng.randrange(1, 3) if rng.random() < 0.25 else rng.randrange(1, room + 1)
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             plan.change(
                 f"Booking {{0}} would get {more} more bags; that costs {{1}} dollars.",
@@ -306,7 +306,7 @@ class _Writer:
         if rng.random() < 0.35:
             right = f"{rng.choice([name for name in FIRST if distance(name, passenger.split()[0]) > 3])} Quint"
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             plan.change(
                 "In booking {0} the name would become {1}.",
@@ -335,7 +335,7 @@ class _Writer:
             record["compensation"] = FOR_DELAY * len(record["passengers"])
         dollars = (FOR_CANCELLED if case == "cancelled" else FOR_DELAY) * len(record["passengers"])
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             plan.change(
                 "For booking {0} I would give you {1} dollars in all.",
@@ -378,7 +378,7 @@ class _Writer:
         card, credit = self.customer["payments"]
         kind, payment = rng.choice((("my card", card), ("my card", card), ("my travel credit", credit)))
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             for flight in plan.do("find_flights", origin=origin, destination=destination, date=str(day))["flights"]:
                 plan.do("view_flight", flight=flight)
             plan.change(
@@ -424,7 +424,7 @@ class _Writer:
         }[form]
         words = [fact, *(["no", "none", "nothing", "free"] if fact == "0" and form == "fee" else [])]
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, booking, complications)
             plan.tell(words, question)
             plan.say(f"The answer is {fact}.")
@@ -460,7 +460,7 @@ class _Writer:
         whose = "my" if claimed else "my brother's"
         what = self.rng.choice(("cancelled", "moved to another day"))
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             plan.decline(["A1"], "that is not a booking of yours")
 
         return Intent(
@@ -473,5 +473,5 @@ class _Writer:
         )
 
 
-def _nothing(plan: Plan) -> None:
+def _nothing(plan: ConversationPlan) -> None:
     """Do nothing: a colleague handles the rest."""

@@ -1,8 +1,8 @@
 """Generation of scenarios: each is created by playing its correct conversation.
 
-A `Plan` holds a session of the desk and executes what the agent should look up, offer, do and decline while it records
-the solution. The rules are therefore defined in one place, the tools: a trial returns the rules that a change would
-break and the terms that the customer must hear, and the final state is the expected state.
+A `ConversationPlan` holds a session of the desk and executes what the agent should look up, offer, do and decline while
+it records the solution. The rules are therefore defined in one place, the tools: a trial returns the rules that a
+change would break and the terms that the customer must hear, and the final state is the expected state.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Intent:
     """Facts that the customer knows, by topic."""
     ask: str
     """Question with which the agent asks for the facts."""
-    act: Callable[[Plan], None]
+    act: Callable[[ConversationPlan], None]
     """Function that adds the correct actions to a plan."""
     complications: int = 0
     """Number of conditions and indirections beyond the plain case."""
 
 
 @dataclass
-class Plan:
+class ConversationPlan:
     """A correct conversation, executed and recorded."""
 
     desk: ServiceDesk
@@ -177,7 +177,7 @@ class Plan:
         return Scenario(name, input, split, kind, min(5, 1 + complications))
 
 
-class Writer(Protocol):
+class ScenarioWriter(Protocol):
     """A writer of one scenario. numbers: order or booking numbers that it may use; the first is part of the id."""
 
     def __init__(self, desk: Any, rng: random.Random, numbers: list[str]): ...
@@ -188,7 +188,14 @@ class Writer(Protocol):
 
 
 def write(
-    desk: ServiceDesk, writer: type[Writer], kinds: Sequence[str], letter: str, *, seed: int, train: int, heldout: int
+    desk: ServiceDesk,
+    writer: type[ScenarioWriter],
+    kinds: Sequence[str],
+    letter: str,
+    *,
+    seed: int,
+    train: int,
+    heldout: int,
 ) -> tuple[Scenario, ...]:
     """Return the scenarios of both splits, cycling through the kinds. Order and booking numbers are unique.
 

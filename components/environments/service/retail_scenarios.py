@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from components.environments.service.desk import ServiceDesk
-from components.environments.service.plan import Intent, Plan, write
+from components.environments.service.plan import ConversationPlan, Intent, write
 from components.environments.service.retail_policy import LATE, TODAY, VOUCHER, WINDOW, order_total
 from components.trajectories.schema import Scenario
 
@@ -108,7 +108,7 @@ class _Writer:
             kinds.append(self.rng.choice([second for second in SECOND if second != kind]))
         intents = [getattr(self, f"_{request}")(order) for request, order in zip(kinds, self.numbers, strict=False)]
         postcode = str(int(self.customer["postcode"]) - 1) if kind == "stranger" else self.customer["postcode"]
-        plan = Plan(self.desk, self.database, self.rng, hand_over=kind == "danger")
+        plan = ConversationPlan(self.desk, self.database, self.rng, hand_over=kind == "danger")
         ask = "I will gladly help. May I have your full name and your postcode?"
         if not plan.converse(intents, ask, name=self.customer["name"], postcode=postcode):
             return None
@@ -126,7 +126,7 @@ class _Writer:
             return f"The order with the {self._item(order)} is {order}.", 0
         return f"I do not have the number; it is the order with the {self._item(order)} in it.", 1
 
-    def _open(self, plan: Plan, order: str, complications: int) -> None:
+    def _open(self, plan: ConversationPlan, order: str, complications: int) -> None:
         """Open the order; if its number is unknown, try the orders of the customer in turn."""
         for candidate in self.numbers if complications else [order]:
             plan.do("view_order", order=candidate)
@@ -166,7 +166,7 @@ class _Writer:
         reason = self.rng.choice(("mistake", "not needed"))
         why = "I ordered it by mistake." if reason == "mistake" else "I do not need it any more."
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, order, complications)
             words = f"I still want the order with the {self._item(order)} cancelled."
             plan.change(
@@ -193,7 +193,7 @@ class _Writer:
         record = self.database["orders"][order]
         new = next(key for key in self.customer["payments"] if key != record["payment"])
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, order, complications)
             plan.change(
                 "Order {0} would be paid with your store credit, {1}.",
@@ -238,7 +238,7 @@ class _Writer:
             product["variants"][others[1]]["price"] = line["price"] + rng.randrange(0, limit)
         finish, second = (product["variants"][key]["finish"] for key in others)
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, order, complications)
             plan.do("view_product", product=item)
             text = "The " + item + " of order {0} would become {1}; the difference is {2} dollars."
@@ -271,7 +271,7 @@ class _Writer:
         which, complications = self._which(order)
         address = self._street()
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, order, complications)
             plan.change(
                 "Order {0} would go to {1}.",
@@ -302,7 +302,7 @@ class _Writer:
         if credit:
             payment = next(key for key in self.customer["payments"] if key != payment)
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, order, vague)
             if complications:
                 plan.do("days_between", first=record["delivered"], last=str(TODAY))
@@ -335,7 +335,7 @@ class _Writer:
         has_voucher = late > LATE and rng.random() < 0.2
         record["voucher"] = VOUCHER[self.customer["tier"]] if has_voucher else 0
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             self._open(plan, order, complications)
             plan.do("days_between", first=record["promised"], last=record["delivered"])
             plan.change(
@@ -368,7 +368,7 @@ class _Writer:
             "stock": f"How many of the {item} in {variants[wanted]['finish']} have you got?",
         }[form]
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             if form == "stock":
                 plan.do("view_product", product=item)
                 fact = str(variants[wanted]["stock"])
@@ -411,7 +411,7 @@ class _Writer:
         what = "cancelled" if tool == "cancel_order" else "sent to another address"
         address = self._street()
 
-        def act(plan: Plan) -> None:
+        def act(plan: ConversationPlan) -> None:
             plan.decline(["R1"], "that is not an order of yours")
 
         return Intent(
@@ -424,5 +424,5 @@ class _Writer:
         )
 
 
-def _nothing(plan: Plan) -> None:
+def _nothing(plan: ConversationPlan) -> None:
     """Do nothing: a colleague handles the rest."""

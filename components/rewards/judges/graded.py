@@ -23,7 +23,7 @@ from components.trajectories.schema import Failure, Score, Trajectory
 
 if TYPE_CHECKING:
     from components.rewards.llm.client import JudgeClient
-    from components.rewards.llm.protocol import Answer, Messages
+    from components.rewards.llm.protocol import JudgeAnswer, Messages
 
 QUESTION = """\
 How well did the assistant do what the user asked for? Answer with one whole number from 0 (not at all) to 10 \
@@ -79,7 +79,7 @@ class Graded:
         histories = shown(trajectory)
         messages = self._messages(as_text(histories[0] if len(histories) == 1 else histories, client.spec.longest))
         cost: float | None = 0.0
-        answers: list[Answer] = []
+        answers: list[JudgeAnswer] = []
         try:
             for _ in range(2):
                 answers.append(await client.ask(messages, immediate=bool(answers)))  # corrections bypass batching

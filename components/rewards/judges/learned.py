@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from components.algorithms.reward_models.card import Card
-    from components.algorithms.reward_models.data import Episode
+    from components.algorithms.reward_models.data import RewardEpisode
     from components.algorithms.reward_models.model import RewardModel
 
 PROCESS = "process_reward_model"
@@ -183,11 +183,11 @@ class _Scorer:
         self._pack_tokens = pack_tokens
         self._max_length = model.max_length
 
-    def readable(self, group: Sequence[Trajectory]) -> tuple[dict[str, Episode], dict[str, str]]:
+    def readable(self, group: Sequence[Trajectory]) -> tuple[dict[str, RewardEpisode], dict[str, str]]:
         """Return the readable episodes by trajectory id, and the reasons why the others cannot be read."""
         from components.algorithms.reward_models.data import episode
 
-        episodes: dict[str, Episode] = {}
+        episodes: dict[str, RewardEpisode] = {}
         reasons: dict[str, str] = {}
         for trajectory in group:
             try:
@@ -205,7 +205,7 @@ class _Scorer:
                 episodes[trajectory.id] = encoded
         return episodes, reasons
 
-    def scores(self, episodes: Sequence[Episode]) -> list[torch.Tensor]:
+    def scores(self, episodes: Sequence[RewardEpisode]) -> list[torch.Tensor]:
         """Return the scores (M, R, H) of each episode."""
         import torch
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from components.rewards.llm.client import JudgeClient
 
 
-class Item(Spec):
+class RubricItem(Spec):
     """Checklist item: a property that an episode should have."""
 
     text: str = Field(min_length=1)
@@ -65,7 +65,7 @@ Answer with JSON: {{"items": [{{"item": its name, "explanation": one short sente
 "not applicable"}}, …]}}, with each of the items once: {names}."""
 
 
-def _checked_names(items: dict[str, Item]) -> dict[str, Item]:
+def _checked_names(items: dict[str, RubricItem]) -> dict[str, RubricItem]:
     invalid = [name for name in items if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
     if invalid:
         raise ValueError(
@@ -94,7 +94,7 @@ class Rubric(EpisodeJudgeReward):
     def __init__(
         self,
         model: JudgeModel | Annotated[list[JudgeModel], Field(min_length=1)],
-        items: Annotated[dict[str, Item], AfterValidator(_checked_names)] | None = None,
+        items: Annotated[dict[str, RubricItem], AfterValidator(_checked_names)] | None = None,
         items_field: Annotated[str, Field(min_length=1)] | None = None,
     ):
         super().__init__(model)
@@ -132,7 +132,7 @@ class Rubric(EpisodeJudgeReward):
         )
         return Opinion(score, {"rubric": score} | parts, text, judgement.cost)
 
-    def items_of(self, trajectory: Trajectory) -> dict[str, Item]:
+    def items_of(self, trajectory: Trajectory) -> dict[str, RubricItem]:
         """Return the items by which an episode is judged. Raises ValueError if its scenario lacks valid items."""
         if self.items_field is None:
             return self.items
@@ -149,7 +149,7 @@ class Rubric(EpisodeJudgeReward):
         for name, item in data.items():
             try:
                 scenario_items[name] = validate(
-                    Item, {"text": item} if isinstance(item, str) else item, configuration=False
+                    RubricItem, {"text": item} if isinstance(item, str) else item, configuration=False
                 )
             except SpecError as error:
                 raise ValueError(f"{place}, item {name}: {'; '.join(map(str, error.problems))}") from None
@@ -158,7 +158,7 @@ class Rubric(EpisodeJudgeReward):
         return self.items | scenario_items
 
 
-def weighted_score(items: Mapping[str, Item], answers: Answers) -> float | None:
+def weighted_score(items: Mapping[str, RubricItem], answers: Answers) -> float | None:
     """Return the score of the episode; None if no item applies."""
     applying = {name: met for name, met in answers.items() if met is not None}
     if not applying:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.rewards.llm.cache import AnswerCache, digest
-from components.rewards.llm.protocol import Answer, Messages, ModelClient
+from components.rewards.llm.protocol import JudgeAnswer, Messages, ModelClient
 from components.rewards.llm.rate_limits import RateLimits, TokenEstimate
 from components.rewards.llm.spec import (
     EmbeddedJudge,
@@ -38,13 +38,13 @@ class JudgeClient:
 
     async def ask(
         self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, immediate: bool = False
-    ) -> Answer:
+    ) -> JudgeAnswer:
         """Return one answer. repeat: number of the repetition; the same question with another number is asked again.
         immediate: bypass batching. Raises BudgetSpent, JudgeError, ResourceError."""
         question_digest = digest([self._identity, messages, schema, repeat])
         if self._cache is not None and (cached := self._cache.find(question_digest)) is not None:
             self._meter.kept += 1
-            return self._priced(Answer(**cached, question_digest=question_digest))
+            return self._priced(JudgeAnswer(**cached, question_digest=question_digest))
         characters = sum(len(message["content"]) for message in messages)
         minimum_cost = self._client.price(int(self._tokens.read(characters)), 0) if self._client.priced else None
         self._meter.begin(self.name, minimum_cost)
@@ -66,7 +66,7 @@ class JudgeClient:
         self._meter.end(answer.cost, prompt, completion)
         return answer
 
-    def keep(self, *answers: Answer) -> None:
+    def keep(self, *answers: JudgeAnswer) -> None:
         """Store valid answers in the cache; not their costs, which follow from the current price."""
         if self._cache is not None:
             self._cache.keep(
@@ -78,7 +78,7 @@ class JudgeClient:
         if self._cache is not None:
             self._cache.close()
 
-    def _priced(self, answer: Answer) -> Answer:
+    def _priced(self, answer: JudgeAnswer) -> JudgeAnswer:
         read, written = answer.prompt_tokens, answer.completion_tokens
         if not self._client.priced or read is None or written is None:
             return replace(answer, cost=None)

@@ -7,7 +7,7 @@ from typing import Any
 from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import LoraSpec
-from components.rewards.llm.protocol import Answer, Messages
+from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.spec import EmbeddedJudge, PolicyJudge
 from components.rewards.protocol import Means
 
@@ -32,7 +32,7 @@ class LocalModelClient:
 
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
-    ) -> Answer:
+    ) -> JudgeAnswer:
         sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
         request = ChatRequest([dict(message) for message in messages], policy=self._engine.policy, sampling=sampling)
         try:
@@ -42,7 +42,7 @@ class LocalModelClient:
             raise JudgeError(f"{self.label}: {error}; {hint}") from error
         except EngineError as error:
             raise JudgeError(f"{self.label}: {error}") from error
-        return Answer(
+        return JudgeAnswer(
             text=str(response.message.get("content") or ""),
             prompt_tokens=len(response.prompt_token_ids),
             completion_tokens=len(response.token_ids),

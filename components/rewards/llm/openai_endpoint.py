@@ -16,7 +16,7 @@ from components.json_client import Client, Failed, Patience, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
-from components.rewards.llm.protocol import Answer, Messages
+from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.spec import PaidSpec, ServedJudge
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class OpenAIClient:
 
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
-    ) -> Answer:
+    ) -> JudgeAnswer:
         while True:
             structured: Structured = self._structured if schema is not None else "none"
             request = body(self._spec, self._spec.model, messages, schema, structured)
@@ -77,7 +77,7 @@ class OpenAIClient:
                 if self._structured == structured:
                     self._structured = FALLBACK_FORMAT[structured]
 
-    def _batch_answer(self, reply: Reply | None, structured: Structured) -> Answer | None:
+    def _batch_answer(self, reply: Reply | None, structured: Structured) -> JudgeAnswer | None:
         """Return the answer of a batch; None if the question must be asked again, alone. Raises UnsupportedFormat."""
         if reply is None:
             return None
@@ -143,18 +143,18 @@ def body(
     return {name: value for name, value in (request | extra).items() if value is not None}
 
 
-def read(reply: Reply) -> Answer:
+def read(reply: Reply) -> JudgeAnswer:
     """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
     return of_completion(reply.json())
 
 
-def of_completion(completion: dict[str, Any]) -> Answer:
+def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
     """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
     try:
         choice = completion["choices"][0]
         message = choice["message"]
         usage = completion.get("usage") or {}
-        answer = Answer(
+        answer = JudgeAnswer(
             text=_text(message.get("content")),
             prompt_tokens=_count(usage.get("prompt_tokens")),
             completion_tokens=_count(usage.get("completion_tokens")),

@@ -9,7 +9,7 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeAnswer:
     """Answer of a model."""
 
     text: str
@@ -42,7 +42,7 @@ class ModelClient(Protocol):
 
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
-    ) -> Answer:
+    ) -> JudgeAnswer:
         """Return one answer, without its cost. schema: JSON schema of the answer, for models that support structured
         output. immediate: bypass batching. Raises JudgeError, ResourceError."""
         ...

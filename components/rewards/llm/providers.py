@@ -21,7 +21,7 @@ from components.rewards.llm.openai_endpoint import (
     body,
     of_completion,
 )
-from components.rewards.llm.protocol import Answer, Messages
+from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.spec import LiteLLMJudge
 
 SHORTEST_KEY = 8
@@ -47,7 +47,7 @@ class LiteLLMClient:
 
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
-    ) -> Answer:
+    ) -> JudgeAnswer:
         while True:
             structured: Structured = self._structured if schema is not None else "none"
             request = body(self._spec, self._spec.model, messages, schema, structured)
@@ -61,7 +61,7 @@ class LiteLLMClient:
                 if self._structured == structured:
                     self._structured = FALLBACK_FORMAT[structured]
 
-    async def _send(self, request: dict[str, Any]) -> Answer:
+    async def _send(self, request: dict[str, Any]) -> JudgeAnswer:
         import openai
 
         try:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from components.errors import JudgeError
 from components.rewards.llm.answers import find_json
 from components.rewards.llm.client import JudgeClient
-from components.rewards.llm.protocol import Answer, Messages, add_costs
+from components.rewards.llm.protocol import JudgeAnswer, Messages, add_costs
 
 T = TypeVar("T")
 SHOWN = 200
@@ -79,7 +79,7 @@ async def ask_for_json(
         )
 
 
-def _read(answer: Answer, required: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
+def _read(answer: JudgeAnswer, required: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
     if answer.refusal:
         raise InvalidAnswer(
             f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted."
@@ -99,6 +99,6 @@ def _read(answer: Answer, required: Sequence[str], read: Callable[[dict[str, Any
     return read({only_key: data} if isinstance(data, list) and only_key is not None else data)
 
 
-def _quoted(answer: Answer) -> str:
+def _quoted(answer: JudgeAnswer) -> str:
     text = answer.refusal or answer.text
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")

@@ -13,7 +13,7 @@ from components.errors import ResourceError
 from components.models.spec import TeacherSpec
 from components.redaction import dereference, is_secret, secret_variable
 from components.specs import Spec, Target
-from components.specs.served import VARIABLE, Served
+from components.specs.served import VARIABLE, ModelEndpoint
 
 NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
@@ -90,7 +90,7 @@ class PaidSpec(JudgeModelSpec):
         return {**self.model_dump(mode="json", exclude=NON_KEY_FIELDS), "price": price}
 
 
-class ServedJudge(Served, PaidSpec):
+class ServedJudge(ModelEndpoint, PaidSpec):
     """Server with an OpenAI-compatible chat completions API."""
 
     key_path: ClassVar[str] = "reward.model"

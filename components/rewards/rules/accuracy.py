@@ -15,19 +15,19 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.rules.answers import Answer, as_text, check_field, field
+from components.rewards.rules.answers import AnswerReader, as_text, check_field, field
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
-class Comparison(ABC):
+class AnswerComparison(ABC):
     """Base class of comparisons. answer: place of the answer. expected: field with the expected answer; a list holds
     several right answers, of which one is enough."""
 
     def __init__(self, answer: str, expected: str):
-        self._answer = Answer(answer)
+        self._answer = AnswerReader(answer)
         check_field(expected, "reward.expected")
         self.expected = expected
 
@@ -60,11 +60,11 @@ class Comparison(ABC):
 
 
 @registered("reward.exact")
-class Exact(Comparison):
+class Exact(AnswerComparison):
     """Equality of texts after normalization.
 
     Args:
-        answer, expected: See `Comparison`.
+        answer, expected: See `AnswerComparison`.
         case: Distinguish upper and lower case.
         space: Compare whitespace; if false, runs of whitespace count as one space, and leading and trailing ones are
             ignored.
@@ -99,13 +99,13 @@ class Exact(Comparison):
 
 
 @registered("reward.numeric")
-class Numeric(Comparison):
+class Numeric(AnswerComparison):
     """Equality of numbers: |given - expected| <= max(absolute, relative · |expected|).
 
     The last number of the answer counts. Thousands separators, units and signs around it are ignored.
 
     Args:
-        answer, expected: See `Comparison`.
+        answer, expected: See `AnswerComparison`.
         absolute, relative: Tolerances, 0 or more; `relative` refers to the expected number.
     """
 
@@ -128,13 +128,13 @@ class Numeric(Comparison):
 
 
 @registered("reward.choice")
-class Choice(Comparison):
+class Choice(AnswerComparison):
     """Letter of one of several choices: alone, in brackets, before its text (`B) Paris`), or after `answer`.
 
     If several such letters occur, the last one counts. A letter in running text does not count.
 
     Args:
-        answer, expected: See `Comparison`; `expected` is the letter, or its index in `choices`, from 0.
+        answer, expected: See `AnswerComparison`; `expected` is the letter, or its index in `choices`, from 0.
         choices: The letters.
     """
 

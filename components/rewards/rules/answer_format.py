@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.errors import AnswerTooCostly, Problem, SpecError
-from components.rewards.rules.answers import Answer, agent_messages, last_text
+from components.rewards.rules.answers import AnswerReader, agent_messages, last_text
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -33,7 +33,7 @@ class Matches:
         whole: bool = False,
         seconds: Annotated[float, Field(gt=0, le=600)] = 1.0,
     ):
-        self._answer = Answer(answer)
+        self._answer = AnswerReader(answer)
         self._pattern = Pattern(pattern, seconds=seconds)
         self.whole = whole
 

@@ -29,7 +29,7 @@ _PLACES = re.compile(r"(input|outcome|metrics)\.(.+)|scenario\.(id|type|difficul
 _LEAD = re.compile(r"^\W*(?:####|(?:the )?(?:final )?answer(?: is)?\s*[:=]?)\s*", re.IGNORECASE)
 
 
-class Answer:
+class AnswerReader:
     """Place of the answer in an episode. Raises SpecError for an unknown place."""
 
     def __init__(self, where: str, key: str = "reward.answer"):

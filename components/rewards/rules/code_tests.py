@@ -33,9 +33,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import JudgeError
-from components.rewards.rules.answers import Answer, check_field, field
+from components.rewards.rules.answers import AnswerReader, check_field, field
 from components.sandbox import Limits, Sandbox
-from components.sandbox.pair import Program, ProgramFailed
+from components.sandbox.pair import ProgramFailed, SandboxedProgram
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -69,7 +69,7 @@ class CodeTests:
     ):
         check_field(tests, "reward.tests")
         self.tests, self.give = tests, give
-        self._answer = Answer(answer)
+        self._answer = AnswerReader(answer)
         self._sandbox = Sandbox(
             Limits(
                 seconds=seconds,
@@ -127,7 +127,7 @@ class CodeTests:
         return "" if _lines(result.stdout) == _lines(expected) else f"it printed {result.stdout!r:.100}"
 
     def _statements(self, code: str, test: str) -> str:
-        with Program(self._sandbox, code) as running:
+        with SandboxedProgram(self._sandbox, code) as running:
             verdict = running.verdict(test)
         if verdict.invalid:
             raise JudgeError(
@@ -137,7 +137,7 @@ class CodeTests:
         return "" if verdict.passed else verdict.reason or "the test failed"
 
     def _call(self, code: str, call: str, expected: Any) -> str:
-        with Program(self._sandbox, code) as running:
+        with SandboxedProgram(self._sandbox, code) as running:
             text = running.value_of(call)
         try:
             value = json.loads(text)

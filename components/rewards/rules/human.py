@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from components.errors import Problem, ResourceError, SpecError
 from components.specs.registered import registered
-from components.trajectories.feedback import Answer, Choice, Rating, content_digest, digest_of, read_all
+from components.trajectories.feedback import Answer, PairChoice, Rating, content_digest, digest_of, read_all
 from components.trajectories.schema import Failure, Score, Trajectory
 
 Episode = tuple[str, str]
@@ -44,11 +44,11 @@ class Human:
     def __init__(self, path: str, choices: Literal["bradley_terry", "share"] = "bradley_terry"):
         self.choices = choices
         self._ratings: defaultdict[Episode, list[Rating]] = defaultdict(list)
-        self._choices: defaultdict[Episode, list[Choice]] = defaultdict(list)
+        self._choices: defaultdict[Episode, list[PairChoice]] = defaultdict(list)
         for answer in _read(path):
             if isinstance(answer, Rating):
                 self._ratings[answer.episode].append(answer)
-            elif isinstance(answer, Choice):
+            elif isinstance(answer, PairChoice):
                 self._choices[answer.episode].append(answer)
 
     @staticmethod
@@ -71,10 +71,13 @@ class Human:
         ]
 
     def _score(
-        self, trajectory: Trajectory, episode: Episode, choice_value: float | None, choices: Sequence[Choice]
+        self, trajectory: Trajectory, episode: Episode, choice_value: float | None, choices: Sequence[PairChoice]
     ) -> Score:
         ratings = self._ratings[episode]
-        answers: list[Rating | Choice] = [*ratings, *(c for c in choices if episode in (c.episode, c.other_episode))]
+        answers: list[Rating | PairChoice] = [
+            *ratings,
+            *(c for c in choices if episode in (c.episode, c.other_episode)),
+        ]
         if not answers:
             return Score(
                 trajectory.id, None, failure=Failure("people", "NotAnnotated", "nobody has scored or compared it")
@@ -91,7 +94,7 @@ class Human:
         )
 
 
-def wins(choices: Sequence[Choice]) -> Wins:
+def wins(choices: Sequence[PairChoice]) -> Wins:
     """Return for each ordered pair of compared episodes how often the first was preferred."""
     win_counts: defaultdict[tuple[Episode, Episode], float] = defaultdict(float)
     for choice in choices:

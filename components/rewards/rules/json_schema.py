@@ -19,7 +19,7 @@ from pydantic import Field
 
 from components.errors import AnswerTooCostly, JudgeError, Problem, SpecError
 from components.json_text import STRICT
-from components.rewards.rules.answers import Answer, check_field, field
+from components.rewards.rules.answers import AnswerReader, check_field, field
 from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -45,7 +45,7 @@ class JsonSchema:
         seconds: Annotated[float, Field(gt=0, le=600)] = 2.0,
     ):
         self.schema = schema
-        self._answer = Answer(answer)
+        self._answer = AnswerReader(answer)
         if isinstance(schema, str):
             check_field(schema, "reward.schema")
         elif (error := _schema_error(schema)) is not None:

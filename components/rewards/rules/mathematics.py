@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import AnswerTooCostly, JudgeError, ResourceError
-from components.rewards.rules.accuracy import Comparison
+from components.rewards.rules.accuracy import AnswerComparison
 from components.rewards.rules.answers import as_text
 from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
@@ -22,7 +22,7 @@ from components.trajectories.schema import Score, Trajectory
 
 
 @registered("reward.math")
-class Mathematics(Comparison):
+class Mathematics(AnswerComparison):
     """Equality of mathematical expressions, by math-verify.
 
     Args:

@@ -15,16 +15,16 @@ that a guard ended resumes from the same round when its rule is changed to `warn
 from flows.experiment.guards.drift import RoundMetrics, drift_message, first_and_last
 from flows.experiment.guards.rules import MOST_NAMED, no_signal, reward_hacking, spans
 from flows.experiment.guards.spec import ADVICE, DRIFTS, RULES, GuardsSpec
-from flows.experiment.guards.watch import Guards
+from flows.experiment.guards.watch import RunGuards
 
 __all__ = [
     "ADVICE",
     "DRIFTS",
     "MOST_NAMED",
     "RULES",
-    "Guards",
     "GuardsSpec",
     "RoundMetrics",
+    "RunGuards",
     "drift_message",
     "first_and_last",
     "no_signal",

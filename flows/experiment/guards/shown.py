@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact
-from flows.history.records import Shown
+from flows.history.records import SampleEpisode
 
 MOST = 3
 """Maximum number of episodes in one notice."""
@@ -16,7 +16,7 @@ LONGEST = 400
 """Maximum number of characters in one excerpt."""
 
 
-def longest(trajectories: Artifact, scores: Artifact, label: str, *, shortest: bool = False) -> list[Shown]:
+def longest(trajectories: Artifact, scores: Artifact, label: str, *, shortest: bool = False) -> list[SampleEpisode]:
     """Return the episodes with the most sampled tokens, or with the fewest if `shortest`."""
     sign = 1 if shortest else -1
     return _first(
@@ -28,7 +28,7 @@ def longest(trajectories: Artifact, scores: Artifact, label: str, *, shortest: b
     )
 
 
-def most_repeated(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
+def most_repeated(trajectories: Artifact, scores: Artifact, label: str) -> list[SampleEpisode]:
     """Return the episodes with the highest share of repeated n-grams."""
     from components.rewards.rules.outcome import repetition
     from components.trajectories.policy_text import NGRAM
@@ -42,7 +42,7 @@ def most_repeated(trajectories: Artifact, scores: Artifact, label: str) -> list[
     )
 
 
-def alike(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
+def alike(trajectories: Artifact, scores: Artifact, label: str) -> list[SampleEpisode]:
     """Return episodes with the most common text, of different scenarios if possible."""
     from components.trajectories.policy_text import said
 
@@ -59,7 +59,7 @@ def alike(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
     return [_shown(label, episode, why) for episode in chosen]
 
 
-def most_disputed(trajectories: Artifact, scores: Artifact, label: str, component: str) -> list[Shown]:
+def most_disputed(trajectories: Artifact, scores: Artifact, label: str, component: str) -> list[SampleEpisode]:
     """Return the episodes with the highest disagreement of an ensemble. component: score component with its spread."""
     from components.trajectories.store import read_scores
 
@@ -79,7 +79,7 @@ def most_disputed(trajectories: Artifact, scores: Artifact, label: str, componen
     )
 
 
-def liked_in_vain(trajectories: Artifact, scores: Artifact, label: str) -> list[Shown]:
+def liked_in_vain(trajectories: Artifact, scores: Artifact, label: str) -> list[SampleEpisode]:
     """Return the episodes without success that have the highest reward."""
     return _first(
         trajectories,
@@ -96,7 +96,7 @@ def _first(
     label: str,
     key: Callable[[Any], Any],
     why: Callable[[Any], str],
-) -> list[Shown]:
+) -> list[SampleEpisode]:
     """Return the first finished episodes in the order of `key`, then by descending reward; an empty list if the files
     are not on this machine."""
     if not _exist(trajectories, scores):
@@ -106,13 +106,13 @@ def _first(
     return [_shown(label, episode, why(episode)) for episode in finished[:MOST]]
 
 
-def _shown(label: str, episode: Any, why: str) -> Shown:
+def _shown(label: str, episode: Any, why: str) -> SampleEpisode:
     from components.trajectories.policy_text import text
 
     reward = "not scored" if episode.reward is None else f"reward {episode.reward:.3g}"
     messages = text(episode)
     excerpt = messages if len(messages) <= LONGEST else f"{messages[: LONGEST - 1]}…"
-    return Shown(label, episode.id, f"{why}, {reward}", excerpt)
+    return SampleEpisode(label, episode.id, f"{why}, {reward}", excerpt)
 
 
 def _scored(trajectories: Artifact, scores: Artifact) -> Sequence[Any]:

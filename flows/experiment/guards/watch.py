@@ -15,14 +15,14 @@ from flows.experiment.guards import shown
 from flows.experiment.guards.drift import RoundMetrics, drift_message
 from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
-from flows.history.records import GuardName, Notice, Shown
+from flows.history.records import GuardName, Notice, SampleEpisode
 
 SPREAD = re.compile(r"components/(.*[/.])?spread")
 """Metrics of a judge stage that measure the disagreement of an ensemble."""
 SAME = {"identical_within": "within groups", "identical_between": "between scenarios"}
 
 
-class Guards:
+class RunGuards:
     """State of the guards of one run. `tell` receives each notice before a guard with the action `stop` raises
     GuardStruck. A guard that triggers in consecutive rounds reports once, and again after a round in which it did
     not."""
@@ -111,14 +111,16 @@ class Guards:
             if message is not None:
                 self._act(name, latest.step, message, self._high_reward_failures())
 
-    def _high_reward_failures(self) -> list[Shown]:
+    def _high_reward_failures(self) -> list[SampleEpisode]:
         """Return the episodes of the last round with the highest reward that did not succeed."""
         if self._last is None:
             return []
         number, trajectories, scores = self._last
         return shown.liked_in_vain(trajectories, scores, f"collect[{number}]")
 
-    def _report(self, name: GuardName, step: int, message: str | None, examples: Callable[[], list[Shown]]) -> None:
+    def _report(
+        self, name: GuardName, step: int, message: str | None, examples: Callable[[], list[SampleEpisode]]
+    ) -> None:
         """Act if a guard begins to trigger. examples: return episodes for the notice."""
         if getattr(self.spec, name) == "off":
             return
@@ -128,7 +130,7 @@ class Guards:
             self._striking.add(name)
             self._act(name, step, message, examples())
 
-    def _act(self, name: GuardName, step: int, message: str, episodes: Sequence[Shown] = ()) -> None:
+    def _act(self, name: GuardName, step: int, message: str, episodes: Sequence[SampleEpisode] = ()) -> None:
         if episodes:
             message += f". Example episodes of {episodes[0].label}: {', '.join(episode.id for episode in episodes)}"
         self.tell(Notice(name, step, message, list(episodes)))

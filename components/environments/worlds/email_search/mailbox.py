@@ -82,7 +82,7 @@ class Bill:
 
 
 @dataclass
-class Plan:
+class MailPlan:
     """Facts of a mailbox and the mails that state them."""
 
     owner: str
@@ -149,7 +149,7 @@ def address(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=128)
-def plan(seed: int, number: int, mails: int) -> Plan:
+def plan(seed: int, number: int, mails: int) -> MailPlan:
     return _Planner(seed, number, mails).plan
 
 
@@ -163,7 +163,7 @@ class _Planner:
         pairs = [f"{adjective} {noun}" for adjective in words.ADJECTIVES for noun in words.NOUNS]
         self.ids = [f"m{mail_number:06d}" for mail_number in rng.sample(range(10**6), mails)]
         self.codes = iter(rng.sample(range(1000, 10_000), 4000))
-        self.plan = Plan(people[0], people, firms, rng.sample(pairs, PROJECTS), [], [], [], [], [])
+        self.plan = MailPlan(people[0], people, firms, rng.sample(pairs, PROJECTS), [], [], [], [], [])
         for project in self.plan.projects:
             for name, slot in PROJECT.items():
                 self._fact(project, name, slot)
@@ -278,7 +278,7 @@ class _Planner:
         return value
 
 
-def _mails(rng: random.Random, plan: Plan) -> list[Mail]:
+def _mails(rng: random.Random, plan: MailPlan) -> list[Mail]:
     """Generate the full texts of all mails."""
     mails = []
     bodies: dict[str, str] = {}
@@ -313,14 +313,14 @@ def _mail(rng: random.Random, id: str, day: int, sender: str, to: str, subject: 
     return Mail(id, min(day, FIRST_DAY + DAYS), minute, sender, to, subject, body)
 
 
-def _body(rng: random.Random, plan: Plan, sender: str, to: str, says: str) -> str:
+def _body(rng: random.Random, plan: MailPlan, sender: str, to: str, says: str) -> str:
     chat = [_chat(rng, plan, words.CHAT) for _ in range(rng.randint(1, 3))]
     chat.insert(rng.randint(0, len(chat)), says)
     greeting = rng.choice(words.GREETINGS).format(name=to.split()[0])
     return f"{greeting}\n{' '.join(chat)}\n{rng.choice(words.CLOSINGS)}\n{sender}"
 
 
-def _chat(rng: random.Random, plan: Plan, templates: Sequence[str]) -> str:
+def _chat(rng: random.Random, plan: MailPlan, templates: Sequence[str]) -> str:
     return rng.choice(templates).format(
         weekday=rng.choice(words.WEEKDAYS),
         floor=rng.choice(words.FLOORS),

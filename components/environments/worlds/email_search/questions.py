@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from components.environments.worlds.email_search.mailbox import DAYS, FIRST_DAY, Bill, Fact, Plan, plan
+from components.environments.worlds.email_search.mailbox import DAYS, FIRST_DAY, Bill, Fact, MailPlan, plan
 from components.environments.worlds.email_search.words import PERSON, PROJECT
 from components.trajectories.schema import Scenario
 
@@ -95,8 +95,8 @@ def _question(
     }
 
 
-def _facts(kinds: Sequence[str]) -> Callable[[Plan, random.Random], list[dict[str, Any]]]:
-    def make(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+def _facts(kinds: Sequence[str]) -> Callable[[MailPlan, random.Random], list[dict[str, Any]]]:
+    def make(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
         return [
             _question(
                 rng.choice(fact.slot.asked).format(about=fact.about),
@@ -114,7 +114,7 @@ def _facts(kinds: Sequence[str]) -> Callable[[Plan, random.Random], list[dict[st
     return make
 
 
-def _changes(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+def _changes(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
     questions = []
     for fact in mailbox_plan.facts:
         if len(fact.values) == 1:
@@ -135,7 +135,7 @@ def _changes(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
     return questions
 
 
-def _chains(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+def _chains(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
     """Generate questions over chains of facts that never changed."""
     single = {(fact.about, fact.slot): fact for fact in mailbox_plan.facts if len(fact.values) == 1}
     questions = []
@@ -172,7 +172,7 @@ def _chains(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
     return questions
 
 
-def _totals(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+def _totals(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
     templates = (
         "How much has {firm} billed for {about} in all?",
         "What is the total of the invoices of {firm} for {about}?",
@@ -192,7 +192,7 @@ def _totals(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-def _compared(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
+def _compared(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
     templates = (
         "Which firm made the lowest offer for the {job} of {about}, as the offers stand now?",
         "Who is the cheapest for the {job} of {about}, by the latest offers?",
@@ -214,7 +214,7 @@ def _compared(mailbox_plan: Plan, rng: random.Random) -> list[dict[str, Any]]:
     return questions
 
 
-MAKERS: dict[str, Callable[[Plan, random.Random], list[dict[str, Any]]]] = {
+MAKERS: dict[str, Callable[[MailPlan, random.Random], list[dict[str, Any]]]] = {
     "fact": _facts(("money", "number", "code", "place", "firm")),
     "person": _facts(("person",)),
     "date": _facts(("date",)),

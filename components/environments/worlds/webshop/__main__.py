@@ -24,7 +24,7 @@ LISTED = 60
 """Number of goals on the first page."""
 
 
-class Server(ThreadingHTTPServer):
+class ShopServer(ThreadingHTTPServer):
     """HTTP server of a shop's pages on 127.0.0.1. port: 0 selects a free port."""
 
     daemon_threads = True
@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: ShopServer
     timeout = 10
 
     def do_GET(self) -> None:
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        with Server(Webshop(options.seed, options.products), options.port) as server:
+        with ShopServer(Webshop(options.seed, options.products), options.port) as server:
             logger.info("serving the shop on %s (Ctrl-C stops)", server.url)
             server.serve_forever()
     except (OSError, OverflowError, ValueError) as error:

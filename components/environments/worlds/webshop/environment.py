@@ -23,7 +23,7 @@ from components.environments.protocol import Messages
 from components.environments.scenario_counts import CountOrNone
 from components.environments.tools import Invalid, ToolEnvironment, call, tool
 from components.environments.worlds.webshop.browser import Page
-from components.environments.worlds.webshop.goals import Verdict, fits, judge, scenarios
+from components.environments.worlds.webshop.goals import PurchaseVerdict, fits, judge, scenarios
 from components.environments.worlds.webshop.site import QUERY, Site
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -77,7 +77,7 @@ class Webshop(ToolEnvironment):
         return super().tools() if self._actions == "tools" else []
 
     def begin(self, scenario: Scenario) -> str:
-        self.verdict: Verdict | None = None
+        self.verdict: PurchaseVerdict | None = None
         self._open("search")
         return f"{scenario.input['request']}\n\n{self.page.text}"
 
@@ -145,7 +145,7 @@ class Webshop(ToolEnvironment):
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
         self.reset(scenario)
         self._open(state["address"])
-        self.verdict = Verdict(*state["verdict"]) if state["verdict"] else None
+        self.verdict = PurchaseVerdict(*state["verdict"]) if state["verdict"] else None
         self.done, self.invalid_actions = state["done"], state["invalid"]
 
     def _open(self, address: str) -> str:

@@ -49,7 +49,7 @@ WORDS = (
 )
 
 
-class Verdict(NamedTuple):
+class PurchaseVerdict(NamedTuple):
     """Score of a purchase with its parts."""
 
     score: float
@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
         return self.score == 1.0
 
 
-def judge(goal: Mapping[str, Any], product: Product, chosen: Mapping[str, str]) -> Verdict:
+def judge(goal: Mapping[str, Any], product: Product, chosen: Mapping[str, str]) -> PurchaseVerdict:
     """Score a purchase. goal: input of the scenario. chosen: option values by label."""
     if product.kind == goal["kind"]:
         kind = 1.0
@@ -78,7 +78,7 @@ def judge(goal: Mapping[str, Any], product: Product, chosen: Mapping[str, str]) 
     options = sum(chosen.get(label) == value for label, value in goal["options"].items())
     price = product.price(dict(chosen)) <= 100 * goal["limit"]
     total = len(goal["attributes"]) + len(goal["options"]) + 1
-    return Verdict(kind * (attributes + options + price) / total, kind, attributes, options, price)
+    return PurchaseVerdict(kind * (attributes + options + price) / total, kind, attributes, options, price)
 
 
 def fits(goal: Mapping[str, Any], product: Product) -> bool:
