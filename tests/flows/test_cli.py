@@ -308,7 +308,7 @@ def test_large_and_continuous_sweeps_are_checked_value_by_value():
     for line, words in {
         "algorithm.learning_rate=interval(0,1)": "more than 0",
         "seed=range(-1,100)": "at least 0",
-        "seed=range(3,3)": "no value",
+        "seed=range(3,3)": "sweeps over an empty list; expected at least one value",
     }.items():
         with pytest.raises(SpecError, match=words):
             check([line, "rounds=1,2"], multirun=True)

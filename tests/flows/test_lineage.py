@@ -275,7 +275,7 @@ def test_the_json_has_every_artifact_and_the_runs_with_their_configuration(tmp_p
     assert {node["label"] for node in data["made_from"]} == {*fed(1), *fed("sft"), "train[sft]"}
     assert {node["label"] for node in data["made_from_it"]} == {*fed(2), "train[2]", "evaluate[final]", "deploy"}
     judge = next(node for node in data["made_from"] if node["label"] == "judge[1]")
-    assert judge["spec"]["reward"]["_target_"] == DATA["reward"]["_target_"]
+    assert judge["spec"]["reward"]["_target_"] == "reward.outcome"
     assert judge["version"] == run.stage("judge[1]").version
     assert data["runs"] == {
         run.id: {
