@@ -140,7 +140,7 @@ def _to_json(result: Calibration) -> dict[str, Any]:
         "truth": result.truth,
         **result.measures,
         **result.counts,
-        "marks": {mark.measure: {"mark": mark.value, "found": mark.found, "met": mark.met} for mark in result.marks},
+        "marks": {mark.measure: {"mark": mark.value, "found": mark.measured, "met": mark.met} for mark in result.marks},
         "warnings": list(result.warnings),
     }
 

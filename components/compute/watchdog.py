@@ -50,7 +50,7 @@ class Watchdog:
         self._touched = time.monotonic()
         self._resting = False
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Pause until the next `touch`, during a wait that has a timeout of its own."""
         self._resting = True
 

@@ -22,7 +22,7 @@
             return {"success": self.count == self.scenario.input["goal"] and str(self.count) in answer}
 
 Mistakes of the model (unknown tool, invalid arguments, `Invalid` raised by a tool) return `error: ...` to it and count
-as `invalid_actions` in the outcome. A message without tool calls ends the episode (see `said`).
+as `invalid_actions` in the outcome. A message without tool calls ends the episode (see `on_message`).
 
 `TextEnvironment` is the base class of environments whose only action is a line of text, such as games and simulators:
 the action is the argument of their only tool, or the content of the message.
@@ -88,7 +88,7 @@ class ToolEnvironment(abc.ABC):
         answer: the agent's last message without tool calls; empty if there is none.
         """
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         """Handle a message without tool calls; return the user's reply. The default ends the episode."""
         self.done = True
         return []
@@ -113,7 +113,7 @@ class ToolEnvironment(abc.ABC):
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if not calls:
             answer = action.get("content") or ""
-            observation = self.said(answer)
+            observation = self.on_message(answer)
         info = {"invalid_actions": self.invalid_actions, **self.outcome(answer)}
         return Step(observation, self.reward, self.done, info)
 
@@ -139,7 +139,7 @@ class TextEnvironment(ToolEnvironment):
     def act(self, action: str) -> str:
         """Execute an action; return the observation."""
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         return [{"role": "user", "content": self._act(text)}]
 
     def tools(self) -> list[dict[str, Any]]:

@@ -17,22 +17,22 @@ class Mark:
 
     measure: str
     value: float
-    found: float | None
+    measured: float | None
     least: bool
     """True: the mark is a minimum. False: a maximum of the absolute value."""
 
     @property
     def met(self) -> bool:
         """True if the requirement is met; False if the measured value is unknown."""
-        if self.found is None:
+        if self.measured is None:
             return False
-        return self.found >= self.value if self.least else abs(self.found) <= self.value
+        return self.measured >= self.value if self.least else abs(self.measured) <= self.value
 
     def __str__(self) -> str:
         """Return the reason why the requirement is not met."""
-        if self.found is None:
+        if self.measured is None:
             return f"{self.measure} is not known, and its mark is {self.value:g}"
-        return f"{self.measure} is {self.found:.3f}, {'below' if self.least else 'above'} its mark of {self.value:g}"
+        return f"{self.measure} is {self.measured:.3f}, {'below' if self.least else 'above'} its mark of {self.value:g}"
 
 
 def judge_by(marks: Mapping[str, float], values: Mapping[str, float | None]) -> list[Mark]:

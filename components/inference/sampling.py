@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from components.inference.protocol import Sampling
-from components.models.distribution import Cut, kept
+from components.models.distribution import Cut, support_mask
 
 
 def draw(
@@ -45,4 +45,4 @@ def draw(
 
 def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
     """Return log-probabilities renormalized over the tokens that can be sampled (`components.models.distribution`)."""
-    return logps_V.masked_fill(~kept(logps_V[None], cut)[0], -torch.inf).log_softmax(-1)
+    return logps_V.masked_fill(~support_mask(logps_V[None], cut)[0], -torch.inf).log_softmax(-1)

@@ -51,7 +51,7 @@ class Cut:
         return self.top_p >= 1 and self.top_k <= 0 and self.min_p <= 0
 
 
-def kept(logps_RV: torch.Tensor, cut: Cut) -> torch.Tensor:
+def support_mask(logps_RV: torch.Tensor, cut: Cut) -> torch.Tensor:
     """Return an (R, V) mask, True for tokens that can be sampled, from log-probabilities after the temperature.
 
     These are the top_k most likely tokens, of them the smallest set with mass top_p (nucleus sampling,

@@ -13,7 +13,7 @@ NGRAM = 3
 Said = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
-def said(trajectory: Trajectory) -> Said:
+def policy_messages(trajectory: Trajectory) -> Said:
     """Return text and calls of each assistant message, in order."""
     return tuple(
         (message.content, tuple((call.name, call.arguments) for call in message.tool_calls))
@@ -27,7 +27,7 @@ def text(trajectory: Trajectory) -> str:
     """Return text and calls of each assistant message as readable text."""
     lines = [
         " ".join([*([content] if content else []), *(f"{name}({arguments})" for name, arguments in calls)])
-        for content, calls in said(trajectory)
+        for content, calls in policy_messages(trajectory)
     ]
     return "\n".join(lines)
 
@@ -40,7 +40,7 @@ def identical(trajectories: Iterable[Trajectory]) -> tuple[float | None, float |
     solved: dict[str, Counter[Said]] = {}
     for trajectory in trajectories:
         if trajectory.failure is None:
-            content = said(trajectory)
+            content = policy_messages(trajectory)
             groups.setdefault(trajectory.group, Counter())[content] += 1
             solved.setdefault(trajectory.group, Counter())[content] += trajectory.success
     all_counts: Counter[Said] = Counter()

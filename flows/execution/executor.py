@@ -183,7 +183,7 @@ class Execution:
             metrics = done.artifact.metrics
             figures = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
             if done.artifact.stage == "filter":
-                figures = [selections.told(metrics)]
+                figures = [selections.summary_text(metrics)]
             self.console.line("  ".join([f"{done.label} {done.status} in {duration(done.seconds)}", *figures]))
         for line in episode_failures.lines(done.label, done.artifact):
             self.console.line(line)
@@ -343,7 +343,7 @@ def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Cal
             for view in views:
                 view(*event["progress"])
         elif "waiting" in event:
-            dog.rest()
+            dog.pause()
             console.line(f"  {event['waiting']}")
 
     return listen

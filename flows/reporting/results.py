@@ -160,7 +160,7 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
         if "skipped" in row:
             parts.append("no learning signal: training skipped")
         filters = [stage.artifact.metrics for stage in all_done if stage.artifact.stage == "filter"]
-        if text := selections.told(selections.total(filters)):
+        if text := selections.summary_text(selections.total(filters)):
             parts.append(text)
         if refills:
             parts.append(f"{sum(stage.artifact.stage == 'collect' for stage in refills)} refilled")

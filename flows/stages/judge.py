@@ -166,12 +166,12 @@ class RewardJudge:
     def figures(self) -> dict[str, float]:
         """Return the cost, calls and tokens of this attempt; empty without calls of a judge."""
         meter = self._meter
-        if not meter.calls and not meter.kept:
+        if not meter.calls and not meter.cached:
             return {}
         return {
             "spent": meter.spent - self._paid,
             "calls": float(meter.calls),
-            "kept_answers": float(meter.kept),
+            "kept_answers": float(meter.cached),
             "unpriced_calls": float(meter.unpriced),
             "prompt_tokens": float(meter.prompt_tokens),
             "completion_tokens": float(meter.completion_tokens),

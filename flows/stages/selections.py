@@ -27,7 +27,7 @@ def counted(by_reason: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in by_reason.items())
 
 
-def told(metrics: Mapping[str, float]) -> str:
+def summary_text(metrics: Mapping[str, float]) -> str:
     """Return a summary such as `kept 40 of 48 (6 no_spread, 2 unscored)`; empty if the filter has no metrics, as in a
     plan."""
     if "kept" not in metrics:

@@ -53,7 +53,7 @@ def test_progress_prevents_a_strike():
 
 def test_rest_prevents_a_strike():
     with watch("train", 0.3, pytest.fail) as watchdog:
-        watchdog.rest()
+        watchdog.pause()
         time.sleep(0.8)
 
 

@@ -132,10 +132,12 @@ def test_what_is_no_filter_of_the_user_is_refused(own, name, more, said):
 
 
 def test_what_a_filter_has_left_in_words():
-    assert selections.told(METRICS) == "kept 5 of 8 (2 no_spread, 1 good/unspoken)"
-    assert selections.told({"kept": 4.0, "dropped": 0.0}) == "kept 4 of 4"
-    assert selections.told({}) == ""
-    assert selections.told(selections.total([METRICS, METRICS])) == "kept 10 of 16 (4 no_spread, 2 good/unspoken)"
+    assert selections.summary_text(METRICS) == "kept 5 of 8 (2 no_spread, 1 good/unspoken)"
+    assert selections.summary_text({"kept": 4.0, "dropped": 0.0}) == "kept 4 of 4"
+    assert selections.summary_text({}) == ""
+    assert (
+        selections.summary_text(selections.total([METRICS, METRICS])) == "kept 10 of 16 (4 no_spread, 2 good/unspoken)"
+    )
 
 
 def test_the_line_of_a_round_says_what_was_kept_of_all_its_collections_and_why_not_the_rest(tmp_path, screen):

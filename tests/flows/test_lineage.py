@@ -18,7 +18,6 @@ from flows.history.records import Records
 from flows.lineage import main
 from flows.reporting.lineage import origins, show, to_json
 from tests.flows.pretend import pretend
-from tests.flows.test_online_rl import DATA
 
 CODE = Path(__file__).resolve().parents[2]
 FED = ["filter", "judge", "collect"]

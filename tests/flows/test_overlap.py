@@ -160,7 +160,7 @@ def test_both_run_at_the_same_time_and_are_told_in_one_order(tmp_path, execution
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2, touch=one))) as ahead:
         trained = execution.stage("train[1]", 1, wait(1, touch=other, wait_for=one))  # ends after the one beside it
-    assert (ahead.found.metrics["number"], trained.artifact.metrics["number"]) == (2, 1)
+    assert (ahead.value.metrics["number"], trained.artifact.metrics["number"]) == (2, 1)
     told = Records(tmp_path).all()[0].stages
     assert [(stage.label, stage.step, stage.status) for stage in told] == [
         ("train[1]", 1, "ran"),

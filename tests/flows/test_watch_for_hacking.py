@@ -12,7 +12,7 @@ from components.errors import GuardStruck, SpecError
 from components.evaluation.metrics import bootstrap, paired_rewards
 from components.evaluation.report import Finding, Report, render
 from components.rewards.rules.outcome import repetition
-from components.trajectories.policy_text import identical, said, text
+from components.trajectories.policy_text import identical, policy_messages, text
 from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
 from flows.experiment.guards import ADVICE, DRIFTS, RULES, GuardsSpec, RoundMetrics, RunGuards, drift_message
@@ -103,7 +103,7 @@ def spoken(group: str, sample: int, *texts: str, success: bool = False):
 
 def test_what_a_policy_said_is_its_texts_and_calls():
     one = episode(histories=[tool_talk()])
-    assert said(one) == (("", (("look_up", '{"id": "A7"}'),)), ("It is on its way.", ()))
+    assert policy_messages(one) == (("", (("look_up", '{"id": "A7"}'),)), ("It is on its way.", ()))
     assert text(one) == 'look_up({"id": "A7"})\nIt is on its way.'
 
 

@@ -293,7 +293,7 @@ def test_a_second_time_nothing_is_asked_and_it_costs_the_same(tmp_path):
     with judge_server(always(answer())) as server:
         first, meter = judge_episode(Critic(spec(server)), given=means(tmp_path)), Meter()
         assert judge_episode(Critic(spec(server)), given=means(tmp_path, meter)) == first
-    assert (len(server.requests), meter.kept, meter.calls) == (1, 1, 0)
+    assert (len(server.requests), meter.cached, meter.calls) == (1, 1, 0)
 
 
 def test_a_budget_ends_it():

@@ -271,7 +271,7 @@ def _read(
     logprob_S = logps_UV[row_S, token_S]
     if not cut.whole:
         with torch.no_grad():
-            keep_UV = distribution.kept(logps_UV, cut)
+            keep_UV = distribution.support_mask(logps_UV, cut)
         cut_UV = logps_UV.masked_fill(~keep_UV, -torch.inf)
         mass_S = cut_UV.logsumexp(-1)[row_S]
         inside_S = keep_UV[row_S, token_S]

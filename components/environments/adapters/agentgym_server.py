@@ -159,11 +159,11 @@ class AgentGymServer:
         return self.url + self.kind.prefix
 
     def fail(
-        self, method: str, address: str, body: Any, what: str, error: type[EnvironmentFailed] = Refused
+        self, method: str, address: str, body: Any, problem: str, error: type[EnvironmentFailed] = Refused
     ) -> NoReturn:
         """Raise an error that names the request."""
         sent = f" {json.dumps(body):.300}" if body is not None else ""
-        raise error(f"AgentGym server: {method} {address}{sent} {what}")
+        raise error(f"AgentGym server: {method} {address}{sent} {problem}")
 
     async def _ask(
         self,
@@ -185,7 +185,7 @@ class AgentGymServer:
             try:
                 status, content = await self._send(method, address, body, timeout)
             except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # the request was not sent
-                what, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentAway
+                problem, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentAway
                 if _is_connection_refused(cause):
                     error = ServerGone
                 elif isinstance(cause, httpx.ConnectTimeout):
@@ -195,15 +195,19 @@ class AgentGymServer:
             except _TooLong:
                 self.fail(method, address, body, f"returned more than {MAX_ANSWER} bytes", EnvironmentFailed)
             except httpx.HTTPError as cause:
-                what, again, error = f"lost its connection: {type(cause).__name__}: {cause}", passing, EnvironmentAway
+                problem, again, error = (
+                    f"lost its connection: {type(cause).__name__}: {cause}",
+                    passing,
+                    EnvironmentAway,
+                )
             else:
                 if status not in PASSING:
                     return status, content
-                what, again, error = f"returned status {status}: {content[:200]!r}", passing, Overloaded
+                problem, again, error = f"returned status {status}: {content[:200]!r}", passing, Overloaded
             if not again:
-                self.fail(method, address, body, what, error)
+                self.fail(method, address, body, problem, error)
             if time.monotonic() + pause > until:
-                self.fail(method, address, body, f"{what} (retried for {self.patience:g} s)", error)
+                self.fail(method, address, body, f"{problem} (retried for {self.patience:g} s)", error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -225,8 +229,8 @@ class AgentGymServer:
         try:
             answer = json.loads(content.decode("utf-8"), parse_constant=_no_number)
         except (ValueError, RecursionError) as cause:
-            what = f"returned invalid JSON ({cause!s:.100}): {content[:200]!r}"
-            self.fail(method, address, body, what.replace("\n", " "), EnvironmentFailed)
+            problem = f"returned invalid JSON ({cause!s:.100}): {content[:200]!r}"
+            self.fail(method, address, body, problem.replace("\n", " "), EnvironmentFailed)
         if isinstance(answer, dict) and "error" in answer:
             text = str(answer["error"])[:300]
             try:

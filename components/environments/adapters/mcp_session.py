@@ -194,7 +194,7 @@ class McpSession:
         if response.request.method == "POST":
             self._status = response.status_code
 
-    async def _ask(self, what: str, send: Callable[[], Any]) -> Any:
+    async def _ask(self, action: str, send: Callable[[], Any]) -> Any:
         mcp = import_optional("mcp", EXTRA)
         if self._client is None:
             raise self._lost("has exited")
@@ -204,23 +204,23 @@ class McpSession:
         try:
             await asyncio.wait([response, self._task], timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
             if self._task.done() and not response.done():
-                raise self._lost(f"exited during {what}")
+                raise self._lost(f"exited during {action}")
             if not response.done():
-                raise self._failed(f"timed out at {what} after {self._timeout:g} s (environment.timeout)")
+                raise self._failed(f"timed out at {action} after {self._timeout:g} s (environment.timeout)")
             return response.result()
         except mcp.MCPError as error:
             if self._status == NO_SESSION:
-                raise self._lost(f"lost the session at {what}: {error}") from None
+                raise self._lost(f"lost the session at {action}: {error}") from None
             if self._status in PASSING or error.code == CLOSED:
                 status = f" (HTTP {self._status})" if self._status in PASSING else ""
-                raise self._lost(f"failed at {what}: {error}{status}") from None
+                raise self._lost(f"failed at {action}: {error}{status}") from None
             if error.code in REFUSED:
                 raise _Refused(self._printable(str(error))) from None
-            raise self._failed(f"failed at {what}: {error}") from None
+            raise self._failed(f"failed at {action}: {error}") from None
         except (RuntimeError, ValueError) as error:  # a response that violates the protocol or the schema of the tool
             if isinstance(error, EnvironmentFailed):
                 raise
-            raise self._failed(f"returned an invalid response to {what}: {error}") from None
+            raise self._failed(f"returned an invalid response to {action}: {error}") from None
         finally:
             response.cancel()
 
@@ -235,15 +235,15 @@ class McpSession:
             return ResourceError(f"environment.command: {self._address}: {error.strerror}; cannot start the program")
         return (self._lost if away else self._failed)(f"failed to open a session: {type(error).__name__}: {error}")
 
-    def _lost(self, what: str) -> EnvironmentFailed:
+    def _lost(self, action: str) -> EnvironmentFailed:
         """Return EnvironmentAway for a server over HTTP, which may come back; EnvironmentFailed for a subprocess."""
-        failed = self._failed(what)
+        failed = self._failed(action)
         return EnvironmentAway(str(failed)) if self._address.url else failed
 
-    def _failed(self, what: str) -> EnvironmentFailed:
+    def _failed(self, action: str) -> EnvironmentFailed:
         stderr = self._stderr_tail()
         return EnvironmentFailed(
-            self._printable(f"the MCP server {self._address} {what}" + (f"; stderr: {stderr}" if stderr else ""))
+            self._printable(f"the MCP server {self._address} {action}" + (f"; stderr: {stderr}" if stderr else ""))
         )
 
     def _stderr_tail(self) -> str:

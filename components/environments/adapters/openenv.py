@@ -226,17 +226,17 @@ class OpenEnv:
                     response = await client.get(f"{self.url}/schema")
                 if response.status_code == 200:
                     return dict(response.json()["action"])
-                what, away = f"{self.url}/schema: HTTP {response.status_code}", response.status_code in PASSING
+                problem, away = f"{self.url}/schema: HTTP {response.status_code}", response.status_code in PASSING
                 again = away
             except httpx.TransportError as error:
-                what, away = f"{self.url} cannot be reached: {type(error).__name__}: {error}", passes(error)
+                problem, away = f"{self.url} cannot be reached: {type(error).__name__}: {error}", passes(error)
                 again = True
             except (ValueError, KeyError, TypeError):
                 raise EnvironmentFailed(
                     f"{self.url}/schema returned no schema; check that it is an OpenEnv server"
                 ) from None
             if not again or time.monotonic() + pause > deadline:
-                raise (EnvironmentAway if away else EnvironmentFailed)(f"the OpenEnv server {what}")
+                raise (EnvironmentAway if away else EnvironmentFailed)(f"the OpenEnv server {problem}")
             await asyncio.sleep(pause)
             pause = min(4.0, 2 * pause)
 

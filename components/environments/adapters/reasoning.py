@@ -119,7 +119,7 @@ class ReasoningGym(ToolEnvironment):
         self.answers, self.score, self.best = 0, 0.0, 0.0
         return str(scenario.input["question"])
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         self.answers += 1
         answers = (answer for answer, closed in ANSWER.findall(text) if closed)
         candidates = list(answers) if self.answer == "tags" else [text]

@@ -154,8 +154,8 @@ class TextCraft(GeneratedGame):
         if words.startswith("get "):
             return self._get(words.removeprefix("get "))
         if words.startswith("craft ") and " using " in words:
-            made, _, used = words.removeprefix("craft ").partition(" using ")
-            return self._craft(made, used)
+            product, _, used = words.removeprefix("craft ").partition(" using ")
+            return self._craft(product, used)
         raise Invalid("a command is get NUMBER ITEM, craft NUMBER ITEM using NUMBER ITEM, ..., or inventory")
 
     def outcome(self, answer: str) -> dict[str, Any]:
@@ -187,9 +187,9 @@ class TextCraft(GeneratedGame):
         self._add(item, count)
         return f"got {count} {item}"
 
-    def _craft(self, made: str, used: str) -> str:
-        item, count = _parse_count(made)
-        parts = [_parse_count(part) for part in used.split(",")]
+    def _craft(self, product: str, materials: str) -> str:
+        item, count = _parse_count(product)
+        parts = [_parse_count(part) for part in materials.split(",")]
         recipe, provided = recipes().get(item), dict(parts)
         if recipe is None:
             raise Invalid(f"no recipe makes {item}")
@@ -197,16 +197,16 @@ class TextCraft(GeneratedGame):
         if (
             remainder
             or len(provided) < len(parts)
-            or provided != {name: times * each for name, each in recipe.needs.items()}
+            or provided != {name: times * amount for name, amount in recipe.needs.items()}
         ):
             raise Invalid(f"that is not the recipe of {item}, nor a multiple of it")
-        missing = {name: each - self.items.get(name, 0) for name, each in provided.items()}
-        if short := {name: each for name, each in missing.items() if each > 0}:
+        missing = {name: amount - self.items.get(name, 0) for name, amount in provided.items()}
+        if short := {name: amount for name, amount in missing.items() if amount > 0}:
             raise Invalid(f"{_join_counts(short)} lacking")
         self._add(item, count)
-        for name, each in provided.items():
-            self.items[name] -= each
-        self.items = {name: each for name, each in self.items.items() if each}
+        for name, amount in provided.items():
+            self.items[name] -= amount
+        self.items = {name: amount for name, amount in self.items.items() if amount}
         self.crafted.add(item)
         self.done = self.items.get(self.wanted, 0) >= self.count
         return f"crafted {count} {item}"
@@ -227,8 +227,8 @@ def plan(item: str, count: int) -> tuple[Items, list[tuple[Recipe, int]]]:
             continue
         times = -(-wanted[name] // recipe.makes)
         crafts.append((recipe, times))
-        for part, each in recipe.needs.items():
-            wanted[part] += each * times
+        for part, amount in recipe.needs.items():
+            wanted[part] += amount * times
     return raw, crafts[::-1]
 
 
@@ -239,8 +239,8 @@ def recipes() -> dict[str, Recipe]:
     for pattern in PATTERNS.strip().splitlines():
         kind = _kind_of(pattern)
         for name in KINDS.get(kind, ("",)):
-            made, _, needs = pattern.replace(f"{{{kind}}}", name).partition(": ")
-            item, makes = _parse_count(made)
+            product, _, needs = pattern.replace(f"{{{kind}}}", name).partition(": ")
+            item, makes = _parse_count(product)
             by_item[item] = Recipe(item, makes, dict(_parse_count(part) for part in needs.split(",")))
     return by_item
 

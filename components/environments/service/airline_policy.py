@@ -47,10 +47,10 @@ What the rules forbid, decline: say that you cannot, and name the rule, such as 
 customers take in no more than {MAX_NUMBERS} numbers and {MAX_RULES} rules at once."""
 
 
-def distance(one: str, other: str) -> int:
+def distance(word: str, other: str) -> int:
     """Return the Levenshtein distance between two words."""
     before = list(range(len(other) + 1))
-    for row, letter in enumerate(one, 1):
+    for row, letter in enumerate(word, 1):
         current = [row]
         for column, other_letter in enumerate(other, 1):
             current.append(min(before[column] + 1, current[-1] + 1, before[column - 1] + (letter != other_letter)))

@@ -439,7 +439,7 @@ class _Writer:
         )
 
     def _child(self, booking: str) -> Intent:
-        what = self.rng.choice(
+        change = self.rng.choice(
             (
                 "My son, who is seven, is to fly to his grandmother on his own.",
                 "My daughter is nine and will fly alone this time.",
@@ -448,7 +448,7 @@ class _Writer:
         )
         wish = self.rng.choice(("What can you do?", "I want to book that.", "I want my money back."))
         which, _ = self._which(booking)
-        return Intent(f"{what} {wish}", f"{what} {wish}", {"booking": which}, "", _nothing)
+        return Intent(f"{change} {wish}", f"{change} {wish}", {"booking": which}, "", _nothing)
 
     def _stranger(self, booking: str) -> Intent:
         return self._cancel(booking)
@@ -458,14 +458,14 @@ class _Writer:
         foreign = next(key for key, booking in self.database["bookings"].items() if booking["customer"] != "C1")
         claimed = self.rng.random() < 0.5
         whose = "my" if claimed else "my brother's"
-        what = self.rng.choice(("cancelled", "moved to another day"))
+        change = self.rng.choice(("cancelled", "moved to another day"))
 
         def act(plan: ConversationPlan) -> None:
             plan.decline(["A1"], "that is not a booking of yours")
 
         return Intent(
-            f"I want {whose} trip {what}.",
-            f"I want {whose} booking {foreign} {what}.",
+            f"I want {whose} trip {change}.",
+            f"I want {whose} booking {foreign} {change}.",
             {"booking": f"It is {foreign}.", "date": "Any day of next week."},
             "Which booking is it about?",
             act,

@@ -115,7 +115,7 @@ class ServiceDesk(ToolEnvironment):
         self._served = await user.answer(script, self.talk, text, seed)
         return super().step(action)
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         facts, understood = self.scenario.input["facts"], text[:MAX_LENGTH] if clear(text[:MAX_LENGTH]) else ""
         self.missing = [n for n in self.missing if not any(says(understood, word) for word in facts[n]["words"])]
         if isinstance(self.user, ServedCustomer):

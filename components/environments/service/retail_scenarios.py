@@ -391,13 +391,15 @@ class _Writer:
 
     def _danger(self, order: str) -> Intent:
         item = self._item(order)
-        what = self.rng.choice(
+        change = self.rng.choice(
             (f"The {item} caught fire!", f"I cut my hand badly on the {item}.", f"My {item} burnt me.")
         )
         wish = self.rng.choice(("I want my money back.", "I want another one.", "I want to know what you will do."))
 
         which, _ = self._which(order)
-        return Intent(f"{what} {wish}", f"{what} {wish}", {"order": which, "item": f"It is the {item}."}, "", _nothing)
+        return Intent(
+            f"{change} {wish}", f"{change} {wish}", {"order": which, "item": f"It is the {item}."}, "", _nothing
+        )
 
     def _stranger(self, order: str) -> Intent:
         return self._cancel(order)
@@ -408,15 +410,15 @@ class _Writer:
         claimed = self.rng.random() < 0.5
         whose = "my" if claimed else "my neighbour's"
         tool = self.rng.choice(("cancel_order", "change_address"))
-        what = "cancelled" if tool == "cancel_order" else "sent to another address"
+        change = "cancelled" if tool == "cancel_order" else "sent to another address"
         address = self._street()
 
         def act(plan: ConversationPlan) -> None:
             plan.decline(["R1"], "that is not an order of yours")
 
         return Intent(
-            f"I want {whose} order {what}.",
-            f"I want {whose} order {foreign} {what}.",
+            f"I want {whose} order {change}.",
+            f"I want {whose} order {foreign} {change}.",
             {"order": f"It is {foreign}.", "reason": "It was a mistake.", "address": f"The new address is {address}."},
             "Which order is it?",
             act,

@@ -210,9 +210,9 @@ class Shop:
         fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": self.input["address"]}
         if right == "change_address":
             order["address"] = self.input["address"]
-        told = _mentions(answer, fact[right]) if right in fact else any(_mentions(answer, word) for word in REFUSALS)
+        stated = _mentions(answer, fact[right]) if right in fact else any(_mentions(answer, word) for word in REFUSALS)
         state = self.orders == expected
-        return {"success": state and told, "state": state, "told": told, "invalid_actions": self.invalid}
+        return {"success": state and stated, "state": state, "told": stated, "invalid_actions": self.invalid}
 
 
 @functools.lru_cache(maxsize=4)  # a collector creates many shops with the same scenarios

@@ -21,7 +21,7 @@ class Meter:
     spent: float = 0.0
     """Amount spent on new answers, and by interrupted runs of the stage."""
     calls: int = 0
-    kept: int = 0
+    cached: int = 0
     """Answers from the cache, without a call."""
     unpriced: int = 0
     """Calls with unknown price."""

@@ -43,7 +43,7 @@ class JudgeClient:
         immediate: bypass batching. Raises BudgetSpent, JudgeError, ResourceError."""
         question_digest = digest([self._identity, messages, schema, repeat])
         if self._cache is not None and (cached := self._cache.find(question_digest)) is not None:
-            self._meter.kept += 1
+            self._meter.cached += 1
             return self._priced(JudgeAnswer(**cached, question_digest=question_digest))
         characters = sum(len(message["content"]) for message in messages)
         minimum_cost = self._client.price(int(self._tokens.read(characters)), 0) if self._client.priced else None

@@ -44,15 +44,15 @@ def most_repeated(trajectories: Artifact, scores: Artifact, label: str) -> list[
 
 def alike(trajectories: Artifact, scores: Artifact, label: str) -> list[SampleEpisode]:
     """Return episodes with the most common text, of different scenarios if possible."""
-    from components.trajectories.policy_text import said
+    from components.trajectories.policy_text import policy_messages
 
     episodes = [episode for episode in _scored(trajectories, scores) if episode.failure is None]
     if not episodes:
         return []
     failures = [episode for episode in episodes if not episode.success]
-    counts = Counter(map(said, failures)) or Counter(map(said, episodes))
+    counts = Counter(map(policy_messages, failures)) or Counter(map(policy_messages, episodes))
     answer, count = counts.most_common(1)[0]
-    identical = [episode for episode in failures if said(episode) == answer] or episodes
+    identical = [episode for episode in failures if policy_messages(episode) == answer] or episodes
     first_of_groups = list({episode.group: episode for episode in reversed(identical)}.values())[::-1]
     chosen = (first_of_groups + [episode for episode in identical if episode not in first_of_groups])[:MOST]
     why = f"{count} of {len(episodes)} episodes say this without success"

@@ -227,7 +227,7 @@ def test_an_answer_of_unknown_price_is_counted_as_such_and_never_as_nothing(tmp_
             client.keep(answer)
             again = asyncio.run(client.ask(QUESTION, SCHEMA))
         assert (answer.cost, again.cost) == (None, None)
-        assert (meter.calls, meter.kept, meter.unpriced, meter.spent) == (1, 1, 1, 0.0)
+        assert (meter.calls, meter.cached, meter.unpriced, meter.spent) == (1, 1, 1, 0.0)
         client.close()
 
 

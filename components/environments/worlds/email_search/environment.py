@@ -125,7 +125,7 @@ class EmailSearch(ToolEnvironment):
         self.done = True
         return "answered"
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         """Take a message without a tool call as the answer, and the ids in it as the sources."""
         ids = dict.fromkeys(re.findall(r"\bm\d{6}\b", text[:LONGEST]))
         self.answer_text = re.sub(r"\bm\d{6}\b", " ", text[:LONGEST])

@@ -83,7 +83,7 @@ class Questions(ToolEnvironment):
         self.submitted, self.done = answer[:LONGEST], True
         return "submitted"
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         self.done = True  # ends without a submitted answer
         return []
 

@@ -106,7 +106,7 @@ class Webshop(ToolEnvironment):
         self.done = True
         return f"Bought: {product.title}, {_chosen_text(chosen)}${product.price(chosen) / 100:.2f}"
 
-    def said(self, text: str) -> Messages:
+    def on_message(self, text: str) -> Messages:
         try:
             return [{"role": "user", "content": self._line(text)}]
         except Invalid as error:
