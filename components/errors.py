@@ -45,7 +45,7 @@ class Problem:
     path: str
     """Key path, as a user would type it on the command line: `algorithm.learning_rate`."""
     message: str
-    """What is wrong, with the value, and what was expected."""
+    """The mistake, with the value and what was expected."""
     nearest: str | None = None
     """Closest valid name; None if no name is similar."""
 

@@ -38,8 +38,8 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"words": words} for desk in (airline.Airline, retail.Retail) for words in desk.topics.values()
     ],
     ("components.environments.worlds.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
-    ("components.rewards.rules.accuracy", "f'\\\\W*({one})\\\\W*'"): [{"one": "[ABCDEabcde]"}],
-    ("components.rewards.rules.accuracy", "marked"): [{"one": "[ABCDEabcde]"}],
+    ("components.rewards.rules.accuracy", "f'\\\\W*({letter})\\\\W*'"): [{"letter": "[ABCDEabcde]"}],
+    ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
     ("components.rollout.formats", "start"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
 }

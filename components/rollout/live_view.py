@@ -45,14 +45,14 @@ class Live:
 
     def __init__(
         self,
-        what: Mapping[str, Any],
+        collection: Mapping[str, Any],
         total: int,
         tell: Tell,
         file: Path,
         finished: Iterable[Trajectory] = (),
         listen: Callable[[Event], None] | None = None,
     ):
-        self._what = {**what, "total": total, "begun": time.time()}
+        self._collection = {**collection, "total": total, "begun": time.time()}
         self._total = total
         self._tell = tell
         self._file: Path | None = file
@@ -159,7 +159,7 @@ class Live:
             self._write(event, "a")
 
     def _begin_file(self) -> None:
-        self._write(self._what, "w")
+        self._write(self._collection, "w")
 
     def _write(self, line: Event, mode: str) -> None:
         try:

@@ -213,7 +213,7 @@ def _against(baseline: Run, run: Run) -> Against:
     from components.evaluation.comparison import Against, compare_episodes
 
     if baseline.last is None or run.last is None:
-        lacking = [each.letter for each in (baseline, run) if each.last is None]
+        lacking = [record.letter for record in (baseline, run) if record.last is None]
         reason = f"nothing to compare: {' and '.join(lacking)} without a finished evaluation"
         return Against(run.letter, f"{run.letter} against {baseline.letter}", None, [reason])
     title = f"{run.last.label} against {baseline.last.label}"

@@ -111,7 +111,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             max_failures=max_failures,
             seed=context.seed * 1_000_003 + spec.round,
             context=context,
-            what={"stage": "collect", "what": _description(spec)},
+            description={"stage": "collect", "what": _description(spec)},
             ways=spec.collect,
         )
         if spec.actor == "teacher":

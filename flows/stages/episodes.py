@@ -132,13 +132,13 @@ def play(
     step_timeout: float | None = None,
     retries: int = 0,
     adapter: Path | None = None,
-    what: Mapping[str, Any],
+    description: Mapping[str, Any],
     ways: CollectSpec | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
     """Run `group_size` episodes of each scenario with the policy, or with the base model if it is None.
 
     adapter: PEFT folder of a policy that is not an artifact. environments: maximum number of concurrent environments.
-    The other limits are those of `run_episodes`. what: description for live views (`flows.history.live_view`). ways:
+    The other limits are those of `run_episodes`. description: stage and text for live views (`flows.history.live_view`). ways:
     options such as reflection, continuations, opponent and teacher.
 
     Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
@@ -160,7 +160,7 @@ def play(
     pool.most = environments
     retried = 0
     start = time.monotonic()
-    live = Live(what, len(wanted), context.progress, context.scratch / FILE, resumed, context.watch)
+    live = Live(description, len(wanted), context.progress, context.scratch / FILE, resumed, context.watch)
 
     def on_episode(trajectory: Trajectory, seconds: float) -> None:
         episodes.add(trajectory, seconds)
@@ -196,8 +196,10 @@ def play(
                 temperature_step=ways.temperature_step if ways else 0.0,
             )
     except TooManyFailures as error:
-        remedy = f"The same command retries the failed episodes; {what['stage']}.max_failures sets how many may fail"
-        raise TooManyFailures(f"{what['what']}: {error}. {remedy}") from None
+        remedy = (
+            f"The same command retries the failed episodes; {description['stage']}.max_failures sets how many may fail"
+        )
+        raise TooManyFailures(f"{description['what']}: {error}. {remedy}") from None
     finally:
         episodes.flush()
         live.close()

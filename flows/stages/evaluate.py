@@ -67,7 +67,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
         max_failures=spec.evaluate.max_failures,
         seed=context.seed,
         context=context,
-        what={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
+        description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
     finished = [episode for episode in trajectories if episode.failure is None]
     acted = [episode for episode in finished if episode.metrics.get("parse_errors") != episode.metrics.get("turns")]

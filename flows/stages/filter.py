@@ -44,12 +44,12 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     total = write_selection(
         draft.path / "selection.parquet", with_progress(selections(), count_trajectories(path), context.progress)
     )
-    kept = total - reasons.total()
+    selected = total - reasons.total()
     return {
-        "kept": float(kept),
+        "kept": float(selected),
         "scenarios": float(len(scenarios)),
-        "dropped": float(total - kept),
-        "kept_share": kept / total if total else 0.0,
+        "dropped": float(total - selected),
+        "kept_share": selected / total if total else 0.0,
         **{f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items())},
     }
 

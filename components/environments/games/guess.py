@@ -39,7 +39,7 @@ class Guess(GeneratedGame):
 
     def begin(self, scenario: Scenario) -> str:
         self.low, self.high = scenario.input["low"], scenario.input["high"]
-        self.used, self.found = 0, False
+        self.used, self.guessed = 0, False
         return f"It is one of {self.low} to {self.high}. You have {scenario.input['guesses']} guesses."
 
     def act(self, action: str) -> str:
@@ -52,9 +52,9 @@ class Guess(GeneratedGame):
             raise Invalid(f"the number is one of {first} to {last}")
         self.used += 1
         remaining = self.scenario.input["guesses"] - self.used
-        self.found = guess == number
-        self.done = self.found or remaining == 0
-        if self.found:
+        self.guessed = guess == number
+        self.done = self.guessed or remaining == 0
+        if self.guessed:
             self.low = self.high = number
             return f"{guess} is right"
         if guess < number:
@@ -65,8 +65,8 @@ class Guess(GeneratedGame):
 
     def outcome(self, answer: str) -> dict[str, Any]:
         numbers = self.scenario.input["high"] - self.scenario.input["low"] + 1
-        unsettled = 0.0 if self.found else math.log(self.high - self.low + 2) / math.log(numbers + 1)
-        return {"success": self.found, "progress": 1 - unsettled, "guesses": self.used}
+        unsettled = 0.0 if self.guessed else math.log(self.high - self.low + 2) / math.log(numbers + 1)
+        return {"success": self.guessed, "progress": 1 - unsettled, "guesses": self.used}
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         low, high, number = (scenario.input[name] for name in ("low", "high", "number"))
@@ -77,8 +77,8 @@ class Guess(GeneratedGame):
         return acts([str(guess) for guess in guesses])
 
     def save(self) -> list[Any]:
-        return [self.low, self.high, self.used, self.found, self.done, self.invalid_actions]
+        return [self.low, self.high, self.used, self.guessed, self.done, self.invalid_actions]
 
     def restore(self, scenario: Scenario, state: list[Any]) -> None:
         self.reset(scenario)
-        self.low, self.high, self.used, self.found, self.done, self.invalid_actions = state
+        self.low, self.high, self.used, self.guessed, self.done, self.invalid_actions = state

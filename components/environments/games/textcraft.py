@@ -28,7 +28,7 @@ LEVELS = {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}
 MOST = 999
 """Maximum number of one item in the inventory."""
 HELDOUT = 4
-"""Of each depth, one item in `HELDOUT` is held out."""
+"""One item in `HELDOUT` of each depth is held out."""
 
 KINDS = {
     "wood": ("oak", "birch", "spruce", "acacia", "cedar", "willow", "maple", "pine"),

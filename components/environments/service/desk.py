@@ -194,17 +194,17 @@ class ServiceDesk(ToolEnvironment):
             self.breach(self.colleagues, "handed over without need")
         return "handed over"
 
-    def breach(self, rule: str, what: str) -> None:
+    def breach(self, rule: str, violation: str) -> None:
         """Record the breach of a rule, without duplicates."""
-        if f"{rule}: {what}" not in self.breaches:
-            self.breaches.append(f"{rule}: {what}")
+        if f"{rule}: {violation}" not in self.breaches:
+            self.breaches.append(f"{rule}: {violation}")
 
-    def record(self, table: str, key: str, what: str) -> dict[str, Any]:
-        """Return a record of the database. Raises Invalid if there is none. what: name of the kind of record."""
+    def record(self, table: str, key: str, noun: str) -> dict[str, Any]:
+        """Return a record of the database. Raises Invalid if there is none. noun: kind of the record."""
         try:
             return self.database[table][key]
         except KeyError:
-            raise Invalid(f"no {what} {key[:40]}") from None
+            raise Invalid(f"no {noun} {key[:40]}") from None
 
     def check_access(self, customer: str) -> None:
         """Record a breach if the account of this customer may not be read."""

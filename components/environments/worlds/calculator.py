@@ -247,8 +247,8 @@ class _Story:
 
 def _stock(story: _Story, steps: int, name: str) -> str:
     rng, goods = story.rng, story.rng.choice(GOODS)
-    boxes, each = rng.randrange(23, 98), rng.randrange(120, 980)
-    story.tell(f"{name}'s store has {boxes} boxes of {each} {goods} each.", f"{boxes} * {each}")
+    boxes, box_size = rng.randrange(23, 98), rng.randrange(120, 980)
+    story.tell(f"{name}'s store has {boxes} boxes of {box_size} {goods} each.", f"{boxes} * {box_size}")
     events = ["delivery", "sales", "gift", "percent", "grow"]
     rng.shuffle(events)
     for event in events[: steps - 1]:

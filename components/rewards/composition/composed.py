@@ -238,11 +238,11 @@ def replace_reward(score: Score, reward: float) -> Value:
     return Value(reward, steps)
 
 
-def required_step_rewards(score: Score, what: str) -> list[float]:
+def required_step_rewards(score: Score, purpose: str) -> list[float]:
     """Return the step rewards of a score. Raises JudgeError if it has none. what: the consumer that needs them, for the
     message."""
     if not score.step_rewards:
-        raise JudgeError(f"{what} needs step rewards, and this reward gave none")
+        raise JudgeError(f"{purpose} needs step rewards, and this reward gave none")
     return score.step_rewards
 
 

@@ -178,8 +178,9 @@ class Pairwise(JudgeReward):
         reason = "; ".join(judgement.reason for judgement in judgements if judgement.reason)
         if judgements[0].value is None or judgements[1].value is None:
             return PairResult(pair, None, False, "", cost, reason)
-        (first, said), (second, _) = judgements[0].value, judgements[1].value  # points of the episode shown first
-        return PairResult(pair, (first + 1 - second) / 2, first == second != 0.5, said, cost, "")
+        # Points of the episode that was shown first.
+        (first, explanation), (second, _) = judgements[0].value, judgements[1].value
+        return PairResult(pair, (first + 1 - second) / 2, first == second != 0.5, explanation, cost, "")
 
     def _question(self, client: JudgeClient, table: DistinctEpisodes, order: Sequence[int]) -> Messages:
         task = TASK.format(rubric=self.rubric, data=ONLY_DATA)

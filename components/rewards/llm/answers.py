@@ -70,7 +70,7 @@ def _load(text: str) -> Any:
         return None
 
 
-def read_scores(given: Mapping[str, Any]) -> dict[str, float]:
+def read_scores(raw_scores: Mapping[str, Any]) -> dict[str, float]:
     """Return scores from 0 to 1 by id, without those that cannot be parsed.
 
     "8/10", "8 out of 10" and "40%" state their scale. Plain numbers share the scale that fits all of an answer's
@@ -79,7 +79,7 @@ def read_scores(given: Mapping[str, Any]) -> dict[str, float]:
     """
     plain: dict[str, float] = {}
     scores: dict[str, float] = {}
-    for name, value in given.items():
+    for name, value in raw_scores.items():
         fraction = _fraction(value)
         if fraction is not None:
             scores[name] = fraction
@@ -89,7 +89,7 @@ def read_scores(given: Mapping[str, Any]) -> dict[str, float]:
     top = max(plain.values(), default=0.0)
     for name, number in plain.items():
         scores[name] = number / _scale(number if mixed else top)
-    return {name: min(max(scores[name], 0.0), 1.0) for name in given if name in scores}
+    return {name: min(max(scores[name], 0.0), 1.0) for name in raw_scores if name in scores}
 
 
 def _scale(top: float) -> float:

@@ -13,15 +13,15 @@ MOST = 20
 
 
 def by_name(
-    given: Any, names: Sequence[str], key: str, value: str, called: str
+    answer: Any, names: Sequence[str], key: str, value: str, called: str
 ) -> tuple[dict[str, Row], dict[str, list[str]]]:
     """Return the first row of each name, in the order of the names, and the problems: names that are missing, that have
     different values, that were not requested. key: field with a row's name; value: field with its judgement; called:
     what the names are called, in the plural. A mapping by name is accepted in place of rows."""
-    if isinstance(given, dict):
-        given = [{key: name, **(row if isinstance(row, dict) else {value: row})} for name, row in given.items()]
+    if isinstance(answer, dict):
+        answer = [{key: name, **(row if isinstance(row, dict) else {value: row})} for name, row in answer.items()]
     rows: dict[str, list[Row]] = {}
-    for row in given if isinstance(given, list) else []:
+    for row in answer if isinstance(answer, list) else []:
         if isinstance(row, dict):
             rows.setdefault(str(row.get(key, "")).strip(), []).append(row)
     present = {name: matches for name in names if (matches := rows.get(name))}

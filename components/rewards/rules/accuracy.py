@@ -36,7 +36,7 @@ class AnswerComparison(ABC):
         return {"expected": self.expected}
 
     @abstractmethod
-    def same(self, given: str, expected: Any) -> bool:
+    def same(self, answer: str, expected: Any) -> bool:
         """Return True if the answer equals the expected one. Raises JudgeError if `expected` cannot be compared."""
 
     def __call__(self, trajectory: Trajectory) -> Score:
@@ -82,11 +82,11 @@ class Exact(AnswerComparison):
         super().__init__(answer, expected)
         self.case, self.space, self.punctuation = case, space, punctuation
 
-    def same(self, given: str, expected: Any) -> bool:
+    def same(self, answer: str, expected: Any) -> bool:
         expected_text = as_text(expected)
         if normalized := self._normalized(expected_text):
-            return self._normalized(given) == normalized
-        return self._normalized(given, punctuation=True) == self._normalized(expected_text, punctuation=True)
+            return self._normalized(answer) == normalized
+        return self._normalized(answer, punctuation=True) == self._normalized(expected_text, punctuation=True)
 
     def _normalized(self, text: str, punctuation: bool = False) -> str:
         """Return the normalized text. punctuation: keep it, for an expected answer that is nothing else."""
@@ -100,7 +100,7 @@ class Exact(AnswerComparison):
 
 @registered("reward.numeric")
 class Numeric(AnswerComparison):
-    """Equality of numbers: |given - expected| <= max(absolute, relative · |expected|).
+    """Equality of numbers: |answer - expected| <= max(absolute, relative · |expected|).
 
     The last number of the answer counts. Thousands separators, units and signs around it are ignored.
 
@@ -119,11 +119,11 @@ class Numeric(AnswerComparison):
         super().__init__(answer, expected)
         self.absolute, self.relative = absolute, relative
 
-    def same(self, given: str, expected: Any) -> bool:
+    def same(self, answer: str, expected: Any) -> bool:
         target = expected if isinstance(expected, int | float) else last_number(as_text(expected))
         if target is None or isinstance(expected, bool) or not math.isfinite(target):
             raise JudgeError(f"what was expected, {expected!r:.100}, is no number")
-        number = last_number(given)
+        number = last_number(answer)
         return number is not None and abs(number - target) <= max(self.absolute, self.relative * abs(target))
 
 
@@ -144,22 +144,22 @@ class Choice(AnswerComparison):
             message = f"{choices!r} names no choices; expected two or more different letters, such as ABCD"
             raise SpecError([Problem("reward.choices", message)])
         self.choices = choices.upper()
-        one = f"[{self.choices}{self.choices.lower()}]"
-        self._alone = re.compile(rf"\W*({one})\W*")
+        letter = f"[{self.choices}{self.choices.lower()}]"
+        self._alone = re.compile(rf"\W*({letter})\W*")
         self._marked = re.compile(
-            rf"\(({one})\)|^[^\w\n]*+({one})[).:](?!\w)"
-            rf"|\b(?:answer|option|choice)(?: is| would be)?\W{{0,4}}({one})\b(?!['’])",
+            rf"\(({letter})\)|^[^\w\n]*+({letter})[).:](?!\w)"
+            rf"|\b(?:answer|option|choice)(?: is| would be)?\W{{0,4}}({letter})\b(?!['’])",
             re.IGNORECASE | re.MULTILINE,
         )
 
-    def same(self, given: str, expected: Any) -> bool:
+    def same(self, answer: str, expected: Any) -> bool:
         if isinstance(expected, int) and not isinstance(expected, bool) and 0 <= expected < len(self.choices):
             letter = self.choices[expected]
         elif isinstance(expected, str) and len(expected.strip()) == 1 and expected.strip().upper() in self.choices:
             letter = expected.strip().upper()
         else:
             raise JudgeError(f"what was expected, {expected!r:.100}, is none of the choices {self.choices}")
-        return self.chosen(given) == letter
+        return self.chosen(answer) == letter
 
     def chosen(self, text: str) -> str | None:
         """Return the chosen letter, or None."""

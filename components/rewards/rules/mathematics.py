@@ -47,8 +47,8 @@ class Mathematics(AnswerComparison):
         self.digits = digits
         self._same = WorkerProcess("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
 
-    def same(self, given: str, expected: Any) -> bool:
-        equal = self._same(given=given, expected=as_text(expected), digits=self.digits)
+    def same(self, answer: str, expected: Any) -> bool:
+        equal = self._same(answer=answer, expected=as_text(expected), digits=self.digits)
         if equal is None:
             raise JudgeError(f"what was expected, {expected!r:.100}, cannot be read as mathematics")
         return bool(equal)
@@ -60,7 +60,7 @@ class Mathematics(AnswerComparison):
             return Score(trajectory.id, 0.0, explanation=f"the answer could not be compared: {error}")
 
 
-def verified(given: str, expected: str, digits: int) -> bool | None:
+def verified(answer: str, expected: str, digits: int) -> bool | None:
     """Return True if both expressions are equal; None if `expected` cannot be parsed. The caller limits the time: the
     limits of math-verify are alarms, which work only in a main thread."""
     from math_verify import parse, verify
@@ -68,7 +68,7 @@ def verified(given: str, expected: str, digits: int) -> bool | None:
     target = parse(_marked(expected), parsing_timeout=None)
     if not target:
         return None
-    parsed = parse(given, parsing_timeout=None)
+    parsed = parse(answer, parsing_timeout=None)
     return bool(verify(target, parsed, float_rounding=digits, timeout_seconds=None))
 
 

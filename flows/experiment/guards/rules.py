@@ -38,7 +38,7 @@ def reward_hacking(
     since: Mapping[int, float],
     difference: Mapping[str, Any],
     steps: tuple[int, int],
-    what: str = "success",
+    measure: str = "success",
 ) -> str | None:
     """Return a message if the mean training reward rose from the rounds `before` to the rounds `since` (reward by
     round), while held-out success, or the metric `what`, fell; else None.
@@ -51,7 +51,7 @@ def reward_hacking(
     listed = ", ".join(lost[:MOST_NAMED]) + (f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else "")
     return (
         f"training reward rose from {fmean(before.values()):.3f} ({numbers(before)}) to {fmean(since.values()):.3f} "
-        f"({numbers(since)}), but held-out {what} fell from {difference['before']:.3f} (step {steps[0]}) to "
+        f"({numbers(since)}), but held-out {measure} fell from {difference['before']:.3f} (step {steps[0]}) to "
         f"{difference['after']:.3f} (step {steps[1]}): {difference['difference']:+.3f} "
         f"[{difference['low']:+.3f}, {difference['high']:+.3f}] on the same {difference['n']} scenarios. Lost: {listed}"
     )

@@ -66,7 +66,7 @@ class EmailSearch(ToolEnvironment):
     def begin(self, scenario: Scenario) -> str:
         self.box = self._mailbox(scenario)
         self.searches = self.reads = 0
-        self.found: set[str] = set()
+        self.found_ids: set[str] = set()
         self.read_ids: set[str] = set()
         self.answer_text = ""
         self.sources: list[str] = []
@@ -93,7 +93,7 @@ class EmailSearch(ToolEnvironment):
         days = {"after": _day("after", after), "before": _day("before", before)}
         self.searches += 1
         hits = self.box.search(keywords, sender=sender.strip()[:60], limit=limit, **days)
-        self.found.update(mail.id for mail, _ in hits)
+        self.found_ids.update(mail.id for mail, _ in hits)
         return "\n".join(_line(mail, piece) for mail, piece in hits) or "no mails found"
 
     @tool
@@ -139,7 +139,7 @@ class EmailSearch(ToolEnvironment):
         source_right = not {*self.sources}.isdisjoint(goal["sources"])
         right = answered == "right"
         shares = [
-            self._share(self.found | self.read_ids),
+            self._share(self.found_ids | self.read_ids),
             self._share(self.read_ids),
             float(right),
             float(source_right),
@@ -180,7 +180,7 @@ class EmailSearch(ToolEnvironment):
     def save(self) -> dict[str, Any]:
         return {
             "counts": [self.searches, self.reads, self.invalid_actions],
-            "found": sorted(self.found),
+            "found": sorted(self.found_ids),
             "read": sorted(self.read_ids),
             "answer": self.answer_text,
             "sources": self.sources,
@@ -190,7 +190,7 @@ class EmailSearch(ToolEnvironment):
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
         self.reset(scenario)
         self.searches, self.reads, self.invalid_actions = state["counts"]
-        self.found, self.read_ids = set(state["found"]), set(state["read"])
+        self.found_ids, self.read_ids = set(state["found"]), set(state["read"])
         self.answer_text, self.sources, self.done = state["answer"], list(state["sources"]), state["done"]
 
     def _mailbox(self, scenario: Scenario) -> Mailbox:

@@ -29,13 +29,13 @@ class Puzzle:
 def numbers(rng: random.Random, level: int) -> Puzzle:
     """Generate a puzzle about arithmetic with large integers."""
     if level == 1:
-        boxes, each, price = (rng.randrange(10**6, 10**9) for _ in range(3))
+        boxes, box_size, price = (rng.randrange(10**6, 10**9) for _ in range(3))
         return Puzzle(
-            f"A machine makes {boxes} boxes with {each} parts in each. Every part costs {price} cents. How "
+            f"A machine makes {boxes} boxes with {box_size} parts in each. Every part costs {price} cents. How "
             f"many cents do all "
             f"parts cost?",
-            f"print({boxes} * {each} * {price})",
-            boxes * each * price,
+            f"print({boxes} * {box_size} * {price})",
+            boxes * box_size * price,
         )
     if level == 2:
         base, exponent, modulus = rng.randrange(10**6), rng.randrange(10**9, 10**12), rng.randrange(10**5, 10**6)

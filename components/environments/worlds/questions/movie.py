@@ -30,7 +30,7 @@ class Movie(Questions):
             f"p{key}": {"name": name, "born": draw.randrange(1930, 2006), "country": draw.choice(COUNTRIES)}
             for key, name in zip(draw.sample(range(1, 100), len(names)), names, strict=True)
         }
-        titles = draw.sample([f"{what} {where}" for what in WHAT for where in WHERE], 26)
+        titles = draw.sample([f"{subject} {where}" for subject in WHAT for where in WHERE], 26)
         films = {}
         for key, title in zip(draw.sample(range(1, 100), len(titles)), titles, strict=True):
             cast = draw.sample(sorted(people), draw.randrange(2, 6))
