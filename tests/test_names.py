@@ -70,7 +70,7 @@ def test_no_docstring_begins_with_a_question_word():
                 and any(ast.unparse(item) == "tool" for item in node.decorator_list)
             }
             for node in ast.walk(tree):
-                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and id(node) not in tools:
-                    if isinstance(node.value.value, str) and question.match(node.value.value):
-                        found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+                if isinstance(text, str) and id(node) not in tools and question.match(text):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []

@@ -138,8 +138,8 @@ def play(
     """Run `group_size` episodes of each scenario with the policy, or with the base model if it is None.
 
     adapter: PEFT folder of a policy that is not an artifact. environments: maximum number of concurrent environments.
-    The other limits are those of `run_episodes`. description: stage and text for live views (`flows.history.live_view`). ways:
-    options such as reflection, continuations, opponent and teacher.
+    The other limits are those of `run_episodes`. description: stage and text for live views
+    (`flows.history.live_view`). ways: options such as reflection, continuations, opponent and teacher.
 
     Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
     TooManyFailures.
