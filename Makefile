@@ -1,6 +1,6 @@
-# `make help` lists the targets. Everything runs in .venv, which `make setup` makes; nothing else is needed.
+# `make help` lists the targets. Everything runs in .venv, which `make setup` creates.
 #
-#   make PYTHON=/path/to/python3.11 setup     where no Python 3.11 or 3.12 is found by its name
+#   make PYTHON=/path/to/python3.11 setup     if no Python 3.11 or 3.12 is on the PATH
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,7 +25,7 @@ VLLM_PYTHON ?= $(VLLM)/bin/python
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## make .venv and install the locked dependencies; again and again without harm
+setup: $(STAMP)  ## create .venv and install the locked dependencies; idempotent
 
 $(STAMP): $(LOCK) $(OVERRIDES)
 	@if ! [ -x $(RUN) ] || ! $(RUN) -c '' 2>/dev/null; then \
