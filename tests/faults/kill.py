@@ -133,7 +133,7 @@ def at_work(log: str, labels: list[str]) -> str:
 
 
 def not_done(log: str, labels: list[str]) -> list[str]:
-    done = set(re.findall(r"flows\.execution: (\S+) (?:ran|cached) in", log))
+    done = set(re.findall(r"flows\.execution\.executor: (\S+) (?:ran|cached) in", log))
     return [label for label in labels if label not in done]
 
 

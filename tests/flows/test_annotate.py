@@ -259,7 +259,7 @@ REFUSED = [
     ({"kind": "choice", "trajectory": A.id, "other": B.id, "better": "both"}, "expected one of a, b, tie"),
     ({"kind": "correction", "trajectory": A.id, "message": 1, "text": "x"}, "not the assistant's"),
     ({"kind": "correction", "trajectory": A.id, "message": 99, "text": "x"}, "not the assistant's"),
-    ({"kind": "correction", "trajectory": A.id, "message": 4, "text": "  "}, "says nothing"),
+    ({"kind": "correction", "trajectory": A.id, "message": 4, "text": "  "}, "expected a text or calls"),
     ([1], "expected a JSON object"),
 ]
 

@@ -227,7 +227,7 @@ def test_an_answer_given_after_the_start_is_not_mixed_in(tmp_path):
 
     request = Requests(spec_of(tmp_path, feedback=spec.model_dump())).feedback(found)
     append(tmp_path / "said.jsonl", [rated(EPISODES[1], 1, artifact=here)])
-    with pytest.raises(ResourceError, match="changed after the run started"):
+    with pytest.raises(ResourceError, match="changed after the start of the run"):
         run_stage(request, context)
 
 

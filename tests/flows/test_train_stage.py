@@ -40,4 +40,4 @@ def test_costs_are_those_of_all_episodes_and_learned_from_are_those_that_are_lef
 def test_inputs_of_earlier_rounds_are_told_from_those_of_the_anchor(inputs):
     assert _rounds(inputs) == [1, 3]
     assert _rounds(inputs, "anchored-") == [2]
-    assert len(_scored(inputs, "-3")) == len(_scored(inputs, "-2", when="anchored-")) == 6
+    assert len(_scored(inputs, "-3")) == len(_scored(inputs, "-2", prefix="anchored-")) == 6

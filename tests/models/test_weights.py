@@ -134,9 +134,12 @@ def test_one_process_prepares_and_the_others_say_whom_they_wait_for(tmp_path, mo
     try:
         assert ready.wait(600)
         monkeypatch.setattr(weights, "LOCK_TIMEOUT", 0.3)
-        with caplog.at_level("INFO"), pytest.raises(WaitTimeout, match=f"weights of tiny, which process {holder.pid}"):
+        with (
+            caplog.at_level("INFO"),
+            pytest.raises(WaitTimeout, match=f"weights of tiny, locked by process {holder.pid}"),
+        ):
             prepare(TINY, tmp_path)
-        assert f"waiting for the weights of tiny, which process {holder.pid}" in caplog.text
+        assert f"waiting for the weights of tiny, locked by process {holder.pid}" in caplog.text
     finally:
         done.set()
         holder.join(600)

@@ -26,7 +26,7 @@ SCRIPT = """
     import time
 
     from components.errors import TooManyFailures
-    from components.inference.server import Server
+    from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
     from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
@@ -49,7 +49,7 @@ SCRIPT = """
 
 
     engines = {{}}
-    with Server(Parrot(), MODEL, engines=engines, timeout=60) as server:
+    with ModelServer(Parrot(), MODEL, engines=engines, timeout=60) as server:
         player = OwnAgent(agent, server.url, engines)
         try:
             collect(Parrot(), Echo, scenarios(4), player=player, group_size=1, max_failures=0, timeout=600.0)

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 import pytest
 
-from components.sandbox import Limits, Result, Sandbox, bubblewrap, seccomp
+from components.sandbox import Limits, ProgramResult, Sandbox, bubblewrap, seccomp
 from tests.sandbox.unprivileged import USER, run_forked
 
 ROOT = Path(__file__).parents[2]
@@ -512,7 +512,7 @@ def test_calls_of_a_program_are_bounded(name: str, uid: int):
     """The host sees at most `calls` lines of at most 100,000 bytes, and leaks no file descriptors."""
     code = f"import os, time; link = int(os.environ['CALLS'])\n{CALLS[name]}"
 
-    def run() -> tuple[Result, list[bytes], int]:
+    def run() -> tuple[ProgramResult, list[bytes], int]:
         lines: list[bytes] = []
 
         def answer(line: bytes) -> bytes:

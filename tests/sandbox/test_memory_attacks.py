@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from components.sandbox import Limits, Result, Sandbox, cgroups
+from components.sandbox import Limits, ProgramResult, Sandbox, cgroups
 from tests.sandbox.unprivileged import USER, run_forked
 
 MB = 1024 * 1024
@@ -354,10 +354,10 @@ def metered(most: int) -> Iterator[Meter]:
             time.sleep(0.05)
 
 
-def attack(code: str, uid: int, counted: bool) -> tuple[Result | None, float]:
+def attack(code: str, uid: int, counted: bool) -> tuple[ProgramResult | None, float]:
     """Return how an attack ended, and the peak in megabytes. counted: without a control group for the sandbox."""
 
-    def run() -> Result | None:
+    def run() -> ProgramResult | None:
         if counted:
             cgroups.hierarchy = lambda: None
         elif cgroups.hierarchy() is None:
