@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from components.algorithms.policy import pack_layout
 from components.algorithms.sft.trainer import examples, reward_weights, train_sft
 from components.algorithms.spec import SFTSpec
 from components.algorithms.train import train
@@ -58,29 +60,40 @@ def watch(optimizer, parameters: dict) -> list[dict[str, torch.Tensor]]:
     return recorded
 
 
-def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
-    """Return (losses by step, gradients by step, final weights) of TRL's trainer with its own collator and loss."""
+def trl(spec: SFTSpec, base_dir: Path, model: torch.nn.Module, rows: list[dict], weights: dict, folder: Path):
+    """Return (losses by step, gradients by step, final weights) of TRL's trainer with its own batches, collator,
+    log-probabilities, count of tokens, clipping and schedule. TRL has no weights: they multiply its log-probabilities.
+    """
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    model = plain_model(base_dir, make_policy(base_dir))
     padded = [
         {
             "input_ids": row["input_ids"],
             "labels": [token if index in row["targets"] else -100 for index, token in enumerate(row["input_ids"])],
+            "weight": weights[row["trajectory_id"]],
         }
         for row in rows
     ]
+
+    class WeightedTrainer(SFTTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            weight_B = inputs.pop("weight")
+            if spec.weight_temperature is None:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            logprob_BT = model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+            return -(logprob_BT * weight_B[:, None]).sum() / num_items_in_batch
+
     optimizer = adamw(spec, trainable(model).values())
     grads = watch(optimizer, trainable(model))
-    trainer = SFTTrainer(
+    trainer = WeightedTrainer(
         model=model,
         args=SFTConfig(
             output_dir=str(folder),
             per_device_train_batch_size=spec.batch_size,
             num_train_epochs=spec.epochs,
             learning_rate=spec.learning_rate,
-            lr_scheduler_type="linear",
+            lr_scheduler_type=spec.schedule,
             max_grad_norm=spec.max_grad_norm,
             max_length=None,
             seed=5,
@@ -92,38 +105,91 @@ def trl(spec: SFTSpec, base_dir: Path, rows: list[dict], folder: Path):
             disable_tqdm=True,
             gradient_checkpointing=False,
             dataloader_pin_memory=False,
+            remove_unused_columns=False,
         ),
         train_dataset=Dataset.from_list(padded),
         processing_class=load_tokenizer(base_dir),
         optimizers=(optimizer, None),
     )
+    collator = trainer.data_collator
+    trainer.data_collator = lambda rows: {
+        "weight": torch.tensor([row.pop("weight") for row in rows]),
+        **collator(rows),
+    }
     trainer.train()
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     return losses, grads, {name: p.detach() for name, p in trainable(model).items()}
 
 
-@pytest.mark.parametrize("pack_tokens", [64, 1024])
-def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, pack_tokens):
-    spec = SPEC.model_copy(update={"pack_tokens": pack_tokens})
-    trajectories = [*demonstrations(5), *batch(groups=1, size=2)]
-    policy = make_policy(base_dir, model=MODEL.model_copy(update={"max_length": LONG}))
+def with_second_history(trajectories: list) -> list:
+    """Give every other trajectory a second, shorter history."""
+    for index, trajectory in enumerate(trajectories[::2]):
+        messages = [Message("user", f"Hello {index}."), Message("assistant", "Hi." * (index + 1))]
+        trajectory.histories.append(History(messages, agent="helper"))
+    return trajectories
+
+
+def scored(trajectories: list) -> list:
+    for index, trajectory in enumerate(trajectories):
+        trajectory.reward = index / len(trajectories)
+    return trajectories
+
+
+def mixed() -> list:
+    return [*demonstrations(5), *batch(groups=1, size=2)]
+
+
+WHOLE = MODEL.model_copy(update={"lora": None})
+ORACLE_CASES = {
+    "small packs": ({}, mixed, MODEL),
+    "one pack": ({"pack_tokens": 1024}, mixed, MODEL),
+    "padded rows": ({"pack_tokens": 256}, mixed, MODEL),
+    "weighted": ({"weight_temperature": 0.3}, lambda: scored(mixed()), MODEL),
+    "several histories": ({"batch_size": 2}, lambda: with_second_history(demonstrations(4)), MODEL),
+    "weighted, several histories": (
+        {"batch_size": 2, "weight_temperature": 0.5},
+        lambda: with_second_history(scored(demonstrations(4))),
+        MODEL,
+    ),
+    "three epochs, constant, clipped": ({"epochs": 3, "schedule": "constant", "max_grad_norm": 0.05}, mixed, MODEL),
+    "gradient checkpointing": ({"gradient_checkpointing": True}, mixed, MODEL),
+    "all weights": ({"learning_rate": 1e-4}, mixed, WHOLE),
+}
+
+
+@pytest.mark.parametrize("case", ORACLE_CASES)
+def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, case):
+    """In float32. Gradients of later steps are those of weights that differ by rounding, so 1e-4 is allowed there."""
+    changes, make_trajectories, model = ORACLE_CASES[case]
+    spec, trajectories = SPEC.model_copy(update=changes), make_trajectories()
+    model = model.model_copy(update={"max_length": LONG})
+    policy = make_policy(base_dir, model=model)
+    policy.checkpoint_layers(spec.gradient_checkpointing)
+    if case == "padded rows":
+        policy._layout = pack_layout.padded
+        assert policy.padded
+    plain = plain_model(base_dir, policy) if model.lora else AutoModelForCausalLM.from_pretrained(base_dir)
     optimizer = adamw(spec, policy.parameters.values())
     grads = watch(optimizer, policy.parameters)
     logs: list[dict[str, float]] = []
     step, metrics = train_sft(
         spec, policy, optimizer, base_dir, trajectories, step=0, seed=5, scratch=tmp_path, on_step=logs.append
     )
-    losses, expected_grads, expected = trl(spec, base_dir, examples(chat, trajectories, LONG), tmp_path)
-    assert step == len(logs) == len(losses) == 6  # 7 rows in batches of 3, twice
-    assert [log["step"] for log in logs] == [1, 2, 3, 4, 5, 6]
+    rows = examples(chat, trajectories, LONG)
+    weights = reward_weights(trajectories, spec.weight_temperature)
+    losses, expected_grads, expected = trl(spec, base_dir, plain, rows, weights, tmp_path)
+    assert step == len(logs) == len(losses) == spec.epochs * math.ceil(len(rows) / spec.batch_size)
+    assert [log["step"] for log in logs] == list(range(1, step + 1))
     assert [log["loss"] for log in logs] == pytest.approx(losses, abs=1e-5)
     for ours, expected_values in zip(grads, expected_grads, strict=True):
         assert relative_difference(ours, expected_values) <= 1e-4
     assert relative_difference(grads[0], expected_grads[0]) <= 1e-5
     assert relative_difference({name: p.detach() for name, p in policy.parameters.items()}, expected) <= 1e-5
-    assert metrics["computed_tokens"] < metrics["tokens"]
-    assert metrics["examples"] == 7
-    assert metrics["loss"] == pytest.approx(sum(losses) / 6, abs=1e-5)
+    assert (metrics["computed_tokens"] < metrics["tokens"]) == (not policy.padded)
+    assert metrics["examples"] == len(rows)
+    assert metrics["loss"] == pytest.approx(sum(losses) / step, abs=1e-5)
+    if case == "small packs":
+        assert (len(rows), step) == (7, 6)  # 7 rows in batches of 3, twice
 
 
 def test_only_what_the_assistant_says_is_learned(chat):

@@ -231,7 +231,6 @@ def test_an_adapter_checkpoint_stays_what_it_was(base_dir, tmp_path):
 
 
 def test_a_supervised_training_in_bfloat16_goes_on_with_its_float32_state(base_dir, trained, tmp_path):
-    """accelerate loads an optimizer's own state into it, which torch would round."""
     model = WHOLE.model_copy(update={"dtype": "bfloat16"})
     spec = SFTSpec(learning_rate=1e-4)
     for name in ("first", "second"):

@@ -101,7 +101,6 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
 
 
 def test_supervised_training_leaves_the_adapter_in_float32(cache, tmp_path):
-    """TRL's trainer rounds adapters on a quantised base."""
     (tmp_path / "out").mkdir()
     options = {"start": None, "reference": None, "scratch": tmp_path, "seed": 1, "on_step": lambda _: None}
     train(SFTSpec(), NF4, prepare(NF4, cache), demonstrations(), out=tmp_path / "out", **options)
