@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.policy import pack_layout
 from components.algorithms.sft.trainer import examples, reward_weights, train_sft
 from components.algorithms.spec import SFTSpec
 from components.algorithms.train import train
@@ -139,11 +139,20 @@ def mixed() -> list:
     return [*demonstrations(5), *batch(groups=1, size=2)]
 
 
+def with_sliding_window(base_dir: Path, folder: Path) -> Path:
+    """Copy a Llama model as a Mistral model, whose tensors have the same names."""
+    shutil.copytree(base_dir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 WHOLE = MODEL.model_copy(update={"lora": None})
 ORACLE_CASES = {
     "small packs": ({}, mixed, MODEL),
     "one pack": ({"pack_tokens": 1024}, mixed, MODEL),
-    "padded rows": ({"pack_tokens": 256}, mixed, MODEL),
+    "sliding window, padded rows": ({"pack_tokens": 256}, mixed, MODEL),
     "weighted": ({"weight_temperature": 0.3}, lambda: scored(mixed()), MODEL),
     "several histories": ({"batch_size": 2}, lambda: with_second_history(demonstrations(4)), MODEL),
     "weighted, several histories": (
@@ -163,11 +172,11 @@ def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, ca
     changes, make_trajectories, model = ORACLE_CASES[case]
     spec, trajectories = SPEC.model_copy(update=changes), make_trajectories()
     model = model.model_copy(update={"max_length": LONG})
+    if "sliding window" in case:
+        base_dir = with_sliding_window(base_dir, tmp_path / "model")
     policy = make_policy(base_dir, model=model)
+    assert policy.padded == ("padded rows" in case)
     policy.checkpoint_layers(spec.gradient_checkpointing)
-    if case == "padded rows":
-        policy._layout = pack_layout.padded
-        assert policy.padded
     plain = plain_model(base_dir, policy) if model.lora else AutoModelForCausalLM.from_pretrained(base_dir)
     optimizer = adamw(spec, policy.parameters.values())
     grads = watch(optimizer, policy.parameters)
