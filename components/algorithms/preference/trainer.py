@@ -20,12 +20,11 @@ import torch
 
 from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.checkpoint import random_states, set_random_states
-from components.algorithms.loop.guards import TrainingGuards
+from components.algorithms.loop.epochs import GuardedStep, finish_gradient, take_gradient_steps
 from components.algorithms.loop.metrics import mean_metrics, token_counts
-from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy_gradient.gradient_steps import examples_by_step, finite_step
+from components.algorithms.policy_gradient.gradient_steps import examples_by_step
 from components.algorithms.policy_gradient.losses import segment_sums
 from components.algorithms.preference import losses
 from components.algorithms.preference.pairs import pairs
@@ -85,7 +84,6 @@ def train_preference(
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
-    guards = TrainingGuards(scratch)
     episodes = _episodes(trajectories, base_dir, policy.spec.max_length)
     if not isinstance(spec, ORPOSpec):
         with policy.as_reference():
@@ -97,19 +95,29 @@ def train_preference(
     else:
         assert isinstance(spec, PairSpec)
         training_examples = _pairs(episodes, spec)
-    logs = list(earlier_steps)
-    batches = list(examples_by_step(training_examples, spec.epochs, spec.batch_size, seed, step))
-    for index, batch in enumerate(batches):
-        if index < len(earlier_steps):
-            continue
-        number = step + index + 1
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * schedule.share(spec, number, rounds, index / len(batches))
+    take_step = GuardedStep(
+        spec,
+        policy,
+        optimizer,
+        scratch,
+        lambda batch: _backward(spec, policy, batch),
+        lambda example: example.episodes[0].trajectory,
+    )
+
+    def gradient_step(batch: Sequence[Example], number: int) -> dict[str, float]:
         if isinstance(spec, KTOSpec):
             batch = _with_mismatched(batch, episodes, policy, spec)
-        metrics = {"step": float(number), **_gradient_step(spec, policy, optimizer, batch, number, guards)}
-        logs.append(metrics)
-        on_step(metrics)
+        return take_step(batch, number)
+
+    logs = take_gradient_steps(
+        list(examples_by_step(training_examples, spec.epochs, spec.batch_size, seed, step)),
+        gradient_step,
+        lambda number, done: spec.learning_rate * schedule.share(spec, number, rounds, done),
+        optimizer,
+        step=step,
+        on_step=on_step,
+        earlier_steps=earlier_steps,
+    )
     return step + len(logs), {**mean_metrics(logs), "examples": float(len(training_examples))}
 
 
@@ -191,22 +199,6 @@ def _after_prompt(prompt: Sequence[int], answers: Sequence_, longest: int) -> Se
 # --- one gradient step ----------------------------------------------------------------------------------------------
 
 
-def _gradient_step(
-    spec: PreferenceSpec,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    batch: list[Example],
-    step: int,
-    guards: TrainingGuards,
-) -> dict[str, float]:
-    return finite_step(
-        optimizer,
-        lambda: _backward(spec, policy, batch),
-        lambda measured: _struck(spec, policy, batch, measured, step, guards),
-        policy.loss_scale,
-    )
-
-
 def _backward(
     spec: PreferenceSpec, policy: Policy, batch: Sequence[Example]
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -233,12 +225,8 @@ def _backward(
         logprob_S, _ = policy.logprobs(packed, Cut())
         weight_S = weight_E[owner_Q.to(policy.device)[packed.sequence_S.to(policy.device)]]
         policy.loss_scale.backward((logprob_S * (weight_S if real else 0 * weight_S)).sum())
-    distributed.sum_gradients(policy.parameters.values())
-    policy.loss_scale.unscale(policy.parameters.values())
-    if policy.penalty:
-        metrics = {**metrics, "ewc": policy.add_penalty()}
-    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, token_counts([packed for _, packed in packs])
+    measured = {"loss": loss.item(), **finish_gradient(policy, spec.max_grad_norm), **metrics}
+    return measured, token_counts([packed for _, packed in packs])
 
 
 def _trained_episodes(spec: PreferenceSpec, example: Example) -> tuple[PreferenceEpisode, ...]:
@@ -320,32 +308,3 @@ def _packs(
     indexed_sequences = [(index, packed) for index, episode in enumerate(episodes) for packed in episode.sequences]
     packs = pack([packed for _, packed in indexed_sequences], spec.pack_tokens, padded=policy.padded)
     return [(torch.tensor([indexed_sequences[member][0] for member in packed.members]), packed) for packed in packs]
-
-
-def _struck(
-    spec: PreferenceSpec,
-    policy: Policy,
-    batch: Sequence[Example],
-    measured: dict[str, float],
-    step: int,
-    guards: TrainingGuards,
-) -> bool:
-    """Return True if the guard `non_finite` skips the step. Each example is measured separately."""
-    example_by_id = {example.episodes[0].trajectory.id: example for example in batch}
-
-    def measure(trajectory: Trajectory) -> dict[str, float]:
-        for parameter in policy.parameters.values():
-            parameter.grad = None
-        measured_alone, _ = _backward(spec, policy, [example_by_id[trajectory.id]])
-        return {name: measured_alone[name] for name in ("loss", "grad_norm")}
-
-    return guards.strike(
-        "non_finite",
-        spec.non_finite,
-        step,
-        {name: measured[name] for name in ("loss", "grad_norm")},
-        [example.episodes[0].trajectory for example in batch],
-        measure,
-        by="grad_norm",
-        advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),
-    )
