@@ -51,7 +51,7 @@ class DecaySpec(OptimizerSpec):
 
 
 class SFTSpec(OptimizerSpec):
-    """Supervised fine-tuning on assistant tokens, with TRL."""
+    """Supervised fine-tuning on assistant tokens."""
 
     name: Literal["sft"] = "sft"
     epochs: int = Field(1, ge=1)

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = (
-    "espalier", "torch", "transformers", "peft", "trl", "accelerate", "mlflow", "prefect", "hydra-core", "litellm",
+    "espalier", "torch", "transformers", "peft", "accelerate", "mlflow", "prefect", "hydra-core", "litellm",
     "skypilot", "vllm", "numpy", "pyarrow", "safetensors",
 )  # fmt: skip
 """Packages whose versions can affect a result."""

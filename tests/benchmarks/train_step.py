@@ -43,8 +43,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 CODE = Path(__file__).resolve().parents[2]
 MODELS = {"tiny": ("tiny", "random"), "smollm2": ("smollm2-135m-instruct", "package")}
 FORMS = ("ours", "trl", "padded")
@@ -420,14 +421,14 @@ def summary(values: list[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def with_peak(step: Callable[[], float]) -> tuple[float, float]:
-    """What a step says of its seconds, and the MB that it needed beyond what was resident before it."""
+def with_peak(step: Callable[[], T]) -> tuple[T, float]:
+    """Return the step's result, and the MB that it needed beyond what was resident before it."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # glibc: what the others have freed goes back
     Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from VmRSS
     before = highest_mb()
-    seconds = step()
-    return seconds, round(highest_mb() - before, 1)
+    result = step()
+    return result, round(highest_mb() - before, 1)
 
 
 def one_form(options: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -22,8 +22,7 @@ class AdamW(torch.optim.AdamW):
     """AdamW that equals torch's if all parameters are float32."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state without rounding it. torch's method rounds the state to the parameter's dtype, and accelerate
-        calls it for every optimizer that it is given."""
+        """Load the state without rounding it. torch's method rounds the state to the parameter's dtype."""
         super().load_state_dict(state_dict)
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
