@@ -1,4 +1,4 @@
-"""The benchmark of a gradient step: checks of its workloads and of its bound, which is a plain count."""
+"""The benchmarks of gradient steps: checks of their workloads and of the bound, which is a plain count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.benchmarks import train_step
+from tests.benchmarks import sft_step, train_step
 
 
 def distinct(episodes) -> int:
@@ -52,3 +52,11 @@ def test_the_record_holds_what_the_page_shows():
             workload["trl_seconds"]["median"] / workload["ours_seconds"]["median"], rel=2e-3
         )
         assert workload["grad_rel_error"] < 1e-3  # float32, advantages that sum to zero
+
+
+def test_demonstrations_are_solved_and_share_the_system_prompt():
+    shown = sft_step.demonstrations(6)
+    assert len({trajectory.id for trajectory in shown}) == 6
+    assert all(trajectory.outcome["success"] for trajectory in shown)
+    assert len({trajectory.histories[0].messages[0].content for trajectory in shown}) == 1
+    assert len({json.dumps(trajectory.tools) for trajectory in shown}) == 1
