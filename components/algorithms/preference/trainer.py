@@ -95,7 +95,7 @@ def train_preference(
     else:
         assert isinstance(spec, PairSpec)
         training_examples = _pairs(episodes, spec)
-    take_step = GuardedStep(
+    take_step: GuardedStep[Example] = GuardedStep(
         spec,
         policy,
         optimizer,
