@@ -274,7 +274,7 @@ def test_of_plain_functions_it_stays_plain():
 
 
 def test_a_slow_plain_part_beside_one_that_waits_holds_up_no_loop_and_is_asked_one_by_one():
-    """The plain part blocks until the parts that wait have ended for all episodes; in the loop, it would hold them up."""
+    """The plain part blocks until the parts that wait have ended for all episodes; in the loop it would deadlock."""
     waited = []
     all_waited = threading.Event()
 
