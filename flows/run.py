@@ -23,7 +23,7 @@ from flows.terminal.exit_codes import describe_error
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from flows.experiment.compose import Sweep
+    from flows.experiment.composer import Sweep
     from flows.experiment.spec import ExperimentSpec
 
 COMMAND = "python -m flows.run"
@@ -60,7 +60,7 @@ def _help(argv: list[str]) -> None:
 
 
 def _start(argv: list[str]) -> None:
-    from flows.experiment.compose import check_secrets, looked_at
+    from flows.experiment.compose import check_secrets, compose_points
     from flows.experiment.prerequisites import check_keys
     from flows.terminal.run_options import parse_options
 
@@ -70,7 +70,7 @@ def _start(argv: list[str]) -> None:
     if args.info or args.hydra_help:
         check_secrets(args.overrides, multirun=args.multirun, config_dir=args.config_dir)
     if not (args.hydra_help or args.shell_completion or args.info):
-        specs, sweep = looked_at(args.overrides, multirun=args.multirun, config_dir=args.config_dir, named=True)
+        specs, sweep = compose_points(args.overrides, multirun=args.multirun, config_dir=args.config_dir, named=True)
         check_keys(*specs)
         if sweep is not None and args.cfg is None:
             _sweep(args, parser, specs, sweep)

@@ -13,7 +13,8 @@ import yaml
 from components.algorithms.spec import OptimizerSpec
 from components.errors import SpecError
 from components.specs import names_below
-from flows.experiment.compose import Composer, compose
+from flows.experiment.compose import compose
+from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.guards import GuardsSpec

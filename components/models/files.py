@@ -1,4 +1,4 @@
-"""Access to the tensors of a folder of safetensors files."""
+"""Reading and writing of a model folder with safetensors files."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ class Weights:
         if name not in self.where:
             raise ArtifactError(f"{name} was changed, and the model in {self.folder} does not have it")
         return self.where[name].get_tensor(name)
+
+
+def save(model: Any, out: Path) -> None:
+    """Write config and safetensors of a transformers model from the calling process. In distributed training, plain
+    `save_pretrained` silently writes on rank 0 only."""
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    model.save_pretrained(out)
+    del model.should_save_on_this_rank

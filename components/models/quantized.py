@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
-from components.models.saved import save
+from components.models.files import save
 
 if TYPE_CHECKING:
     import torch

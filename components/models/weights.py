@@ -29,7 +29,7 @@ from components.errors import ResourceError
 from components.json_text import read_json
 from components.models import quantized
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
-from components.models.saved import save
+from components.models.files import save
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)

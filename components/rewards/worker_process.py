@@ -32,7 +32,7 @@ from components.errors import AnswerTooCostly, JudgeError, ResourceError
 
 MEMORY = 4 * 1024**3
 """Address space limit of the worker, in bytes."""
-START = 120.0
+START = 600.0
 """Seconds until the worker must be ready: imports take a second or two, and longer on a busy machine."""
 PATIENCE = 10.0
 """Wall-clock limit of a call, as a multiple of its CPU time limit."""

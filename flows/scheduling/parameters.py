@@ -112,7 +112,7 @@ def not_allowed(lines: Sequence[str], allowed: Sequence[str]) -> Iterator[Proble
     """Yield a problem for each override that is not a plain `key=value` with an allowed key."""
     from hydra.core.override_parser.types import OverrideType
 
-    from flows.experiment.compose import Composer
+    from flows.experiment.composer import Composer
     from flows.terminal.overrides import mask_overrides
 
     if len(lines) > MOST_OVERRIDES:

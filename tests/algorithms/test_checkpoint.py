@@ -102,7 +102,7 @@ def rounds(base_dir, tmp_path_factory) -> Rounds:
         env={**remaining, "OMP_NUM_THREADS": str(torch.get_num_threads()), **{k: str(v) for k, v in variables.items()}},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1700,
     )
     assert done.returncode == 0, done.stderr
     return Rounds(folder, done.stdout, json.loads(done.stderr.splitlines()[-1]), homes)

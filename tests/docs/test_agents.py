@@ -37,7 +37,7 @@ def agent(tmp_path):
 def play(agent, engine, tasks, **options):
     engines: dict = {}
     scenarios = [Scenario(f"s{index}", task, "train") for index, task in enumerate(tasks)]
-    with ModelServer(engine, MODEL, engines=engines, timeout=60) as server:
+    with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
         player = OwnAgent(agent, server.url, engines)
         return collect(engine, Echo, scenarios, player=player, group_size=1, timeout=600.0, **options)
 

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from components.specs import names_below
-from flows.experiment.compose import Composer, check
+from flows.experiment.compose import check
+from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
@@ -36,7 +37,7 @@ OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
-def test_all_pages_are_looked_at():
+def test_all_pages_are_checked():
     names = (
         "README CONTRIBUTING agents algorithms architecture cloud commands configuration deployment distributed "
         "environments files filters glossary judges prefect reliability rewards rollouts security sweeps trajectories "

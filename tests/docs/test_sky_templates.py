@@ -52,7 +52,7 @@ def run_by(template: dict[str, Any], variables: dict[str, str], folder: Path) ->
     return arguments[2:]
 
 
-def test_all_templates_are_looked_at():
+def test_all_templates_are_checked():
     assert [path.name for path in TEMPLATES] == ["run.yaml", "serve.yaml"]
     assert len(commands()) >= 5
 

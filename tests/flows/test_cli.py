@@ -300,7 +300,8 @@ def test_the_parameters_of_a_sweeper_are_checked_too(tmp_path):
 
 def test_large_and_continuous_sweeps_are_checked_value_by_value():
     from components.errors import SpecError
-    from flows.experiment.compose import MOST_POINTS, check
+    from flows.experiment.compose import check
+    from flows.experiment.composer import MOST_POINTS
 
     assert len(check(["seed=range(100)", "rounds=1,2"], multirun=True)) == 102 > MOST_POINTS
     searched = ["hydra/sweeper=optuna", "algorithm.learning_rate=interval(1e-5,1e-3)"]

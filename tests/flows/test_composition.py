@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from components.errors import SpecError
-from flows.experiment.compose import Composer, check, compose
+from flows.experiment.compose import check, compose
+from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.run import main
 
@@ -69,7 +70,7 @@ def composed(folder, capsys, monkeypatch):
 
     def run(*arguments: str, check: bool = True) -> dict[str, Any]:
         if not check:
-            monkeypatch.setattr("flows.experiment.compose.looked_at", lambda *_, **__: ([], None))
+            monkeypatch.setattr("flows.experiment.compose.compose_points", lambda *_, **__: ([], None))
         main(["--config-dir", str(folder), *arguments, "--cfg", "job"])
         return yaml.safe_load(capsys.readouterr().out)
 

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from components.errors import EnvironmentFailed, ResourceError, SpecError
-from flows.experiment.compose import looked_at
+from flows.experiment.compose import compose_points
 from flows.run import main
 from flows.sweeps.points import Point, attempt, read
 from flows.sweeps.summary import Summary
@@ -193,7 +193,7 @@ def test_every_sampler_draws_within_the_space(tmp_path, sampler):
     from flows.experiment.sweep_settings import optuna_settings
     from flows.sweeps.study import distribution, load, prepare
 
-    specs, sweep_config = looked_at(
+    specs, sweep_config = compose_points(
         ["hydra/sweeper=optuna", f"hydra.sweeper.sampler={sampler}", "hydra.sweeper.startup_trials=1",
          "seed=range(0,9,2)", "algorithm=grpo,dr_grpo", "algorithm.learning_rate=interval(1e-5,1e-3)"],
         multirun=True,
@@ -269,7 +269,7 @@ WRONG = {
 @pytest.mark.parametrize("line", WRONG)
 def test_a_mistake_in_a_sweep_is_named_before_it_starts(line):
     with pytest.raises(SpecError) as caught:
-        looked_at(["+experiment=smoke", *line.split()], multirun=True)
+        compose_points(["+experiment=smoke", *line.split()], multirun=True)
     assert WRONG[line] in str(caught.value)
 
 

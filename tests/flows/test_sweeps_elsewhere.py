@@ -14,7 +14,7 @@ from components.compute.sky.driver import Driver
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import REQUEST
 from components.errors import EnvironmentFailed, EspalierError, SpecError
-from flows.experiment.compose import looked_at
+from flows.experiment.compose import compose_points
 from flows.history.records import Records, recording
 from flows.run import main
 from flows.sweeps import elsewhere
@@ -197,7 +197,7 @@ def test_optuna_searches_with_them(runs, sweep, tmp_path):
 
 
 def test_the_runs_of_an_mlflow_server_get_the_parent_of_the_sweep(runs, tmp_path):
-    spec, _ = looked_at(["+experiment=smoke", f"store={(tmp_path / 'store').as_uri()}"])
+    spec, _ = compose_points(["+experiment=smoke", f"store={(tmp_path / 'store').as_uri()}"])
     data = spec[0].model_dump(mode="json", by_alias=True)
     kept = elsewhere.play({"spec": data, "overrides": [], "sweep": "s", "parent": "abc"}, tmp_path / "node")
     (note,) = (tmp_path / "node" / "points").glob("*/sweeps/s/mlflow_run_id")
@@ -228,11 +228,11 @@ WRONG = {
 @pytest.mark.parametrize("line", WRONG)
 def test_what_cannot_run_elsewhere_is_named_before_it_starts(line):
     with pytest.raises(SpecError) as caught:
-        looked_at(["+experiment=smoke", "hydra/launcher=sky", "seed=1,2", *line.split()], multirun=True)
+        compose_points(["+experiment=smoke", "hydra/launcher=sky", "seed=1,2", *line.split()], multirun=True)
     assert WRONG[line] in str(caught.value)
 
 
 def test_every_key_of_the_launcher_is_in_its_file():
-    _, found = looked_at(["+experiment=smoke", "hydra/launcher=sky", "seed=1,2", "store=s3://b"], multirun=True)
+    _, found = compose_points(["+experiment=smoke", "hydra/launcher=sky", "seed=1,2", "store=s3://b"], multirun=True)
     assert set(found.hydra["launcher"]) == {"_target_", "place", "places", "n_jobs"}
     assert {SkyPlace(**place).name for place in found.hydra["launcher"]["places"].values()} == {"sky"}

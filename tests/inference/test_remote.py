@@ -242,7 +242,7 @@ def test_the_key_is_sent_and_never_shown(connect, monkeypatch, caplog):
         connect(line.url, key_variable="SHOP_KEY")
 
 
-def test_a_server_is_looked_at_before_it_is_used(connect, echo):
+def test_a_server_is_checked_before_it_is_used(connect, echo):
     connect(echo[1].url).check()
     with pytest.raises(ResourceError, match=r"inference.model: .* does not have 'shoe'; it has shop$"):
         connect(echo[1].url, model="shoe").check()

@@ -28,7 +28,7 @@ PRICE = {"input": 1.0, "output": 4.0}
 
 def spec(server: JudgeServer, **changes: Any) -> ServedJudge:
     return ServedJudge(
-        **{"url": server.url, "model": "judge", "retry_for": 5.0, "timeout": 5.0, "price": PRICE} | changes
+        **{"url": server.url, "model": "judge", "retry_for": 5.0, "timeout": 300.0, "price": PRICE} | changes
     )
 
 

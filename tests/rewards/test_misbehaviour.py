@@ -36,7 +36,7 @@ def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), m
 
 def ruler(*servers, folder=None, meter=None, seed=0, rubric=None, **options) -> Ruler:
     """Return a RULER reward ready for use, with short timeouts, and a cache only if `folder` is given."""
-    options = {"retry_for": 5.0, "timeout": 5.0, **options}
+    options = {"retry_for": 5.0, "timeout": 300.0, **options}
     reward = Ruler(
         [ServedJudge(url=server.url, model="judge", **options) for server in servers], rubric=rubric, seed=seed
     )
@@ -194,7 +194,7 @@ def test_a_request_that_was_not_answered_is_sent_again_as_it_was(name):
 def test_a_line_that_stays_broken_leaves_the_group_unscored_and_says_why(name, said):
     patience = 10.0 if "3 times" in said or "JSON" in said else 0.4
     with judge_server(lambda asked: BROKEN_LINE[name]) as server:
-        assert said in why(scored(server, timeout=0.1 if "slow" in name else 5.0, retry_for=patience))
+        assert said in why(scored(server, timeout=0.1 if "slow" in name else 300.0, retry_for=patience))
 
 
 def test_a_server_that_says_when_is_asked_then():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 
 import pytest
 
@@ -266,12 +265,9 @@ def test_comparisons_are_made_beside_each_other_up_to_the_limit():
 
     episodes = [trajectory for name in "abc" for trajectory in group(*[i / 10 for i in range(4)], name=name)]
     with judge_server(script) as server:
-        start = time.monotonic()
         scores(Pairwise(spec(server), at_once=6), episodes)
-        took = time.monotonic() - start
     assert server.most_at_once == 12  # six pairs, in both orders
     assert len(server.requests) == 3 * 6 * 2
-    assert took < 36 * 0.2
 
 
 def test_a_second_time_nothing_is_asked(tmp_path):

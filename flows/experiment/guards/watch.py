@@ -11,7 +11,7 @@ from components.artifacts import Artifact
 from components.errors import GuardStruck, Problem, SpecError
 from components.trajectories.schema import Trajectory
 from flows.experiment.early_stopping import Measured
-from flows.experiment.guards import shown
+from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
 from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
@@ -65,14 +65,16 @@ class RunGuards:
             self._rounds, "tokens_per_episode", "sampled tokens of an episode", factor=spec.length_factor, both=True
         )
         shorter = message is not None and " fell from " in message
-        self._report("length_drift", number, message, partial(shown.longest, *source, shortest=shorter))
+        self._report("length_drift", number, message, partial(sample_episodes.longest, *source, shortest=shorter))
         message = drift_message(self._rounds, "repetition", "the share of repeated 3-grams", rise=spec.repetition_rise)
-        self._report("repetition_drift", number, message, partial(shown.most_repeated, *source))
+        self._report("repetition_drift", number, message, partial(sample_episodes.most_repeated, *source))
         same = [
             drift_message(self._rounds, name, f"the share of pairs {scope} with equal text", rise=spec.identical_rise)
             for name, scope in SAME.items()
         ]
-        self._report("identical_answers", number, "; ".join(filter(None, same)) or None, partial(shown.alike, *source))
+        self._report(
+            "identical_answers", number, "; ".join(filter(None, same)) or None, partial(sample_episodes.alike, *source)
+        )
         for name in sorted(spread):
             message = drift_message(
                 self._judged,
@@ -86,7 +88,9 @@ class RunGuards:
                 break
         else:
             message, component = None, ""
-        self._report("ensemble_disagreement", number, message, partial(shown.most_disputed, *source, component))
+        self._report(
+            "ensemble_disagreement", number, message, partial(sample_episodes.most_disputed, *source, component)
+        )
 
     def evaluated(self, measured: Sequence[Measured], rewards: Mapping[int, float | None]) -> None:
         """Compare the last two of these evaluations. Raises GuardStruck.
@@ -116,7 +120,7 @@ class RunGuards:
         if self._last is None:
             return []
         number, trajectories, scores = self._last
-        return shown.liked_in_vain(trajectories, scores, f"collect[{number}]")
+        return sample_episodes.liked_in_vain(trajectories, scores, f"collect[{number}]")
 
     def _report(
         self, name: GuardName, step: int, message: str | None, examples: Callable[[], list[SampleEpisode]]

@@ -1,0 +1,350 @@
+"""Composer of Hydra configs that reports invalid overrides as problems.
+
+Groups, options and keys of an override must exist in the config tree. If a group option is misspelt, the remaining
+overrides are checked with the nearest option.
+
+A group option on the command line replaces the experiment's block as a whole (`flows.experiment.config_loader`). Keys
+that the experiment sets for its own option remain. Those that the chosen option does not have are rejected; the message
+names the override that removes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from components.errors import Problem, SpecError
+from components.redaction import Secret, is_secret, secrets_in
+from components.redaction.data import problems as secret_problems
+from components.specs import names_below, nearest
+from flows.experiment import override_problems
+from flows.experiment.config_loader import PRIMARY, Loader
+from flows.experiment.foreign_code import foreign_code
+from flows.experiment.override_problems import allowed_packages, error_text, has_key, key_paths
+from flows.experiment.spec import ExperimentSpec
+from flows.terminal import overrides as override_lines
+
+EXPERIMENT = "experiment"
+"""Config group of the experiments."""
+UNNAMED = "experiment"
+"""Default run name in `conf/config.yaml`, which experiments override."""
+COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+"""Exceptions that Hydra raises for configs that are inconsistent or cannot be parsed."""
+MOST_POINTS = 64
+"""Maximum number of sweep points validated in full; in a larger sweep each value is validated separately."""
+MOST_VALUES = 1000
+"""Maximum number of values of one key that are validated."""
+_GLOBAL = "must begin with the line '# @package _global_'"
+_FORMS = """a list as key=[1,2], a mapping as key={a: 1}, text with special characters in quotes: 'key="a b"'"""
+_OTHER_SIGN = re.compile(
+    r"(?P<sign>[+~]?)(?P<key>[A-Za-z_][\w./@]{0,200})(?:(?:==|:|\s)\s{0,9}(?P<value>[\w./-]{1,200}))?"
+)
+"""Override without `=`, or with another sign in its place."""
+_FROM_ENVIRONMENT = re.compile(r"oc\.env:\s{0,9}[\"']?(\w+)")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Hydra settings and overrides of a sweep."""
+
+    hydra: dict[str, Any]
+    """Sweeper and launcher settings of the composed config."""
+    overrides: list[Override]
+    """Overrides of the sweeper's `params`, followed by those of the command line."""
+
+
+class Composer:
+    """Composer of configs that reports invalid overrides as problems."""
+
+    def __init__(self, config_dir: str | Path | None = None):
+        self.loader = Loader(config_dir)
+        self.parser = OverridesParser.create(self.loader)
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def parse(self, lines: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+        """Return the parsed overrides, and problems of the lines that cannot be parsed."""
+        overrides, problems = [], []
+        for line in lines:
+            try:
+                overrides.append(self.parser.parse_override(line))
+            except HydraException:
+                problems.append(self._unreadable(line))
+                continue
+            if not overrides[-1].key_or_group:
+                problems.append(Problem(line, "has no key; expected key=value"))
+                overrides.pop()
+        return overrides, problems
+
+    def _unreadable(self, line: str) -> Problem:
+        """Return the problem of an override that Hydra's grammar rejects."""
+        if not (match := _OTHER_SIGN.fullmatch(line)):
+            return Problem(line, f"cannot be parsed: expected key=value, {_FORMS}")
+        sign, key, value = match["sign"], match["key"], match["value"]
+        name = key.partition("@")[0]
+        if value:
+            exists = self.is_group(name) or has_key(self._load([]), name)
+            return Problem(line, "cannot be parsed: expected key=value", f"{sign}{key}={value}" if exists else None)
+        if self.is_group(name):
+            options = ", ".join(self._options(name))
+            return Problem(line, f"has no option; expected {sign}{key}=OPTION, one of {options}")
+        if has_key(self._load([]), name):
+            return Problem(line, f"has no value; expected {sign}{key}=VALUE")
+        near = nearest(name, [*key_paths(self._plain([])), *self._own_groups])
+        return Problem(line, "has no value, and the key does not exist; expected key=value", near and f"{near}=VALUE")
+
+    def chooses_experiment(self, overrides: list[Override]) -> bool:
+        """Return True if the overrides or a primary config of the user choose an experiment."""
+        config = self._config(self._groups(overrides)[0])[0]
+        by_override = any(override.key_or_group == EXPERIMENT for override in overrides)
+        return by_override or config.hydra.runtime.choices.get(EXPERIMENT) is not None
+
+    def no_experiment(self) -> Problem:
+        """Return the problem of a configuration without an experiment."""
+        names = ", ".join(self._options(EXPERIMENT))
+        text = f"no experiment is chosen; expected +experiment=NAME, one of {names}, or name=NAME to run the defaults"
+        return Problem("+experiment", text)
+
+    def traced(self, problem: Problem, overrides: list[Override], data: dict[str, Any]) -> Problem:
+        """Return a validation problem. If a config file sets a key that the option chosen on the command line does not
+        have, add the override that removes the key."""
+        *parents, last = problem.path.split(".")
+        valid = names_below(ExperimentSpec, data, parents, allowed_packages(data))
+        if not valid or last in valid:
+            return problem
+        chosen = [
+            override.package or override.key_or_group.replace("/", ".")
+            for override in overrides
+            if self.is_group(override.key_or_group)
+        ]
+        keys = [override.key_or_group for override in overrides if not self.is_group(override.key_or_group)]
+        config = self._config(self._groups(overrides)[0])[0]
+        if (
+            not any(problem.path.startswith(f"{package}.") for package in chosen)
+            or any(f"{problem.path}.".startswith(f"{key}.") for key in keys)
+            or not has_key(config, problem.path)
+        ):
+            return problem
+        name = config.hydra.runtime.choices.get(EXPERIMENT)
+        setter = f"+experiment={name} sets it for another option" if name else "a config file sets it"
+        return Problem(problem.path, f"{problem.message}. {setter}; add '~{problem.path}' to remove it")
+
+    def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
+        """Return the sweep if `multirun` or `hydra.mode` requests one, else None. Adds to `problems`."""
+        fixed = [override for override in parsed if not override.is_sweep_override()]
+        config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
+        for override in fixed:
+            if override.is_hydra_override() and not self.is_group(override.key_or_group):
+                override_problems.apply_override(override, config)
+        self._refuse_hydra_secrets(config)
+        if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN:
+            return None
+        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+        lines = [f"{key}={value}" for key, value in params.items()]
+        override_lines.refuse_secrets(lines)
+        swept, parse_problems = self.parse(lines)
+        problems += parse_problems
+        parsed = list({override.get_key_element(): override for override in [*swept, *parsed]}.values())
+        parts = {name: OmegaConf.to_container(config.hydra[name], resolve=False) for name in ("sweeper", "launcher")}
+        return Sweep(parts, parsed)
+
+    def points(self, parsed: list[Override], sweeps: bool, problems: list[Problem]) -> Iterator[list[Override]]:
+        """Return the overrides of each point of a sweep; a single point if they do not sweep. Adds to `problems`."""
+        if not sweeps:
+            sweeping = [override.get_key_element() for override in parsed if override.is_sweep_override()]
+            problems += [Problem(name, "has several values; to sweep over them, add -m") for name in sweeping]
+            parsed = [override for override in parsed if not override.is_sweep_override()]
+        axes = [self._axis(override) for override in parsed]
+        empty = [override.get_key_element() for override, axis in zip(parsed, axes, strict=True) if not axis]
+        problems += [Problem(name, "sweeps over an empty list; expected at least one value") for name in empty]
+        if len(list(itertools.islice(itertools.product(*axes), MOST_POINTS + 1))) <= MOST_POINTS:
+            return map(list, itertools.product(*axes))
+        first = [axis[0] for axis in axes]
+        return ([*first[:i], value, *first[i + 1 :]] for i, axis in enumerate(axes) for value in axis)
+
+    def _axis(self, override: Override) -> list[Override]:
+        if not override.is_sweep_override():
+            return [override]
+        if override.is_discrete_sweep():
+            values = list(itertools.islice(override.sweep_string_iterator(), MOST_VALUES))
+        else:
+            sweep = override.value()
+            assert isinstance(sweep, IntervalSweep)
+            values = [str(sweep.start), str(sweep.end)]
+        return [self.parser.parse_override(f"{override.get_key_element()}={value}") for value in values]
+
+    def point(self, overrides: list[Override]) -> tuple[dict[str, Any] | None, list[Problem]]:
+        """Return the data of one point, composed of its valid overrides, and the problems of the others. The data is
+        None if an interpolation fails."""
+        lines, problems, unsure = self._groups(overrides)
+        config, composition_problems = self._config(lines)
+        problems += composition_problems
+        config = copy.deepcopy(config)
+        for override in overrides:
+            key = override.key_or_group
+            package = override.package or key.replace("/", ".")
+            if override.is_delete() and self.is_group(key) and not composition_problems and has_key(config, package):
+                message = f"removes the option, but not the keys that the experiment sets; expected {key}=OPTION"
+                none = f"{key}=none" if "none" in self._options(key) else None
+                problems.append(Problem(override.get_key_element(), message, none))
+            if self.is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
+                continue
+            problem = override_problems.key_problem(
+                override, config, self._own_groups
+            ) or override_problems.apply_override(override, config)
+            if problem is not None:
+                problems.append(problem)
+        problems += foreign_code(config["hydra"])
+        self._refuse_hydra_secrets(config)
+        with open_dict(config):
+            del config["hydra"]
+        _refuse(_interpolated(OmegaConf.to_container(config, resolve=False)))
+        try:
+            data: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
+            _refuse(secrets_in(data))
+        except OmegaConfBaseException as error:
+            return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), error_text(error))]
+        if "experiment" in data:
+            del data["experiment"]
+            problems.append(Problem("+experiment", f"a config file in its defaults list {_GLOBAL}"))
+        return data, problems
+
+    def _refuse_hydra_secrets(self, config: DictConfig) -> None:
+        """Raise SpecError for secrets in Hydra's section, which Hydra writes to disk and passes to its plugins."""
+        hydra: Any = OmegaConf.to_container(config.hydra, resolve=False)
+        hydra = {name: part for name, part in hydra.items() if name not in ("overrides", "runtime", "help")}
+        _refuse([*_interpolated(hydra, "hydra"), *secrets_in(hydra, "hydra")])
+
+    def is_group(self, key: str) -> bool:
+        """Return True if the key is a config group."""
+        return bool(self.loader.repository.group_exists(key))
+
+    def _options(self, group: str) -> list[str]:
+        return sorted(self.loader.repository.get_group_options(group, ObjectType.CONFIG))
+
+    def _groups(self, overrides: list[Override]) -> tuple[list[str], list[Problem], list[str]]:
+        """Return the group overrides as lines to compose, with each misspelt option replaced by the nearest one; their
+        problems; and the packages of the groups for which no option is near."""
+        lines, problems, unsure = [], [], []
+        for override in overrides:
+            group = override.key_or_group
+            if not self.is_group(group):
+                continue
+            name = override.get_key_element()
+            value = override.value()
+            wanted = value if isinstance(value, list) else [] if override.is_delete() and value is None else [value]
+            options = self._options(group)
+            wrong = [option for option in wanted if str(option) not in options]
+            if not wrong and len(wanted) > 1 and not override.is_hydra_override():
+                problems.append(override_problems.several_options(name, wanted))
+                lines.append(f"{name}={wanted[0]}")
+                continue
+            if not wrong and group == EXPERIMENT and (path := self._without_package(str(wanted[0]))):
+                problems.append(Problem(name, f"{path} {_GLOBAL}"))
+                continue
+            if not wrong:
+                lines.append(override.input_line or name)
+                continue
+            replaced = [near for option in wanted if (near := nearest(option, options))]
+            for option in wrong:
+                near = nearest(option, options)
+                hint = f"{name}={near}" if near else None
+                own = f". To use your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
+                text = f"{option!r}: expected one of {', '.join(options)}{own if isinstance(option, dict) else ''}"
+                problems.append(Problem(name, text, hint))
+            if len(replaced) == len(wanted):
+                lines.append(f"{name}={'[' + ','.join(replaced) + ']' if isinstance(value, list) else replaced[0]}")
+            else:
+                unsure.append(override.package or group.replace("/", "."))
+        return lines, problems, unsure
+
+    def _without_package(self, option: str) -> str | None:
+        """Return the file of an experiment that lacks the header `# @package _global_`, else None."""
+        try:
+            result = self.loader.repository.load_config(f"{EXPERIMENT}/{option}")
+        except COMPOSITION:
+            return None  # composition reports the error
+        if result is None or result.header.get("package") == "_global_":
+            return None
+        folder = str(result.path).removeprefix("file://")
+        return f"{folder}/{EXPERIMENT}/{option}.yaml"
+
+    @functools.cached_property
+    def _own_groups(self) -> dict[str, list[str]]:
+        """Return the options of each config group."""
+        return {group: self._options(group) for group in self.loader.list_groups("") if group != "hydra"}
+
+    def _plain(self, lines: list[str]) -> dict[str, Any]:
+        """Return the composed config as plain data, without Hydra's section."""
+        plain: Any = OmegaConf.to_container(self._load(lines), resolve=False)
+        del plain["hydra"]
+        return dict(plain)
+
+    def _config(self, lines: list[str]) -> tuple[DictConfig, list[Problem]]:
+        """Compose the lines. If that fails, compose those that work and return a problem for each of the others."""
+        try:
+            return self._load(lines), []
+        except COMPOSITION as error:
+            cause: BaseException = error
+        try:
+            self._load([])
+        except COMPOSITION:
+            raise SpecError([Problem(PRIMARY, error_text(cause))]) from cause
+        used: list[str] = []
+        problems = []
+        for line in lines:
+            try:
+                self._load([*used, line])
+                used.append(line)
+            except COMPOSITION as error:
+                key, plain = line.partition("=")[0], line.lstrip("+")
+                chosen = key.lstrip("+~") in self._load(used).hydra.runtime.choices
+                if line.startswith("~"):
+                    option = self._load(used).hydra.runtime.choices.get(key.lstrip("~"))
+                    message = f"the chosen option is {option!r}" if option else "no option of this group is chosen"
+                    problems.append(Problem(line, message, key if option else None))
+                elif chosen and line.startswith("+"):
+                    problems.append(Problem(key, "an option of this group is already chosen", plain))
+                elif not chosen and not line.startswith(("+", "~")):
+                    problems.append(Problem(key, "no option of this group is chosen yet: add one with +", f"+{plain}"))
+                else:
+                    problems.append(Problem(key, error_text(error)))
+        return self._load(used), problems
+
+    def _load(self, lines: list[str]) -> DictConfig:
+        key = tuple(lines)
+        if key not in self._composed:
+            self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
+        return self._composed[key]
+
+
+def _refuse(secrets: Sequence[Secret]) -> None:
+    if secrets:
+        raise SpecError(secret_problems(secrets))
+
+
+def _interpolated(value: Any, path: str = "") -> list[Secret]:
+    """Return secrets that an interpolation such as `${oc.env:HF_TOKEN}` would copy from the environment."""
+    if isinstance(value, dict):
+        items = ((f"{path}.{name}" if path else str(name), item) for name, item in value.items())
+        return [secret for below, item in items for secret in _interpolated(item, below)]
+    if isinstance(value, list):
+        return [secret for item in value for secret in _interpolated(item, path)]
+    names = _FROM_ENVIRONMENT.findall(value) if isinstance(value, str) else []
+    if any(is_secret(name) for name in names) or (names and is_secret(path)):
+        return [Secret(path, "an interpolation that copies a secret from the environment")]
+    return []
