@@ -189,4 +189,4 @@ def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int, *, 
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
-STAGE = Stage("train", 7, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
+STAGE = Stage("train", 6, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
