@@ -134,7 +134,7 @@ def test_an_action_that_is_not_json_by_a_server():
 
 def test_an_observation_of_ten_megabytes():
     huge = Echo(reset=lambda: [{"role": "user", "content": "x" * 10_000_000}])
-    trajectory, engine = spoken(huge, "yes", "yes", max_observation=1000)
+    trajectory, engine = spoken(huge, "yes", "yes", presentation=Presentation(max_observation=1000))
     assert shown(trajectory)[0] == "x" * 1000 + "\n[cut: 10,000,000 characters, 1,000 are shown]"
     assert trajectory.metrics["cut_observations"] == 1
     assert len(engine.said[0][0]) < 2000
