@@ -184,8 +184,7 @@ class Episode:
     def open(self, first: Messages, tools: formats.Tools) -> None:
         """Show the initial messages and the tools to the agent."""
         self.first = first
-        shown, self._truncated_observations = cleaned(first, self._max_observation)
-        opening, self.talk.tools = self._format.opening(shown, tools)
+        opening, self.talk.tools = self._format.opening(self._cleaned(first), tools)
         self.talk.messages += opening
 
     async def turn(self) -> None:
@@ -221,9 +220,7 @@ class Episode:
     async def _execute(self, action: dict[str, Any]) -> Step:
         step = await self.step(action)
         self.outcome = step.info
-        shown, truncated = cleaned(step.observation, self._max_observation)
-        self._truncated_observations += truncated
-        return replace(step, observation=shown)
+        return replace(step, observation=self._cleaned(step.observation))
 
     def _record_parse_error(self, error: formats.Unreadable) -> None:
         self._parse_errors += 1
@@ -240,9 +237,12 @@ class Episode:
     def hear(self, observation: Messages) -> None:
         """Show an observation to the agent, in a format with one action per message."""
         assert isinstance(self._format, formats.OneAction)
-        shown, truncated = cleaned(observation, self._max_observation)
+        self.talk.messages += self._format.show(self._cleaned(observation))
+
+    def _cleaned(self, messages: Messages) -> Messages:
+        cleaned_messages, truncated = cleaned(messages, self._max_observation)
         self._truncated_observations += truncated
-        self.talk.messages += self._format.show(shown)
+        return cleaned_messages
 
     def branch(self, request: EpisodeRequest) -> Episode:
         """Return a copy that continues as another episode, in an environment restored to this state."""

@@ -1,8 +1,8 @@
 """The concurrent collector of episodes.
 
-Each scenario is played `group_size` times. Episodes that finished in an earlier attempt of the stage are reused. A
-failed episode is a trajectory with a failure. If more episodes fail than allowed, the collector stops and reports the
-first causes. Cancellation stops all episodes at once and counts as no failure.
+Each request is one episode. Episodes that finished in an earlier attempt of the stage are reused. A failed
+episode is a trajectory with a failure. If more episodes fail than allowed, the collector stops and reports the first
+causes. Cancellation stops all episodes at once and counts as no failure.
 
 Each episode has exclusive use of an environment instance (`pool`). If the environment is temporarily unreachable, the
 episode is retried from its start with the same seed. An instance that cannot be built is an environment failure; only a

@@ -162,7 +162,7 @@ def play(
     """Play the episodes of a stage.
 
     description: stage and text for live views (`flows.history.live_view`). ways: options such as reflection,
-    continuations, opponent and teacher.
+    continuations, opponent and teacher; None: one attempt per episode.
 
     Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
     TooManyFailures.
@@ -172,6 +172,7 @@ def play(
     from components.rollout.pool import EnvironmentPool
 
     assert context.scratch is not None
+    ways = ways or CollectSpec()
     episodes = FinishedEpisodes(context.scratch)
     requested = {request.id for request in requests}
     finished = dict(episodes.finished)
@@ -209,12 +210,12 @@ def play(
 
 
 def _other_engine(
-    actor: Actor, ways: CollectSpec | None, context: Context
+    actor: Actor, ways: CollectSpec, context: Context
 ) -> TransformersEngine | RemoteEngine | VllmEngine | None:
     """Return the engine of the teacher, or of an opponent other than the policy; None if there is neither."""
-    if ways is not None and ways.opponent == "base":
+    if ways.opponent == "base":
         return Actor(actor.model, actor.inference).engine(context, "opponent")
-    if ways is None or ways.teacher is None:
+    if ways.teacher is None:
         return None
     teacher = ways.teacher.model
     model = teacher.model(actor.model.max_length) if teacher else actor.model
@@ -222,7 +223,7 @@ def _other_engine(
     return Actor(model, ways.teacher.inference, adapter=adapter).engine(context, "teacher")
 
 
-def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec | None, other: Engine | None) -> Player:
+def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None) -> Player:
     """Return the player of an agent. other: engine of the opponent or of the teacher."""
     from components.rollout.agent import AgentLoop
     from components.rollout.players.continuation import Continuing
@@ -236,13 +237,13 @@ def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec | No
         return Player(own_agent)
     loop = AgentLoop(agent.presentation())
     single = PlannerAndWorkers(loop.presentation, agent.roles) if agent.roles is not None else loop
-    if ways is not None and ways.reflection is not None:
+    if ways.reflection is not None:
         return Reflecting(single, ways.reflection)
-    if ways is not None and ways.continuations:
+    if ways.continuations:
         return Continuing(loop, ways.continuations)
-    if ways is not None and ways.opponent != "environment":
+    if ways.opponent != "environment":
         return SelfPlay(loop, other)
-    if ways is not None and ways.teacher is not None:
+    if ways.teacher is not None:
         assert other is not None
         return Taught(single, ways.teacher, other, ways.group_size)
     return Player(single)

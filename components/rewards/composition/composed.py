@@ -256,7 +256,7 @@ def _not_applicable(score: Score) -> bool:
     return score.failure is not None and score.failure.kind == NOT_APPLICABLE
 
 
-def _guarded(work: Callable[..., Value], trajectory: Trajectory, parts: Parts) -> Value | Failure:
+def _guarded(work: Callable[[Trajectory, Parts], Value], trajectory: Trajectory, parts: Parts) -> Value | Failure:
     try:
         return work(trajectory, parts)
     except BaseException as error:
