@@ -1,13 +1,19 @@
-"""Classification of errors raised by third-party code: transient or permanent, and the HTTP status behind them.
+"""Classification of errors raised by foreign code: failures of that code or not, transient or permanent, and the HTTP
+status behind them.
 
-Libraries wrap errors in different ways, so the whole chain of causes is inspected.
+`is_foreign` is the boundary between Espalier and code that it calls: engines, environments, agents and rewards. The
+caller records a foreign exception as a failure that names the boundary, and lets any other propagate. Libraries wrap
+errors in different ways, so `passes` and `status_of` inspect the whole chain of causes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 from typing import Any
+
+from components.errors import ResourceError, SpecError
 
 PASSING = (429, 502, 503, 504)
 """HTTP statuses of transient errors: too many requests, bad gateway, unavailable, gateway timeout."""
@@ -17,6 +23,27 @@ FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|File too large|database or disk is full")
 DEPTH = 16
 """Limit on the errors inspected in one chain."""
+
+
+def is_foreign(error: BaseException, *ours: type[Exception]) -> bool:
+    """Return True if an exception that foreign code raised is a failure of that code.
+
+    False: a user error, which every call would meet (SpecError, ResourceError); an error of the types `ours`; an
+    interrupt of the process; the cancellation of the running task. SystemExit is a failure, because foreign code must
+    not end the run; so is a CancelledError without a request to cancel this task: the code cancelled a task of its own.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return not _is_cancelled()
+    return isinstance(error, Exception | SystemExit) and not isinstance(error, (SpecError, ResourceError, *ours))
+
+
+def _is_cancelled() -> bool:
+    """Return True if the running task is being cancelled, or if no task runs."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return True
+    return task is None or task.cancelling() > 0
 
 
 def passes(error: BaseException | None) -> bool:

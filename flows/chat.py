@@ -106,7 +106,7 @@ class ChatSession:
         """Send the user's message and run the policy's turns until it answers."""
         if self._episode is None:
             self._episode = await self._begin()
-        episode, max_turns = self._episode, self._world.agent.max_turns if self._world else 1
+        episode, max_turns = self._episode, self._episode.request.max_turns
         episode.talk.messages.append({"role": "user", "content": text})
         for _ in range(max_turns):
             action = await episode.decide()
@@ -131,11 +131,11 @@ class ChatSession:
 
     async def _begin(self) -> Episode:
         """Start an episode with the environment's opening messages, without those of its user, whom you play."""
-        from components.rollout.agent import Episode
         from components.rollout.formats import OneAction, make
+        from components.trajectories.schema import Scenario
 
         if self._world is None:
-            episode = Episode(self._engine, _EmptyEnvironment(), self._sampling, 0)
+            episode = self._new(Scenario("chat", {}, "chat"))
             episode.open([], [])
             return episode
         if not isinstance(make(self._world.agent.format, None), OneAction):
@@ -144,8 +144,8 @@ class ChatSession:
                 "/scenario to watch it"
             )
         scenario = self._scenario("")
-        episode = self._new()
-        opening, tools = await episode.start(scenario)
+        episode = self._new(scenario)
+        opening, tools = await episode.start()
         users = [message["content"] for message in opening if message["role"] == "user"]
         episode.open([message for message in opening if message["role"] != "user"], tools)
         hint = f"; its user would say: {printable(users[0])}" if users else ""
@@ -159,12 +159,12 @@ class ChatSession:
             print("/scenario needs an environment; start with --environment RUN")
             return
         scenario = self._scenario(scenario_id)
-        episode = self._new()
+        episode = self._new(scenario)
         print(f"(scenario {scenario.id})")
-        async with episode.within(None):
-            await episode.begin(scenario)
+        async with episode.within():
+            await episode.begin()
             _show(episode.talk.messages)
-            while not episode.done and episode.talk.turns < self._world.agent.max_turns:
+            while not episode.ended:
                 before = len(episode.talk.messages)
                 await episode.turn()
                 _show(episode.talk.messages[before:])
@@ -176,15 +176,16 @@ class ChatSession:
             print(f"(the episode did not end within agent.max_turns = {self._world.agent.max_turns})")
         self._episode = None  # the environment serves one episode at a time
 
-    def _new(self) -> Episode:
+    def _new(self, scenario: Scenario) -> Episode:
         from components.rollout.agent import Episode
+        from components.rollout.formats import Presentation
+        from components.rollout.request import EpisodeRequest
 
-        assert self._world is not None
-        agent = self._world.agent
-        options: dict[str, Any] = {"format": agent.format, "limits": agent.limits()}
-        return Episode(
-            self._engine, self._world.environment, self._sampling, 0, **options, max_observation=agent.max_observation
-        )
+        environment = self._world.environment if self._world else _EmptyEnvironment()
+        max_turns = self._world.agent.max_turns if self._world else 1
+        request = EpisodeRequest(scenario=scenario, sample=0, seed=0, sampling=self._sampling, max_turns=max_turns)
+        presentation = self._world.agent.presentation() if self._world else Presentation()
+        return Episode(self._engine, environment, request, presentation)
 
     def _scenario(self, scenario_id: str) -> Scenario:
         """Return the scenario with this id, or the next one if the id is empty. Raises ResourceError if unknown."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, FiniteFloat
 
+from components.rollout.spec import PATIENCE, EpisodeLimits
 from components.specs import Spec, Target
 
 
@@ -35,7 +38,9 @@ class MarksSpec(Spec):
         return self.model_dump(exclude_none=True)
 
 
-class EvaluateSpec(Spec):
+class EvaluateSpec(EpisodeLimits):
+    """Evaluation of a policy: split, number of scenarios and limits."""
+
     split: str = "heldout"
     """Split of the environment to evaluate on; it shares no scenario with train."""
     scenarios: int | None = Field(None, ge=1)
@@ -47,18 +52,10 @@ class EvaluateSpec(Spec):
     reward. None: the declared reward."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature; 0 is greedy."""
-    concurrency: int = Field(64, ge=1)
-    """Number of concurrent episodes."""
-    environments: int | None = Field(None, ge=1)
-    """Maximum number of concurrent environment instances. None: one per episode, or the environment's own limit."""
-    max_failures: float = Field(0.1, ge=0)
-    """Maximum number of failed episodes. Below 1: a share of the episodes; from 1: a count."""
-    timeout: float = Field(600.0, gt=0)
-    """Time limit of one episode, in seconds."""
-    step_timeout: float | None = Field(None, gt=0)
-    """Time limit of one environment step or reset, in seconds. None: no limit except `timeout`."""
-    retries: int = Field(2, ge=0)
-    """Number of retries of an episode whose environment was unreachable."""
+
+    def key_part(self) -> dict[str, Any]:
+        """Return the settings that determine results, for stage keys."""
+        return self.model_dump(mode="json", exclude=PATIENCE | {"every", "reward"})
 
 
 class CalibrateSpec(Spec):

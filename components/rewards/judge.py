@@ -13,7 +13,6 @@ BudgetSpent after the judgements under way have finished. Cancellation propagate
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -23,7 +22,8 @@ from numbers import Real
 from typing import Any
 
 from components.aio import in_order, in_thread
-from components.errors import BudgetSpent, JudgeError, Problem, ResourceError, SpecError
+from components.errors import BudgetSpent, JudgeError, Problem, SpecError
+from components.exceptions import is_foreign
 from components.rewards.protocol import GroupReward, Reward
 from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -125,8 +125,10 @@ class RewardCaller:
         """Return the scores of trajectories that are judged together."""
         try:
             return self._read(self._ask(*self._arguments(unit)), unit)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any error leaves the unit unscored
-            return _unscored_unit(unit, error)
+        except BaseException as error:
+            if not is_foreign(error, BudgetSpent):
+                raise
+            return [unscored(trajectory, error) for trajectory in unit]
 
     async def call_async(self, unit: Sequence[Trajectory]) -> list[Score]:
         """Return the scores of trajectories that are judged together."""
@@ -134,13 +136,10 @@ class RewardCaller:
         try:
             result = await (self._ask(*arguments) if self._awaited else in_thread(lambda: self._ask(*arguments)))
             return self._read(result, unit)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as error:
+            if not is_foreign(error, BudgetSpent):
                 raise
-            return _unscored_unit(unit, error)  # raised by the reward, not by a cancellation of this task
-        except (Exception, SystemExit) as error:  # noqa: BLE001  as above
-            return _unscored_unit(unit, error)
+            return [unscored(trajectory, error) for trajectory in unit]
 
     def _arguments(self, unit: Sequence[Trajectory]) -> Sequence[Any]:
         return [unit] if self.grouped else unit
@@ -269,15 +268,7 @@ def _no_reason() -> Failure:
     return Failure(JudgeError.boundary, JudgeError.__name__, "the reward gave no number and no reason")
 
 
-def _unscored_unit(unit: Sequence[Trajectory], error: BaseException) -> list[Score]:
-    """Return unscored Scores for an error of the reward. Errors that every trajectory would meet, such as a missing key
-    or model, are raised."""
-    if isinstance(error, SpecError | ResourceError | BudgetSpent):
-        raise error
-    return [unscored(trajectory, error) for trajectory in unit]
-
-
 def unscored(trajectory: Trajectory, error: BaseException) -> Score:
     """Return an unscored Score whose failure is the error."""
     log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
-    return Score(trajectory.id, None, failure=Failure(JudgeError.boundary, type(error).__name__, str(error)))
+    return Score(trajectory.id, None, failure=Failure.of(error, JudgeError.boundary))

@@ -19,8 +19,8 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, replace
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any, TypeVarTuple, get_args
 
 from components.aio import in_thread
 from components.environments.protocol import Environment, Messages, Players, Step
@@ -30,68 +30,49 @@ from components.errors import (
     EnvironmentAway,
     EnvironmentFailed,
     Problem,
-    ResourceError,
     SpecError,
     WaitTimeout,
 )
-from components.exceptions import passes
-from components.inference.protocol import ChatRequest, Engine, Sampling
+from components.exceptions import is_foreign, passes
+from components.inference.protocol import ChatRequest, Engine
 from components.rollout import formats
+from components.rollout.formats import Presentation
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
+from components.rollout.request import EpisodeRequest
 from components.rollout.tool_schemas import as_tools
-from components.sandbox import Limits
 from components.trajectories.convert import to_message
-from components.trajectories.schema import Failure, Role, Scenario, Trajectory
+from components.trajectories.schema import Failure, Role, Trajectory
 
-MAX_OBSERVATION = 100_000
-"""Default maximum number of characters per environment message."""
+Arguments = TypeVarTuple("Arguments")
 
 
-async def play(
-    engine: Engine,
-    environment: Environment,
-    scenario: Scenario,
-    *,
-    sample: int,
-    sampling: Sampling,
-    max_turns: int,
-    seed: int,
-    timeout: float | None = None,
-    step_timeout: float | None = None,
-    format: formats.Name = "native",
-    limits: Limits | None = None,
-    max_observation: int = MAX_OBSERVATION,
-    raise_unreachable: bool = False,
-) -> Trajectory:
-    """Play one episode with the engine's loaded policy and return its trajectory.
+class AgentLoop:
+    """An agent that the loop drives, in one conversation."""
 
-    A failure of the engine or the environment, or a timeout, is recorded in the trajectory together with the
-    conversation so far; cancellation propagates.
+    needs_environment = True
+    holds_environment = False
 
-    timeout: time limit of the episode in seconds. step_timeout: time limit of each environment call in seconds. format:
-    action format. limits: resource limits of the agent's code (format `code`). max_observation: maximum number of
-    characters per environment message; longer messages are truncated and marked. raise_unreachable: raise
-    EnvironmentAway instead of recording it, so that the caller can retry the episode.
-    """
-    shown: dict[str, Any] = {"format": format, "limits": limits, "max_observation": max_observation}
-    episode = Episode(engine, environment, sampling, seed, **shown)
-    async with episode.within(timeout, step_timeout, raise_unreachable):
-        await episode.begin(scenario)
-        while not episode.done and episode.talk.turns < max_turns:
-            await episode.turn()
-    return episode.trajectory(scenario, sample)
+    def __init__(self, presentation: Presentation | None = None):
+        self.presentation = presentation or Presentation()
+
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> Trajectory:
+        """Play one episode, as `players.player.Agent`. A failed episode keeps the conversation so far."""
+        episode = Episode(engine, environment, request, self.presentation)
+        async with episode.within():
+            await episode.begin()
+            while not episode.ended:
+                await episode.turn()
+        return episode.trajectory()
 
 
 class Talk:
-    """A conversation with the policy that the engine has loaded at its start. Sampled tokens are recorded. seed:
-    sampling seed of the responses."""
+    """A conversation with the policy that the engine has loaded at its start. Sampled tokens are recorded."""
 
-    def __init__(self, engine: Engine, sampling: Sampling, seed: int, agent: str = "main"):
+    def __init__(self, engine: Engine, request: EpisodeRequest, agent: str = "main"):
         self.engine = engine
         self.policy = engine.policy
-        self.sampling = sampling
-        self.seed = seed
+        self.request = request
         self.messages: Messages = []
         self.tools: list[dict[str, Any]] = []
         self.recorder = Recorder(agent)
@@ -99,8 +80,8 @@ class Talk:
 
     async def answer(self) -> dict[str, Any]:
         """Sample and return the policy's next message. Raises EngineError and its subclasses."""
-        seed = self.seed * 1009 + self.turns
-        request = ChatRequest(list(self.messages), self.tools, self.policy, self.sampling, seed=seed)
+        seed = self.request.seed * 1009 + self.turns
+        request = ChatRequest(list(self.messages), self.tools, self.policy, self.request.sampling, seed=seed)
         completion = await ask(self.engine.chat, request, error=EngineError)
         self.recorder.record(self.messages, completion)
         self.messages.append(completion.message)
@@ -108,10 +89,10 @@ class Talk:
         self.truncated += completion.finish_reason == "length"
         return completion.message
 
-    def branch(self, seed: int) -> Talk:
-        """Return a copy of the conversation to continue with another seed. The messages so far count as unsampled in
-        it."""
-        branch = Talk(self.engine, self.sampling, seed, self.recorder.agent)
+    def branch(self, request: EpisodeRequest) -> Talk:
+        """Return a copy of the conversation that continues as another episode. The messages so far count as unsampled
+        in it."""
+        branch = Talk(self.engine, request, self.recorder.agent)
         branch.policy, branch.tools, branch.turns = self.policy, self.tools, self.turns
         branch.messages = list(self.messages)
         return branch
@@ -124,16 +105,13 @@ class Episode:
         self,
         engine: Engine,
         environment: Environment,
-        sampling: Sampling,
-        seed: int,
-        *,
-        format: formats.Name = "native",
-        limits: Limits | None = None,
-        max_observation: int = MAX_OBSERVATION,
+        request: EpisodeRequest,
+        presentation: Presentation,
         agent: str = "main",
     ):
-        self.talk = Talk(engine, sampling, seed, agent)
+        self.talk = Talk(engine, request, agent)
         self.environment = environment
+        self.request = request
         self.first: Messages = []
         """Initial messages of the environment."""
         self.steps: list[tuple[dict[str, Any], Step]] = []
@@ -143,30 +121,30 @@ class Episode:
         self.outcome: dict[str, Any] = {}
         self.done = False
         self.failure: Failure | None = None
-        self._format = formats.make(format, limits)
-        self._max_observation = max_observation
+        self._format = formats.make(presentation.format, presentation.limits)
+        self._max_observation = presentation.max_observation
         self._parse_errors = self._truncated_observations = 0
         self.awaited: type[BoundaryError] = EnvironmentFailed
         """Boundary that the episode is waiting for."""
-        self._step_timeout: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if the environment is done or the turns are used up."""
+        return self.done or self.talk.turns >= self.request.max_turns
 
     @contextlib.asynccontextmanager
-    async def within(
-        self, timeout: float | None, step_timeout: float | None = None, raise_unreachable: bool = False
-    ) -> AsyncIterator[None]:
-        """Record boundary errors and timeouts of the block as the episode's failure. timeout: time limit of the block
-        in seconds. step_timeout: time limit of each call by `world` in seconds. raise_unreachable: propagate
-        EnvironmentAway."""
-        self._step_timeout = step_timeout
+    async def within(self) -> AsyncIterator[None]:
+        """Limit the time of the block and record its boundary errors and timeouts as the episode's failure."""
+        timeout = self.request.timeout
         try:
             async with asyncio.timeout(timeout):
                 yield
         except BoundaryError as error:
-            if raise_unreachable and isinstance(error, EnvironmentAway):
+            if self.request.raise_unreachable and isinstance(error, EnvironmentAway):
                 raise
-            self.failure = Failure(error.boundary, type(error).__name__, str(error))
+            self.failure = Failure.of(error, error.boundary)
         except WaitTimeout as error:
-            self.failure = Failure(EnvironmentFailed.boundary, type(error).__name__, str(error))
+            self.failure = Failure.of(error, EnvironmentFailed.boundary)
         except TimeoutError:
             text = (
                 f"the episode took longer than {timeout:g} s (timeout of this stage) while it waited for the "
@@ -174,10 +152,10 @@ class Episode:
             )
             self.failure = Failure(self.awaited.boundary, "WaitTimeout", text)
 
-    async def world(self, operation: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def world(self, operation: str, method: Callable[[*Arguments], Any], *arguments: *Arguments) -> Any:
         """Call a method of the environment and return its result. Raises WaitTimeout if it exceeds the step timeout: at
         once, or afterwards if a synchronous method blocks the event loop. operation: name for messages."""
-        limit, start = self._step_timeout, time.monotonic()
+        limit, start = self.request.step_timeout, time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 answer = await ask(method, *arguments)
@@ -185,10 +163,10 @@ class Episode:
                     return answer
         raise WaitTimeout(f"{operation} took longer than {limit:g} s (step_timeout of this stage)")
 
-    async def start(self, scenario: Scenario) -> tuple[Messages, formats.Tools]:
+    async def start(self) -> tuple[Messages, formats.Tools]:
         """Reset the environment and return its initial messages and its tools."""
         tools = as_tools(await self.world("tools", self.environment.tools))
-        return as_messages(await self.world("reset", self.environment.reset, scenario), "reset"), tools
+        return as_messages(await self.world("reset", self.environment.reset, self.request.scenario), "reset"), tools
 
     async def step(self, action: dict[str, Any]) -> Step:
         """Execute an action in the environment and return the step."""
@@ -196,9 +174,9 @@ class Episode:
         self.steps.append((action, step))
         return step
 
-    async def begin(self, scenario: Scenario) -> None:
+    async def begin(self) -> None:
         """Reset the environment and show its initial messages to the agent. Raises SpecError for two-player games."""
-        self.open(*await self.start(scenario))
+        self.open(*await self.start())
         if isinstance(self.environment, Players) and len(self.environment.players) > 1:
             names = " and ".join(self.environment.players)
             raise SpecError([Problem("environment", f"wants {names} played; expected collect.opponent=policy or base")])
@@ -206,8 +184,7 @@ class Episode:
     def open(self, first: Messages, tools: formats.Tools) -> None:
         """Show the initial messages and the tools to the agent."""
         self.first = first
-        shown, self._truncated_observations = cleaned(first, self._max_observation)
-        opening, self.talk.tools = self._format.opening(shown, tools)
+        opening, self.talk.tools = self._format.opening(self._cleaned(first), tools)
         self.talk.messages += opening
 
     async def turn(self) -> None:
@@ -243,9 +220,7 @@ class Episode:
     async def _execute(self, action: dict[str, Any]) -> Step:
         step = await self.step(action)
         self.outcome = step.info
-        shown, truncated = cleaned(step.observation, self._max_observation)
-        self._truncated_observations += truncated
-        return replace(step, observation=shown)
+        return replace(step, observation=self._cleaned(step.observation))
 
     def _record_parse_error(self, error: formats.Unreadable) -> None:
         self._parse_errors += 1
@@ -262,25 +237,27 @@ class Episode:
     def hear(self, observation: Messages) -> None:
         """Show an observation to the agent, in a format with one action per message."""
         assert isinstance(self._format, formats.OneAction)
-        shown, truncated = cleaned(observation, self._max_observation)
-        self._truncated_observations += truncated
-        self.talk.messages += self._format.show(shown)
+        self.talk.messages += self._format.show(self._cleaned(observation))
 
-    def branch(self, seed: int) -> Episode:
-        """Return a copy of the episode to continue with another seed, in an environment restored to this state."""
+    def _cleaned(self, messages: Messages) -> Messages:
+        cleaned_messages, truncated = cleaned(messages, self._max_observation)
+        self._truncated_observations += truncated
+        return cleaned_messages
+
+    def branch(self, request: EpisodeRequest) -> Episode:
+        """Return a copy that continues as another episode, in an environment restored to this state."""
         branch = copy.copy(self)
-        branch.talk, branch._format = self.talk.branch(seed), copy.copy(self._format)
+        branch.request = request
+        branch.talk, branch._format = self.talk.branch(request), copy.copy(self._format)
         branch.steps, branch.rewards = list(self.steps), list(self.rewards)
         return branch
 
-    def trajectory(self, scenario: Scenario, sample: int) -> Trajectory:
+    def trajectory(self) -> Trajectory:
         """Return the trajectory of the episode so far."""
         talk = self.talk
         talk.recorder.close(talk.messages)
-        return Trajectory(
-            id=f"{scenario.id}/{sample}",
-            scenario=scenario,
-            sample=sample,
+        return replace(
+            self.request.trajectory(talk.policy),
             histories=talk.recorder.histories,
             tools=talk.tools,
             step_rewards=self.rewards,
@@ -294,12 +271,12 @@ class Episode:
                 **({"cut_observations": float(self._truncated_observations)} if self._truncated_observations else {}),
             },
             failure=self.failure,
-            policy=talk.policy,
-            sampling={**asdict(talk.sampling), "seed": talk.seed},
         )
 
 
-async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryError] = EnvironmentFailed) -> Any:
+async def ask(
+    method: Callable[[*Arguments], Any], *arguments: *Arguments, error: type[BoundaryError] = EnvironmentFailed
+) -> Any:
     """Call a synchronous or async method and return its result. Its exceptions become `error`, or EnvironmentAway if
     they are transient. Synchronous methods of an environment with the attribute `blocking` run in a thread."""
     name = getattr(method, "__name__", str(method))
@@ -309,16 +286,13 @@ async def ask(method: Callable[..., Any], *arguments: Any, error: type[BoundaryE
         else:
             answer = method(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
-    except (BoundaryError, SpecError, ResourceError):
-        raise
-    except asyncio.CancelledError as cause:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+    except BaseException as cause:
+        if not is_foreign(cause, BoundaryError):
             raise
-        raise error(f"{name}: cancelled itself") from cause  # not requested by the caller: a failure of the method
-    except (Exception, SystemExit) as cause:  # an environment that exits must not end the run
         kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
-        raise kind(f"{name}: {type(cause).__name__}: {cause}") from cause
+        cancelled = isinstance(cause, asyncio.CancelledError)
+        text = "cancelled itself" if cancelled else f"{type(cause).__name__}: {cause}"
+        raise kind(f"{name}: {text}") from cause
 
 
 def as_messages(value: Any, where: str) -> Messages:

@@ -1,8 +1,8 @@
 """The concurrent collector of episodes.
 
-Each scenario is played `group_size` times. Episodes that finished in an earlier attempt of the stage are reused. A
-failed episode is a trajectory with a failure. If more episodes fail than allowed, the collector stops and reports the
-first causes. Cancellation stops all episodes at once and counts as no failure.
+Each request is one episode. Episodes that finished in an earlier attempt of the stage are reused. A failed
+episode is a trajectory with a failure. If more episodes fail than allowed, the collector stops and reports the first
+causes. Cancellation stops all episodes at once and counts as no failure.
 
 Each episode has exclusive use of an environment instance (`pool`). If the environment is temporarily unreachable, the
 episode is retried from its start with the same seed. An instance that cannot be built is an environment failure; only a
@@ -20,22 +20,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from components.aio import run
 from components.environments.protocol import Environment, Solver, Step
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
-from components.inference.protocol import Engine, Sampling
+from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures, WaitTimeout
+from components.inference.protocol import Engine
 from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, as_messages, as_step, ask, play
+from components.rollout.agent import AgentLoop, as_messages, as_step, ask
+from components.rollout.formats import Presentation
+from components.rollout.listener import EpisodeListener
 from components.rollout.observations import cleaned
-from components.rollout.own_agent import OwnAgent
-from components.rollout.players.player import Once, Player, episode_number
+from components.rollout.players.player import Player
 from components.rollout.pool import EnvironmentPool, close
+from components.rollout.request import EpisodeRequest
+from components.rollout.spec import EpisodeLimits
 from components.rollout.tool_schemas import as_tools
-from components.sandbox import Limits
 from components.trajectories.convert import to_message
 from components.trajectories.failures import failure_kinds
 from components.trajectories.groups import by_scenario, misnamed
@@ -99,164 +101,149 @@ def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
 def run_episodes(
     engine: Engine,
     environments: EnvironmentPool | Callable[[], Environment],
-    scenarios: Sequence[Scenario],
+    requests: Sequence[EpisodeRequest],
+    limits: EpisodeLimits,
     *,
-    group_size: int,
-    sampling: Sampling,
-    max_turns: int,
-    concurrency: int,
-    timeout: float,
-    max_failures: float,
-    seed: int,
-    player: Player | OwnAgent | None = None,
-    temperature_step: float = 0.0,
-    step_timeout: float | None = None,
-    retries: int = 0,
+    player: Player | None = None,
     finished: Mapping[str, Trajectory] | None = None,
-    on_begin: Callable[[str, Engine], Engine] | None = None,
-    on_episode: Callable[[Trajectory, float], None] | None = None,
-    on_retry: Callable[[EnvironmentAway], None] | None = None,
+    listener: EpisodeListener | None = None,
 ) -> list[Trajectory]:
     """Play all episodes and return their trajectories.
 
-    They are ordered by scenario and sample; episodes derived from others (`player`) come after the group of these.
-    Raises TooManyFailures, and SpecError if two scenarios have the same id.
+    They have the order of the requests; episodes derived from others (`player`) come after the group of these. Raises
+    TooManyFailures, and SpecError if two scenarios have the same id.
 
-    environments: pool of instances, or a factory of one. timeout: time limit per episode in seconds, without the time
-    spent waiting for an instance. max_failures: below 1 a share of the episodes, from 1 a count. player: way of playing
-    an episode; None: the agent loop, once. temperature_step: sample k of a scenario uses temperature + k ·
-    temperature_step. step_timeout: time limit in seconds of each environment call of the agent loop. retries: maximum
-    retries of an episode whose environment is unreachable. on_begin: called with the name of each starting episode;
-    returns the engine for it and the episodes derived from it. on_episode: called with each new trajectory and its
-    duration in seconds. on_retry: called with the cause of each retry.
+    environments: pool of instances, or a factory of one. requests: episodes; the time limits in `limits` replace
+    theirs. player: way of playing an episode; None: the agent loop, once. finished: trajectories of earlier attempts of
+    the stage by id, which are not played again.
     """
-    if len({scenario.id for scenario in scenarios}) < len(scenarios):
+    if len({request.id for request in requests}) < len(requests):
         raise SpecError([Problem("environment", "gives the same id to several scenarios; ids must be unique")])
-    if (problem := misnamed(scenarios)) is not None:
+    if (problem := misnamed(request.scenario for request in requests)) is not None:
         raise SpecError([Problem("environment", problem)])
-    jobs = [(scenario, sample) for scenario in scenarios for sample in range(group_size)]
-    allowed = failures_allowed(max_failures, len(jobs))
     pool = environments if isinstance(environments, EnvironmentPool) else EnvironmentPool(environments)
-    own_agent = player if isinstance(player, OwnAgent) else None
-    episode_player: Player = Once(player.play) if isinstance(player, OwnAgent) else player or Once(play)
-    done: dict[str, Trajectory] = {}
-    following: dict[str, list[str]] = {}
-    failed: list[Trajectory] = []
-    pending = iter(jobs)
-
-    def take(trajectories: Sequence[Trajectory]) -> None:
-        """Record an episode and those derived from it. Together they count as at most one failure."""
-        for trajectory in trajectories:
-            done[trajectory.id] = trajectory
-        following[trajectories[0].id] = [trajectory.id for trajectory in trajectories]
-        failed.extend([trajectory for trajectory in trajectories if trajectory.failure][:1])
-        if len(failed) > allowed:
-            kinds = failure_kinds((trajectory.id, trajectory.failure) for trajectory in failed if trajectory.failure)
-            raise TooManyFailures(
-                f"{len(failed)} of {len(jobs)} episodes failed, more than the {allowed} that "
-                f"max_failures={max_failures:g} of this stage allows. {'. '.join(map(str, kinds))}"
-            )
-
-    def engine_of(name: str) -> Engine:
-        return on_begin(name, engine) if on_begin else engine
-
-    async def attempt(scenario: Scenario, sample: int, raise_unreachable: bool) -> tuple[list[Trajectory], float]:
-        name = f"{scenario.id}/{sample}"
-        options: dict[str, Any] = {
-            "sample": sample,
-            "sampling": replace(sampling, temperature=sampling.temperature + sample * temperature_step),
-            "max_turns": max_turns,
-            "seed": episode_number(seed, name),
-            "timeout": timeout,
-            "raise_unreachable": raise_unreachable,
-        }
-        if own_agent is None:
-            options["step_timeout"] = step_timeout
-        if own_agent is not None and not own_agent.wants_environment:
-            started = time.monotonic()
-            return [await own_agent.play(engine_of(name), None, scenario, **options)], time.monotonic() - started
-        async with AsyncExitStack() as stack:
-            try:
-                lease = await stack.enter_async_context(pool.lease())
-            except EnvironmentFailed as error:
-                if raise_unreachable and isinstance(error, EnvironmentAway):
-                    raise
-                return [_without_environment(engine.policy, scenario, error, **options)], 0.0
-            started = time.monotonic()
-            trajectories = await episode_player.play(engine_of(name), lease.environment, scenario, **options)
-            failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
-            if own_agent is not None:
-                lease.reusable = not failures
-                # The thread of a timed-out agent may still use the instance.
-                lease.abandoned = any(failure.kind == "WaitTimeout" for failure in failures)
-            else:
-                lease.reusable = all(failure.boundary != EnvironmentFailed.boundary for failure in failures)
-            return trajectories, time.monotonic() - started
-
-    async def episode(scenario: Scenario, sample: int) -> tuple[list[Trajectory], float]:
-        pause = FIRST_PAUSE
-        for remaining in range(retries, 0, -1):
-            try:
-                return await attempt(scenario, sample, raise_unreachable=True)
-            except EnvironmentAway as error:
-                wait = random.uniform(0.5, 1.0) * pause
-                logger.info(
-                    "%s/%d is retried in %.1f s, %d retries left: %s", scenario.id, sample, wait, remaining, error
-                )
-                if on_retry:
-                    on_retry(error)
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        return await attempt(scenario, sample, raise_unreachable=False)
-
-    async def work() -> None:
-        for scenario, sample in pending:
-            name = f"{scenario.id}/{sample}"
-            if finished and name in finished:
-                names = [name, *episode_player.following(finished[name])]
-                if all(name in finished for name in names):
-                    take([finished[name] for name in names])
-                    continue
-            trajectories, seconds = await episode(scenario, sample)
-            if on_episode:
-                for trajectory in trajectories:
-                    on_episode(trajectory, seconds)
-            take(trajectories)
-
-    async def work_all() -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(concurrency, len(jobs))):
-                    group.create_task(work())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            await pool.end_stage()
-
+    pool.most = limits.environments
+    collection = _Collection(
+        engine, pool, requests, limits, player or Player(AgentLoop()), finished or {}, listener or EpisodeListener()
+    )
     try:
         with raised_gc_threshold():
-            run(work_all())
+            run(collection.play_all())
     finally:
         if pool is not environments:
             pool.close()
-    ordered = [done[name] for scenario, sample in jobs for name in following[f"{scenario.id}/{sample}"]]
-    groups = by_scenario(ordered).values()
+    groups = by_scenario(collection.trajectories()).values()
     return [trajectory for group in groups for trajectory in sorted(group, key=lambda member: member.sample)]
 
 
-def _without_environment(
-    policy: str, scenario: Scenario, error: EnvironmentFailed, *, sample: int, sampling: Sampling, seed: int, **_: Any
-) -> Trajectory:
+@dataclass
+class _Collection:
+    """A running collection: its finished episodes, and those that failed."""
+
+    engine: Engine
+    pool: EnvironmentPool
+    requests: Sequence[EpisodeRequest]
+    limits: EpisodeLimits
+    player: Player
+    finished: Mapping[str, Trajectory]
+    """Trajectories of earlier attempts of the stage, by id."""
+    listener: EpisodeListener
+
+    def __post_init__(self) -> None:
+        self.pending = iter(self.requests)
+        self.done: dict[str, list[Trajectory]] = {}
+        """Episodes by id, each with those derived from it."""
+        self.failed: list[Trajectory] = []
+        self.allowed = failures_allowed(self.limits.max_failures, len(self.requests))
+
+    def trajectories(self) -> list[Trajectory]:
+        """Return all episodes in the order of the requests, each followed by those derived from it."""
+        return [trajectory for request in self.requests for trajectory in self.done[request.id]]
+
+    async def play_all(self) -> None:
+        """Play all episodes, `limits.concurrency` at a time."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.limits.concurrency, len(self.requests))):
+                    group.create_task(self._play_pending())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self.pool.end_stage()
+
+    async def _play_pending(self) -> None:
+        for request in self.pending:
+            if (first := self.finished.get(request.id)) is not None:
+                names = [first.id, *self.player.following(first)]
+                if all(name in self.finished for name in names):
+                    self._record([self.finished[name] for name in names])
+                    continue
+            trajectories, seconds = await self._play_with_retries(request)
+            for trajectory in trajectories:
+                self.listener.end(trajectory, seconds)
+            self._record(trajectories)
+
+    def _record(self, trajectories: list[Trajectory]) -> None:
+        """Record an episode and those derived from it. Together they count as at most one failure."""
+        self.done[trajectories[0].id] = trajectories
+        failed = self.failed
+        failed.extend([trajectory for trajectory in trajectories if trajectory.failure][:1])
+        if len(failed) > self.allowed:
+            kinds = failure_kinds((trajectory.id, trajectory.failure) for trajectory in failed if trajectory.failure)
+            raise TooManyFailures(
+                f"{len(failed)} of {len(self.requests)} episodes failed, more than the {self.allowed} that "
+                f"max_failures={self.limits.max_failures:g} of this stage allows. {'. '.join(map(str, kinds))}"
+            )
+
+    async def _play_with_retries(self, request: EpisodeRequest) -> tuple[list[Trajectory], float]:
+        """Return an episode with those derived from it, and its duration in seconds."""
+        limits, pause = self.limits, FIRST_PAUSE
+        request = replace(request, timeout=limits.timeout, step_timeout=limits.step_timeout)
+        for remaining in range(limits.retries, 0, -1):
+            try:
+                return await self._play(replace(request, raise_unreachable=True))
+            except EnvironmentAway as error:
+                wait = random.uniform(0.5, 1.0) * pause
+                logger.info("%s is retried in %.1f s, %d retries left: %s", request.id, wait, remaining, error)
+                self.listener.retry(error)
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return await self._play(request)
+
+    async def _play(self, request: EpisodeRequest) -> tuple[list[Trajectory], float]:
+        agent = self.player.agent
+        if not agent.needs_environment:
+            unused: Any = None
+            return await self._play_in(unused, request)
+        async with AsyncExitStack() as stack:
+            try:
+                lease = await stack.enter_async_context(self.pool.lease())
+            except EnvironmentFailed as error:
+                if request.raise_unreachable and isinstance(error, EnvironmentAway):
+                    raise
+                return [_without_environment(request, self.engine.policy, error)], 0.0
+            trajectories, seconds = await self._play_in(lease.environment, request)
+            failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+            if agent.holds_environment:
+                lease.reusable = not failures
+                lease.abandoned = any(failure.kind == WaitTimeout.__name__ for failure in failures)
+            else:
+                lease.reusable = all(failure.boundary != EnvironmentFailed.boundary for failure in failures)
+            return trajectories, seconds
+
+    async def _play_in(self, environment: Environment, request: EpisodeRequest) -> tuple[list[Trajectory], float]:
+        started = time.monotonic()
+        engine = self.listener.begin(request.id, self.engine)
+        return await self.player.play(engine, environment, request), time.monotonic() - started
+
+
+def _without_environment(request: EpisodeRequest, policy: str, error: EnvironmentFailed) -> Trajectory:
     """Return the failed trajectory of an episode whose environment could not be built."""
-    return Trajectory(
-        id=f"{scenario.id}/{sample}",
-        scenario=scenario,
-        sample=sample,
+    return replace(
+        request.trajectory(policy),
         histories=[History([])],
         metrics={"turns": 0.0, "sampled_tokens": 0.0, "truncated": 0.0},
-        failure=Failure(error.boundary, type(error).__name__, str(error)),
-        policy=policy,
-        sampling={**asdict(sampling), "seed": seed},
+        failure=Failure.of(error, error.boundary),
     )
 
 
@@ -281,17 +268,11 @@ def failures_allowed(max_failures: float, episodes: int) -> int:
 
 
 def demonstrate(
-    make_environment: Callable[[], Environment],
-    scenarios: Sequence[Scenario],
-    format: formats.Name = "native",
-    max_observation: int = MAX_OBSERVATION,
-    limits: Limits | None = None,
+    make_environment: Callable[[], Environment], scenarios: Sequence[Scenario], presentation: Presentation
 ) -> list[Trajectory]:
-    """Play the environment's own solution of each scenario, in an action format, and return the demonstrations.
-
-    limits: resource limits of code (format `code`). Raises SpecError if the environment has no solver or the format
-    cannot express a solution, EnvironmentFailed if the environment fails.
-    """
+    """Play the environment's own solution of each scenario and return the demonstrations. Raises SpecError if the
+    environment has no solver or the action format cannot express a solution, EnvironmentFailed if the environment
+    fails."""
     environment = make_environment()
     if not isinstance(environment, Solver):
         raise SpecError(
@@ -300,10 +281,7 @@ def demonstrate(
 
     async def demonstrate_all() -> list[Trajectory]:
         try:
-            return [
-                await _demonstration(environment, environment, scenario, formats.make(format, limits), max_observation)
-                for scenario in scenarios
-            ]
+            return [await _demonstration(environment, environment, scenario, presentation) for scenario in scenarios]
         finally:
             await close(environment)
 
@@ -311,8 +289,9 @@ def demonstrate(
 
 
 async def _demonstration(
-    environment: Environment, solver: Solver, scenario: Scenario, shown: formats.Format, max_observation: int
+    environment: Environment, solver: Solver, scenario: Scenario, presentation: Presentation
 ) -> Trajectory:
+    shown, max_observation = formats.make(presentation.format, presentation.limits), presentation.max_observation
     tools = as_tools(await ask(environment.tools))
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
     messages, tools = shown.opening(list(first), tools)

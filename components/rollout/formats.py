@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from components.environments.protocol import Messages, Step
@@ -23,6 +23,21 @@ from components.rollout.action_format import Format, Take, Tools, Unreadable, ap
 from components.sandbox import Limits
 
 Name = Literal["native", "react", "chat", "code"]
+
+MAX_OBSERVATION = 100_000
+"""Default maximum number of characters per environment message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """Presentation of an environment to an agent."""
+
+    format: Name = "native"
+    """Action format."""
+    max_observation: int = MAX_OBSERVATION
+    """Maximum number of characters per environment message. Longer messages are truncated and marked."""
+    limits: Limits | None = None
+    """Resource limits of a code block (format `code`)."""
 
 
 class OneAction:

@@ -30,7 +30,7 @@ import secrets
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from components.aio import ending_processes, in_thread
@@ -44,11 +44,12 @@ from components.errors import (
     ResourceError,
     SpecError,
 )
-from components.exceptions import causes, status_of
-from components.inference.protocol import Engine, Sampling
+from components.exceptions import causes, is_foreign, status_of
+from components.inference.protocol import Engine
 from components.redaction import MASK
 from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
+from components.rollout.request import EpisodeRequest
 from components.rollout.spec import RUNTIME_ARGUMENTS
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
@@ -61,15 +62,12 @@ MODEL = "policy"
 
 
 class OwnAgent:
-    """Player that runs `function`. url: address of the endpoint, which looks up the engine of an API key in `engines`.
-    Raises SpecError if the function has an unknown required parameter."""
+    """Agent that runs `function`, as `players.player.Agent`. url: address of the endpoint, which looks up the engine of
+    an API key in `engines`. Raises SpecError if the function has an unknown required parameter."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        url: str,
-        engines: MutableMapping[str, Engine],
-    ):
+    holds_environment = True
+
+    def __init__(self, function: Callable[..., Any], url: str, engines: MutableMapping[str, Engine]):
         parameters = inspect.signature(function).parameters.values()
         required = [
             parameter.name
@@ -80,55 +78,38 @@ class OwnAgent:
             text = f"asks for {', '.join(unknown)}; expected some of {', '.join(RUNTIME_ARGUMENTS)}"
             raise SpecError([Problem("agent.function", text)])
         self._names = [parameter.name for parameter in parameters if parameter.name in RUNTIME_ARGUMENTS]
-        self.wants_environment = "environment" in self._names
+        self.needs_environment = "environment" in self._names
         self._function = function
         self._url = url
         self._engines = engines
 
-    async def play(
-        self,
-        engine: Engine,
-        environment: Environment | None,
-        scenario: Scenario,
-        *,
-        sample: int,
-        sampling: Sampling,
-        max_turns: int,
-        seed: int,
-        timeout: float | None,
-        raise_unreachable: bool = False,
-    ) -> Trajectory:
-        """Play one episode and return its trajectory, with any failure recorded. Cancellation, SpecError and
-        ResourceError propagate; so does EnvironmentAway with `raise_unreachable`, for the caller to retry."""
-        capture = Capture(engine, sampling, seed, max_turns)
+    async def play(self, engine: Engine, environment: Environment | None, request: EpisodeRequest) -> Trajectory:
+        """Play one episode and return its trajectory, with any failure recorded."""
+        capture = Capture(engine, request.sampling, request.seed, request.max_turns)
         returned, failure = None, None
         with self._key(capture) as key:
             try:
-                async with ending_processes(), asyncio.timeout(timeout):
-                    returned = _validated(await self._run(scenario, environment, key))
-            except _Raised as error:
-                cause = error.__cause__
-                if not (capture.exhausted and _was_refused(cause)):
-                    failure = Failure("agent", "AgentError", _describe(cause).replace(key, MASK))
+                async with ending_processes(), asyncio.timeout(request.timeout):
+                    returned = _validated(await self._run(request.scenario, environment, key))
             except BoundaryError as error:
-                if raise_unreachable and isinstance(error, EnvironmentAway):
+                if request.raise_unreachable and isinstance(error, EnvironmentAway):
                     raise
-                failure = Failure(error.boundary, type(error).__name__, str(error))
+                if not (isinstance(error, AgentError) and capture.exhausted and _was_refused(error.__cause__)):
+                    failure = Failure(error.boundary, type(error).__name__, str(error).replace(key, MASK))
             except TimeoutError:
-                failure = Failure("agent", "WaitTimeout", f"the episode took longer than {timeout:g} s")
+                text = f"the episode took longer than {request.timeout:g} s"
+                failure = Failure(AgentError.boundary, "WaitTimeout", text)
         if isinstance(capture.failed, SpecError | ResourceError):
             raise capture.failed  # would fail every episode
         if isinstance(capture.failed, BoundaryError):
-            failure = Failure(capture.failed.boundary, type(capture.failed).__name__, str(capture.failed))
+            failure = Failure.of(capture.failed, capture.failed.boundary)
         reported = returned if isinstance(returned, Trajectory) else None
         outcome = reported.outcome if reported else dict(returned) if isinstance(returned, Mapping) else {}
         if isinstance(returned, float):
             outcome = {"reward": returned}
         histories = capture.histories or (reported.histories if reported else []) or [History([])]
-        return Trajectory(
-            id=f"{scenario.id}/{sample}",
-            scenario=scenario,
-            sample=sample,
+        return replace(
+            request.trajectory(engine.policy),
             histories=histories,
             tools=capture.tools or (reported.tools if reported else []),
             step_rewards=reported.step_rewards if reported else [],
@@ -141,8 +122,6 @@ class OwnAgent:
                 "histories": float(len(histories)),
             },
             failure=failure or (reported.failure if reported else None),
-            policy=engine.policy,
-            sampling={**asdict(sampling), "seed": seed},
         )
 
     @contextmanager
@@ -166,24 +145,15 @@ class OwnAgent:
         try:
             result = self._function(**arguments) if is_async else await in_thread(lambda: self._function(**arguments))
             return await result if inspect.isawaitable(result) else result
-        except (SpecError, ResourceError, EnvironmentFailed):
-            raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as error:
+            if not is_foreign(error, EnvironmentFailed):
                 raise
-            raise _Raised from error  # the agent cancelled a task of its own
-        except (Exception, SystemExit) as error:
-            raise _Raised from error
+            raise AgentError(_describe(error)) from error
         finally:
             if client is not None:
                 closed = client.close()
                 if inspect.isawaitable(closed):
                     await closed
-
-
-class _Raised(Exception):
-    """Wrapper of an exception of the agent, which is its cause."""
 
 
 def _was_refused(error: BaseException | None) -> bool:
@@ -197,7 +167,7 @@ def _was_refused(error: BaseException | None) -> bool:
     )
 
 
-def _describe(error: BaseException | None) -> str:
+def _describe(error: BaseException) -> str:
     """Return the description of an agent's exception. For a subprocess: its exit status and the error on standard
     error, without the command line, which may contain the episode's API key and a whole program."""
     text = str(error)

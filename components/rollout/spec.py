@@ -6,18 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import TeacherSpec
-from components.rollout.formats import Name
+from components.rollout.formats import MAX_OBSERVATION, Name, Presentation
 from components.sandbox import Limits
 from components.specs import Spec, Target
 
 RUNTIME_ARGUMENTS = ("scenario", "client", "base_url", "api_key", "model", "environment")
 """Parameters that a custom agent function may declare; the collector passes them at run time (`own_agent`)."""
-
-
-PATIENCE = {"concurrency", "environments", "timeout", "step_timeout", "retries"}
-"""Concurrency and timeout keys of collect and evaluate. Stage keys exclude them."""
 
 
 class OwnAgentTarget(Target):
@@ -90,7 +87,7 @@ class AgentSpec(Spec):
     roles: RolesSpec | None = None
     """`{worker_turns: 4, ...}`: a planner and workers play the episode; `max_turns` limits the total number of their
     messages. null: a single agent plays it."""
-    max_observation: int = Field(100_000, ge=100)
+    max_observation: int = Field(MAX_OBSERVATION, ge=100)
     """Maximum number of characters per environment message. Truncation is marked in the text and counted
     (`cut_observations`)."""
     code: CodeSpec | None = None
@@ -106,6 +103,10 @@ class AgentSpec(Spec):
     def limits(self) -> Limits | None:
         """Return the sandbox limits of `format=code`; None for other formats."""
         return (self.code or CodeSpec()).limits() if self.format == "code" else None
+
+    def presentation(self) -> Presentation:
+        """Return the presentation of an environment to the agent."""
+        return Presentation(self.format, self.max_observation, self.limits())
 
     def shown_part(self) -> dict[str, Any]:
         """Return the settings that determine how an episode is presented to the agent, for stage keys."""
@@ -163,7 +164,32 @@ class CollectTeacherSpec(Spec):
         return data | {"model": self.model.key_part() if self.model else None, **self.inference.key_part()}
 
 
-class CollectSpec(Spec):
+class EpisodeLimits(Spec):
+    """Limits of a collection of episodes: concurrency, time, retries and failures."""
+
+    concurrency: int = Field(64, ge=1)
+    """Maximum number of concurrent episodes. The engine batches their requests."""
+    environments: int | None = Field(None, ge=1)
+    """Maximum number of concurrent environment instances; further episodes wait. None: one per episode, or the
+    environment's own limit (`instances`)."""
+    max_failures: float = Field(0.1, ge=0)
+    """Failures allowed: below 1 a share of the episodes, from 1 an absolute number. More failures end the stage with an
+    error. Cancelled episodes do not count."""
+    timeout: float = Field(600.0, gt=0)
+    """Time limit of an episode in seconds. An episode that times out has failed."""
+    step_timeout: float | None = Field(None, gt=0)
+    """Time limit in seconds of one environment step or reset. An episode that exceeds it has failed. A custom agent
+    calls its environment itself, so only `timeout` applies to it. None: no limit but `timeout`."""
+    retries: int = Field(2, ge=0)
+    """Retries, with the same seed, of an episode whose environment was unreachable: connection refused or broken, HTTP
+    429, 502, 503 or 504. Other failures are not retried."""
+
+
+PATIENCE = set(EpisodeLimits.model_fields) - {"max_failures"}
+"""Concurrency and timeout keys of collect and evaluate. Stage keys exclude them."""
+
+
+class CollectSpec(EpisodeLimits):
     """Collection of episodes: number, sampling, players and limits."""
 
     scenarios: int = Field(8, ge=1)
@@ -199,22 +225,10 @@ class CollectSpec(Spec):
     both sides are training episodes. `base`: the model before any training; its side is no training episode."""
     teacher: CollectTeacherSpec | None = None
     """`{model: {name: NAME}, ...}`: another model plays the scenarios that the policy failed. null: no teacher."""
-    concurrency: int = Field(64, ge=1)
-    """Maximum number of concurrent episodes. The engine batches their requests."""
-    environments: int | None = Field(None, ge=1)
-    """Maximum number of concurrent environment instances; further episodes wait. None: one per episode, or the
-    environment's own limit (`instances`)."""
-    max_failures: float = Field(0.1, ge=0)
-    """Failures allowed: below 1 a share of the episodes, from 1 an absolute number. More failures end the stage with an
-    error. Cancelled episodes do not count."""
-    timeout: float = Field(600.0, gt=0)
-    """Time limit of an episode in seconds. An episode that times out has failed."""
-    step_timeout: float | None = Field(None, gt=0)
-    """Time limit in seconds of one environment step or reset. An episode that exceeds it has failed. A custom agent
-    calls its environment itself, so only `timeout` applies to it. None: no limit but `timeout`."""
-    retries: int = Field(2, ge=0)
-    """Retries, with the same seed, of an episode whose environment was unreachable: connection refused or broken, HTTP
-    429, 502, 503 or 504. Other failures are not retried."""
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """Return the sampling parameters of sample 0. max_tokens: maximum number of tokens per message."""
+        return Sampling(self.temperature, self.top_p, self.top_k, max_tokens, self.min_p)
 
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys. Optional ways of playing appear only if set."""

@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.trajectories.schema import History, Message, Score, Trajectory
+from components.trajectories.convert import to_openai
+from components.trajectories.schema import History, Score, Trajectory
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
@@ -130,26 +131,14 @@ def _add_history(spans: _Spans, parent: str, history: History, tools: list[dict[
             spans.clock_ns += sampled * _MS
         spans.close(
             span,
-            inputs={"messages": [_openai(earlier) for earlier in history.messages[:index]]},
-            outputs={"choices": [{"message": _openai(message), "finish_reason": message.finish_reason or "stop"}]},
+            inputs={"messages": [to_openai(earlier) for earlier in history.messages[:index]]},
+            outputs={"choices": [{"message": to_openai(message), "finish_reason": message.finish_reason or "stop"}]},
             attributes=attributes,
         )
         for call in message.tool_calls:
             span = spans.open(call.name, SpanType.TOOL, parent)
             spans.clock_ns += _MS
             spans.close(span, inputs={"arguments": call.arguments}, outputs=answers.get(call.id))
-
-
-def _openai(message: Message) -> dict[str, Any]:
-    data: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        data["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        data["tool_call_id"] = message.tool_call_id
-    return data
 
 
 class _Spans:

@@ -103,6 +103,11 @@ class Failure:
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", mask_text(self.message))
 
+    @classmethod
+    def of(cls, error: BaseException, boundary: str) -> Failure:
+        """Return the failure that records an error."""
+        return cls(boundary, type(error).__name__, str(error))
+
 
 @dataclass(slots=True)
 class Trajectory:

@@ -9,14 +9,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from components.artifacts import Draft
-from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
+from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
-from flows.stages.episodes import figures, play, scenarios_of, write_times
+from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 
 SPLIT = "train"
 
@@ -77,40 +77,29 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
-        options = spec.agent.format, spec.agent.max_observation, spec.agent.limits()
-        trajectories = demonstrate(spec.environment.build, scenarios, *options)
+        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation())
         context.progress(len(trajectories), len(trajectories))
     else:
-        sampling = Sampling(
-            temperature=spec.collect.temperature,
-            top_p=spec.collect.top_p,
-            top_k=spec.collect.top_k,
-            min_p=spec.collect.min_p,
-            max_tokens=spec.agent.max_tokens,
-        )
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
-        max_failures = spec.collect.max_failures
-        if spec.further is not None and max_failures < 1:  # a share of the round, not of the smaller refill
-            allowed = failures_allowed(max_failures, spec.further[0] * spec.collect.group_size)
-            max_failures = max(max_failures, float(allowed))
-        trajectories, times, speed = play(
-            model=model,
-            adapter=spec.teacher.adapter_dir() if spec.teacher else None,
-            inference=spec.inference,
-            environment=spec.environment,
-            agent=spec.agent,
-            policy=inputs.get("policy"),
-            scenarios=scenarios,
-            group_size=spec.collect.group_size,
-            sampling=sampling,
-            concurrency=spec.collect.concurrency,
-            timeout=spec.collect.timeout,
-            environments=spec.collect.environments,
-            step_timeout=spec.collect.step_timeout,
-            retries=spec.collect.retries,
-            max_failures=max_failures,
+        limits = spec.collect
+        if spec.further is not None and limits.max_failures < 1:  # a share of the round, not of the smaller refill
+            allowed = failures_allowed(limits.max_failures, spec.further[0] * spec.collect.group_size)
+            limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(allowed))})
+        requests = episode_requests(
+            scenarios,
+            spec.collect.group_size,
+            sampling=spec.collect.sampling(spec.agent.max_tokens),
+            max_turns=spec.agent.max_turns,
             seed=context.seed * 1_000_003 + spec.round,
-            context=context,
+            temperature_step=spec.collect.temperature_step,
+        )
+        trajectories, times, speed = play(
+            Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
+            spec.environment,
+            spec.agent,
+            requests,
+            limits,
+            context,
             description={"stage": "collect", "what": _description(spec)},
             ways=spec.collect,
         )

@@ -9,26 +9,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import (
-    BoundaryError,
-    EnvironmentAway,
-    EnvironmentFailed,
-    Problem,
-    ResourceError,
-    SpecError,
-    TooManyFailures,
-)
-from components.exceptions import passes
-from components.inference.protocol import BASE_POLICY, Engine, Sampling
+from components.errors import BoundaryError, EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
+from components.exceptions import is_foreign, passes
+from components.inference.protocol import BASE_POLICY, Engine
 from components.inference.spec import EmbeddedSpec, InferenceSpec, VllmSpec
 from components.json_text import read_json
 from components.models.spec import ModelSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.listener import EpisodeListener
+from components.rollout.request import EpisodeRequest
+from components.rollout.spec import AgentSpec, CollectSpec, EpisodeLimits
 from components.specs import Target
 from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
@@ -40,6 +34,7 @@ if TYPE_CHECKING:
     from components.inference.remote import RemoteEngine
     from components.inference.transformers_engine import TransformersEngine
     from components.inference.vllm.engine import VllmEngine
+    from components.rollout.live_view import Live
     from components.rollout.own_agent import OwnAgent
     from components.rollout.players.player import Player
 
@@ -92,9 +87,9 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
             scenarios = list(_result(instance.scenarios(split)))
             _result(instance.close())
             return scenarios
-        except (BoundaryError, SpecError, ResourceError):
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_foreign(error, BoundaryError):
+                raise
             text = f"{environment.target}.scenarios() raised {type(error).__name__}: {error}"
             raise (EnvironmentAway if passes(error) else EnvironmentFailed)(text) from error
 
@@ -113,33 +108,61 @@ def _result(value: Any) -> Any:
     return asyncio.run(awaited()) if inspect.isawaitable(value) else value
 
 
+@dataclass(frozen=True)
+class Actor:
+    """Model that plays, and how it generates."""
+
+    model: ModelSpec
+    inference: InferenceSpec
+    policy: Artifact | None = None
+    """Checkpoint that the model plays with; None: the base model."""
+    adapter: Path | None = None
+    """PEFT folder of a policy that is not an artifact."""
+
+    def engine(self, context: Context, kind: str = "engine") -> TransformersEngine | RemoteEngine | VllmEngine:
+        """Return the loaded engine. kind: name in the cache of loaded engines."""
+        return warm_engine(self.model, self.policy, context, self.inference, self.adapter, kind)
+
+
+class _StageListener(EpisodeListener):
+    """Receiver of the events of a stage's collection. requested: ids of the episodes that are not derived from
+    others."""
+
+    def __init__(self, episodes: FinishedEpisodes, live: Live, requested: set[str]):
+        self.retries = 0
+        self._episodes = episodes
+        self._live = live
+        self._requested = requested
+
+    def begin(self, name: str, engine: Engine) -> Engine:
+        return self._live.begins(name, engine)
+
+    def end(self, trajectory: Trajectory, seconds: float) -> None:
+        self._episodes.add(trajectory, seconds)
+        if trajectory.id in self._requested:
+            self._live.ended(trajectory)
+        else:
+            self._live.follows(trajectory)
+
+    def retry(self, error: EnvironmentAway) -> None:
+        self.retries += 1
+
+
 def play(
-    *,
-    model: ModelSpec,
-    inference: InferenceSpec,
+    actor: Actor,
     environment: Target,
     agent: AgentSpec,
-    policy: Artifact | None,
-    scenarios: Sequence[Scenario],
-    group_size: int,
-    sampling: Sampling,
-    concurrency: int,
-    timeout: float,
-    max_failures: float,
-    seed: int,
+    requests: Sequence[EpisodeRequest],
+    limits: EpisodeLimits,
     context: Context,
-    environments: int | None = None,
-    step_timeout: float | None = None,
-    retries: int = 0,
-    adapter: Path | None = None,
+    *,
     description: Mapping[str, Any],
     ways: CollectSpec | None = None,
 ) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
-    """Run `group_size` episodes of each scenario with the policy, or with the base model if it is None.
+    """Play the episodes of a stage.
 
-    adapter: PEFT folder of a policy that is not an artifact. environments: maximum number of concurrent environments.
-    The other limits are those of `run_episodes`. description: stage and text for live views
-    (`flows.history.live_view`). ways: options such as reflection, continuations, opponent and teacher.
+    description: stage and text for live views (`flows.history.live_view`). ways: options such as reflection,
+    continuations, opponent and teacher; None: one attempt per episode.
 
     Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
     TooManyFailures.
@@ -149,51 +172,23 @@ def play(
     from components.rollout.pool import EnvironmentPool
 
     assert context.scratch is not None
+    ways = ways or CollectSpec()
     episodes = FinishedEpisodes(context.scratch)
-    wanted = {f"{scenario.id}/{sample}" for scenario in scenarios for sample in range(group_size)}
+    requested = {request.id for request in requests}
     finished = dict(episodes.finished)
-    resumed = [trajectory for name, trajectory in finished.items() if name in wanted]
-    context.progress(len(resumed), len(wanted))
-    engine = warm_engine(model, policy, context, inference, adapter)
-    other = _other_engine(model, inference, ways, context)
+    resumed = [trajectory for name, trajectory in finished.items() if name in requested]
+    context.progress(len(resumed), len(requested))
+    engine = actor.engine(context)
+    other = _other_engine(actor, ways, context)
     pool = context.warm.get("environments", environment.model_dump(), lambda: EnvironmentPool(environment.build))
-    pool.most = environments
-    retried = 0
     start = time.monotonic()
-    live = Live(description, len(wanted), context.progress, context.scratch / FILE, resumed, context.watch)
-
-    def on_episode(trajectory: Trajectory, seconds: float) -> None:
-        episodes.add(trajectory, seconds)
-        if trajectory.id in wanted:
-            live.ended(trajectory)
-        else:
-            live.follows(trajectory)
-
-    def on_retry(_: EnvironmentAway) -> None:
-        nonlocal retried
-        retried += 1
-
+    live = Live(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
+    listener = _StageListener(episodes, live, requested)
     try:
-        with _own_agent(agent, engine, timeout) as own_agent:
+        with _own_agent(agent, engine, limits.timeout) as own_agent:
+            player = _player(agent, own_agent, ways, other)
             trajectories = run_episodes(
-                engine,
-                pool,
-                scenarios,
-                group_size=group_size,
-                sampling=sampling,
-                max_turns=agent.max_turns,
-                concurrency=concurrency,
-                timeout=timeout,
-                max_failures=max_failures,
-                seed=seed,
-                step_timeout=step_timeout,
-                retries=retries,
-                finished=finished,
-                on_begin=live.begins,
-                on_episode=on_episode,
-                on_retry=on_retry,
-                player=own_agent or _player(agent, ways, other, group_size),
-                temperature_step=ways.temperature_step if ways else 0.0,
+                engine, pool, requests, limits, player=player, finished=finished, listener=listener
             )
     except TooManyFailures as error:
         remedy = (
@@ -210,48 +205,48 @@ def play(
     new = [trajectory for trajectory in trajectories if trajectory.id not in finished]
     sampled = sum(count for name, count in figures(new).items() if name.endswith("sampled_tokens"))
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
-    speed["retried"] = float(retried)
+    speed["retried"] = float(listener.retries)
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
 
 
 def _other_engine(
-    model: ModelSpec, inference: InferenceSpec, ways: CollectSpec | None, context: Context
+    actor: Actor, ways: CollectSpec, context: Context
 ) -> TransformersEngine | RemoteEngine | VllmEngine | None:
     """Return the engine of the teacher, or of an opponent other than the policy; None if there is neither."""
-    if ways is not None and ways.opponent == "base":
-        return warm_engine(model, None, context, inference, kind="opponent")
-    if ways is None or ways.teacher is None:
+    if ways.opponent == "base":
+        return Actor(actor.model, actor.inference).engine(context, "opponent")
+    if ways.teacher is None:
         return None
     teacher = ways.teacher.model
-    teacher_model = teacher.model(model.max_length) if teacher else model
+    model = teacher.model(actor.model.max_length) if teacher else actor.model
     adapter = teacher.adapter_dir() if teacher else None
-    return warm_engine(teacher_model, None, context, ways.teacher.inference, adapter, kind="teacher")
+    return Actor(model, ways.teacher.inference, adapter=adapter).engine(context, "teacher")
 
 
-def _player(agent: AgentSpec, ways: CollectSpec | None, other: Engine | None, group_size: int) -> Player:
-    """Return the player of the built-in agent. other: engine of the opponent or of the teacher."""
-    from components.rollout import agent as loop
-    from components.rollout.players import roles
+def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None) -> Player:
+    """Return the player of an agent. other: engine of the opponent or of the teacher."""
+    from components.rollout.agent import AgentLoop
     from components.rollout.players.continuation import Continuing
-    from components.rollout.players.player import Once
+    from components.rollout.players.player import Player
     from components.rollout.players.reflection import Reflecting
+    from components.rollout.players.roles import PlannerAndWorkers
     from components.rollout.players.selfplay import SelfPlay
     from components.rollout.players.teacher import Taught
 
-    options: dict[str, Any] = {"format": agent.format, "max_observation": agent.max_observation}
-    attempt = partial(loop.play, **options, limits=agent.limits())
-    if agent.roles is not None:
-        attempt = partial(roles.play, **options, roles=agent.roles)
-    if ways is not None and ways.reflection is not None:
-        return Reflecting(attempt, ways.reflection)
-    if ways is not None and ways.continuations:
-        return Continuing(ways.continuations, **options)
-    if ways is not None and ways.opponent != "environment":
-        return SelfPlay(other, **options)
-    if ways is not None and ways.teacher is not None:
+    if own_agent is not None:
+        return Player(own_agent)
+    loop = AgentLoop(agent.presentation())
+    single = PlannerAndWorkers(loop.presentation, agent.roles) if agent.roles is not None else loop
+    if ways.reflection is not None:
+        return Reflecting(single, ways.reflection)
+    if ways.continuations:
+        return Continuing(loop, ways.continuations)
+    if ways.opponent != "environment":
+        return SelfPlay(loop, other)
+    if ways.teacher is not None:
         assert other is not None
-        return Taught(attempt, ways.teacher, other, group_size)
-    return Once(attempt)
+        return Taught(single, ways.teacher, other, ways.group_size)
+    return Player(single)
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.spec import JudgeSpec
-from components.rollout.spec import PATIENCE, AgentSpec
+from components.rollout.request import episode_requests
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION
 from flows.stages import judge
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
-from flows.stages.episodes import figures, play, scenarios_of, write_times
+from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class EvaluateStage(StageSpec):
             "environment": self.environment.resolved(),
             "reward": self.reward.resolved(),
             "agent": self.agent.key_part(),
-            "evaluate": self.evaluate.model_dump(mode="json", exclude=PATIENCE | {"every", "reward"}),
+            "evaluate": self.evaluate.key_part(),
             **self.inference.key_part(),
         }
 
@@ -50,23 +51,20 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     from components.trajectories.store import load_scored, write_scores, write_trajectories
 
     scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
-    trajectories, times, speed = play(
-        model=spec.model,
-        inference=spec.inference,
-        environment=spec.environment,
-        agent=spec.agent,
-        policy=inputs.get("policy"),
-        scenarios=scenarios,
-        group_size=1,
+    requests = episode_requests(
+        scenarios,
+        1,
         sampling=Sampling(temperature=spec.evaluate.temperature, max_tokens=spec.agent.max_tokens),
-        concurrency=spec.evaluate.concurrency,
-        timeout=spec.evaluate.timeout,
-        environments=spec.evaluate.environments,
-        step_timeout=spec.evaluate.step_timeout,
-        retries=spec.evaluate.retries,
-        max_failures=spec.evaluate.max_failures,
+        max_turns=spec.agent.max_turns,
         seed=context.seed,
-        context=context,
+    )
+    trajectories, times, speed = play(
+        Actor(spec.model, spec.inference, inputs.get("policy")),
+        spec.environment,
+        spec.agent,
+        requests,
+        spec.evaluate,
+        context,
         description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
     finished = [episode for episode in trajectories if episode.failure is None]

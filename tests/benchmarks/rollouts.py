@@ -150,6 +150,8 @@ def ours(url: str) -> Play:
     from components.inference.remote import RemoteEngine
     from components.inference.spec import RemoteSpec
     from components.rollout.collector import run_episodes
+    from components.rollout.request import episode_requests
+    from components.rollout.spec import EpisodeLimits
     from components.trajectories.schema import Scenario
 
     class Parcels:
@@ -178,14 +180,14 @@ def ours(url: str) -> Play:
         found = run_episodes(
             engine,
             Parcels,
-            [Scenario(f"s{index}", {}, "train") for index in range(episodes)],
-            group_size=1,
-            sampling=Sampling(max_tokens=64),
-            max_turns=TURNS,
-            concurrency=at_once,
-            timeout=600.0,
-            max_failures=0,
-            seed=0,
+            episode_requests(
+                [Scenario(f"s{index}", {}, "train") for index in range(episodes)],
+                1,
+                sampling=Sampling(max_tokens=64),
+                max_turns=TURNS,
+                seed=0,
+            ),
+            EpisodeLimits(concurrency=at_once, max_failures=0),
         )
         lengths = {len(one.histories[0].token_ids) for one in found}
         assert lengths == {PROMPT + TURNS * ANSWER + (TURNS - 1) * OBSERVATION}, lengths

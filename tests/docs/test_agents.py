@@ -11,6 +11,7 @@ import pytest
 
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
+from components.rollout.players.player import Player
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Echo, Parrot, collect
 
@@ -38,7 +39,7 @@ def play(agent, engine, tasks, **options):
     engines: dict = {}
     scenarios = [Scenario(f"s{index}", task, "train") for index, task in enumerate(tasks)]
     with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
-        player = OwnAgent(agent, server.url, engines)
+        player = Player(OwnAgent(agent, server.url, engines))
         return collect(engine, Echo, scenarios, player=player, group_size=1, timeout=600.0, **options)
 
 

@@ -18,6 +18,7 @@ from components.environments.protocol import Restorable, Solver
 from components.errors import EnvironmentFailed, SpecError
 from components.rollout import collector
 from components.rollout.collector import demonstrate
+from components.rollout.formats import Presentation
 from components.rollout.pool import EnvironmentPool
 from components.specs import Target, validate
 from tests.environments.heavy import Heavy
@@ -51,8 +52,8 @@ def played(make, jobs=None, **options):
 
 def test_episodes_equal_those_of_the_wrapped_environment():
     assert repr(played(inside())) == repr(played(Heavy))
-    shown = demonstrate(inside(), Heavy().scenarios("train"))
-    assert repr(shown) == repr(demonstrate(Heavy, Heavy().scenarios("train")))
+    shown = demonstrate(inside(), Heavy().scenarios("train"), Presentation())
+    assert repr(shown) == repr(demonstrate(Heavy, Heavy().scenarios("train"), Presentation()))
 
 
 def test_scenarios_and_optional_methods_equal_those_of_the_wrapped_environment():

@@ -467,7 +467,7 @@ def test_an_evaluation_whose_reward_is_broken_keeps_its_episodes(context):
 @pytest.mark.parametrize(("failures", "warned"), [(3, False), (1, True)])
 def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, context, caplog, failures, warned):
     rows = [episode("s", i, outcome={}, failure=FAILURE if i < failures else None) for i in range(3)]
-    monkeypatch.setattr("flows.stages.evaluate.play", lambda **_: (rows, {}, {}))
+    monkeypatch.setattr("flows.stages.evaluate.play", lambda *_, **__: (rows, {}, {}))
     with caplog.at_level(logging.WARNING):
         run_stage(Request("evaluate", EVALUATE), context)
     assert ("sets `success` in the info of no episode" in caplog.text) is warned

@@ -17,6 +17,8 @@ from components.inference.remote import RemoteEngine
 from components.inference.server import ModelServer
 from components.inference.spec import RemoteSpec
 from components.rollout.collector import run_episodes
+from components.rollout.request import episode_requests
+from components.rollout.spec import EpisodeLimits
 from components.specs import validate
 from tests.inference.faulty import EMPTY, Line, answer, completion, cut, status
 from tests.inference.test_server import WEATHER, EchoEngine
@@ -79,14 +81,14 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
         return run_episodes(
             engine,
             lambda: Shop(seed=3, train=4, heldout=2),
-            Shop(seed=3, train=4, heldout=2).scenarios("train"),
-            group_size=1,
-            sampling=Sampling(max_tokens=24),
-            max_turns=2,
-            concurrency=1,
-            timeout=600,
-            max_failures=0,
-            seed=1,
+            episode_requests(
+                Shop(seed=3, train=4, heldout=2).scenarios("train"),
+                1,
+                sampling=Sampling(max_tokens=24),
+                max_turns=2,
+                seed=1,
+            ),
+            EpisodeLimits(concurrency=1, max_failures=0),
         )
 
     options = {"max_length": 4096}
@@ -281,14 +283,8 @@ def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
         return run_episodes(
             engine,
             lambda: Shop(**shop),
-            Shop(**shop).scenarios("train"),
-            group_size=2,
-            sampling=Sampling(max_tokens=16),
-            max_turns=3,
-            concurrency=4,
-            timeout=600,
-            max_failures=0,
-            seed=1,
+            episode_requests(Shop(**shop).scenarios("train"), 2, sampling=Sampling(max_tokens=16), max_turns=3, seed=1),
+            EpisodeLimits(concurrency=4, max_failures=0),
         )
 
     with ModelServer(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:

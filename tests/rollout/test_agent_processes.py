@@ -15,6 +15,7 @@ import pytest
 from components.aio import ending_processes, run
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
+from components.rollout.players.player import Player
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,7 @@ SCRIPT = """
     from components.errors import TooManyFailures
     from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
+    from components.rollout.players.player import Player
     from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
     started = asyncio.Event()
@@ -50,7 +52,7 @@ SCRIPT = """
 
     engines = {{}}
     with ModelServer(Parrot(), MODEL, engines=engines, timeout=600) as server:
-        player = OwnAgent(agent, server.url, engines)
+        player = Player(OwnAgent(agent, server.url, engines))
         try:
             collect(Parrot(), Echo, scenarios(4), player=player, group_size=1, max_failures=0, timeout=600.0)
         except TooManyFailures as error:
@@ -90,7 +92,7 @@ def test_a_process_ends_with_its_episode(ends):
 
     engines: dict = {}
     with ModelServer(Parrot(), MODEL, engines=engines, timeout=600) as server:
-        player = OwnAgent(agent, server.url, engines)
+        player = Player(OwnAgent(agent, server.url, engines))
         timeout = 3.0 if ends == "by its time" else 100.0
         (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
     assert (trajectory.failure is None) == (ends == "by itself")
@@ -123,7 +125,7 @@ def test_the_reason_of_a_process_is_its_error_and_not_its_command_line():
 
     engines: dict = {}
     with ModelServer(Parrot(), MODEL, engines=engines, timeout=600) as server:
-        player = OwnAgent(agent, server.url, engines)
+        player = Player(OwnAgent(agent, server.url, engines))
         (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
     assert trajectory.failure is not None
     assert trajectory.failure.message == (

@@ -21,11 +21,11 @@ from components.errors import SpecError, TooManyFailures
 from components.inference.protocol import Sampling
 from components.inference.remote import RemoteEngine
 from components.inference.spec import RemoteSpec
-from components.rollout.agent import play
+from components.rollout.formats import Presentation
 from components.trajectories.schema import Trajectory
 from tests.environments.agentgym_server import FakeAgentGym
 from tests.inference.faulty import Line, answer, completion
-from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+from tests.rollout.worlds import Echo, Parrot, collect, play, scenarios
 from tests.trajectories.families import FAMILIES, LOOK_UP, Scripted, chat_format
 
 STRING = {"type": "object", "properties": {"word": {"type": "string"}}}
@@ -104,7 +104,9 @@ def test_an_action_that_is_not_json():
     assert trajectory.metrics["parse_errors"] == 1
     assert "this call of a tool cannot be read" in shown(trajectory)[-1]
     assert trajectory.histories[0].messages[-1].content == "I cannot."
-    trajectory, _ = spoken(Shop(train=4, heldout=2), "Action: find_order {oops", "Answer: no", format="react")
+    trajectory, _ = spoken(
+        Shop(train=4, heldout=2), "Action: find_order {oops", "Answer: no", presentation=Presentation("react")
+    )
     assert shown(trajectory)[-1].startswith("Observation: error: after find_order expected arguments as JSON")
     assert trajectory.metrics["parse_errors"] == 1
 
@@ -132,7 +134,7 @@ def test_an_action_that_is_not_json_by_a_server():
 
 def test_an_observation_of_ten_megabytes():
     huge = Echo(reset=lambda: [{"role": "user", "content": "x" * 10_000_000}])
-    trajectory, engine = spoken(huge, "yes", "yes", max_observation=1000)
+    trajectory, engine = spoken(huge, "yes", "yes", presentation=Presentation(max_observation=1000))
     assert shown(trajectory)[0] == "x" * 1000 + "\n[cut: 10,000,000 characters, 1,000 are shown]"
     assert trajectory.metrics["cut_observations"] == 1
     assert len(engine.said[0][0]) < 2000

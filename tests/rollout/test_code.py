@@ -14,11 +14,12 @@ from components.environments.worlds.shop import Shop
 from components.errors import ResourceError, SpecError
 from components.inference.protocol import BASE_POLICY, ChatCompletion, Sampling
 from components.rollout import formats
-from components.rollout.agent import play
 from components.rollout.collector import demonstrate
+from components.rollout.formats import Presentation
 from components.sandbox import Limits, bubblewrap
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Scenario
+from tests.rollout.worlds import play
 
 WIDE = Limits(seconds=60, cpu_seconds=60)
 """Limits for code that must not time out on a busy machine."""
@@ -83,8 +84,7 @@ def played(*texts: str, environment=None, limits=WIDE, scenario=None, **options)
             sample=0,
             sampling=Sampling(),
             seed=0,
-            format="code",
-            limits=limits,
+            presentation=Presentation("code", limits=limits),
             **options,
         )
     )
@@ -296,7 +296,7 @@ def test_what_the_environment_says_besides_is_shown():
 def test_the_solutions_of_the_shop_are_code_that_does_them(number):
     shop = Shop(train=6, heldout=1)
     scenario = shop.scenarios("train")[number]
-    (shown,) = demonstrate(lambda: shop, [scenario], "code", limits=WIDE)
+    (shown,) = demonstrate(lambda: shop, [scenario], Presentation("code", limits=WIDE))
     assert shown.success
     messages = shown.histories[0].messages
     written = [message.content for message in messages if message.role == "assistant"]

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from components.environments.protocol import Step
 from components.errors import EngineError, ResourceError, SpecError, TooManyFailures, WaitTimeout
 from components.rollout import collector, pool
-from components.rollout.agent import play
 from components.rollout.collector import choose_further, choose_scenarios, demonstrate, run_episodes
+from components.rollout.formats import Presentation
+from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Scenario
-from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
+from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, play, scenarios
 
 ROOT = Path(__file__).parents[2]
 
@@ -286,7 +287,7 @@ def test_under_a_running_loop():
     """Run within a running event loop, as in a notebook."""
 
     async def cell():
-        return collect(Parrot(), AsyncEcho, scenarios(2)), demonstrate(AsyncEcho, scenarios(2))
+        return collect(Parrot(), AsyncEcho, scenarios(2)), demonstrate(AsyncEcho, scenarios(2), Presentation())
 
     trajectories, shown = asyncio.run(cell())
     assert [t.failure for t in trajectories] == [None] * 4
@@ -316,7 +317,7 @@ except KeyboardInterrupt:
 
 
 def test_demonstrations():
-    shown = demonstrate(AsyncEcho, scenarios(2))
+    shown = demonstrate(AsyncEcho, scenarios(2), Presentation())
     assert [t.id for t in shown] == ["s0/0", "s1/0"]
     for trajectory in shown:
         assert trajectory.policy == "solver"
@@ -330,12 +331,12 @@ def test_demonstrations():
 
 def test_demonstrations_need_a_solver(instances):
     with pytest.raises(SpecError, match=r"Echo has no solve\(scenario\)"):
-        demonstrate(Echo, scenarios(1))
+        demonstrate(Echo, scenarios(1), Presentation())
 
 
 def test_a_demonstration_that_breaks_says_where(instances):
     with pytest.raises(collector.EnvironmentFailed, match="reset: KeyError: 'gone'"):
-        demonstrate(lambda: AsyncEcho(reset=raises(KeyError("gone"))), scenarios(1))
+        demonstrate(lambda: AsyncEcho(reset=raises(KeyError("gone"))), scenarios(1), Presentation())
     assert instances[0].closed
 
 
@@ -396,21 +397,7 @@ def test_more_scenarios_than_there_are():
 
 
 def test_run_episodes_takes_no_jobs():
-    assert (
-        run_episodes(
-            Parrot(),
-            Echo,
-            [],
-            group_size=1,
-            sampling=None,
-            max_turns=1,
-            concurrency=4,
-            timeout=1.0,
-            max_failures=0.1,
-            seed=0,
-        )
-        == []
-    )
+    assert run_episodes(Parrot(), Echo, [], EpisodeLimits()) == []
 
 
 @pytest.mark.parametrize("fails", [False, True])

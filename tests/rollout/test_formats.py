@@ -12,10 +12,11 @@ from components.environments.worlds.shop import Shop
 from components.errors import ResourceError, SpecError
 from components.inference.protocol import ChatCompletion, Sampling
 from components.rollout import formats
-from components.rollout.agent import play
 from components.rollout.collector import demonstrate
+from components.rollout.formats import Presentation
 from components.sandbox.bubblewrap import check
 from components.trajectories.schema import Scenario
+from tests.rollout.worlds import play
 
 
 class Door(TextEnvironment):
@@ -120,7 +121,7 @@ def test_every_format_tells_and_counts_what_it_cannot_read(name):
         except ResourceError as error:
             pytest.skip(str(error))
     (scenario,) = Door().scenarios("train")
-    how: dict = {"sample": 0, "sampling": Sampling(), "max_turns": 2, "seed": 0, "format": name}
+    how: dict = {"sample": 0, "sampling": Sampling(), "max_turns": 2, "seed": 0, "presentation": Presentation(name)}
     found = asyncio.run(play(Speaker(), Door(), scenario, **how))
     assert found.failure is None
     assert found.success
@@ -154,7 +155,7 @@ def test_chat_is_refused_where_there_are_tools():
 
 @pytest.mark.parametrize("name", ["native", "react", "chat"])
 def test_a_demonstration_reads_as_what_it_shows(name):
-    (shown,) = demonstrate(Door, Door().scenarios("train"), name)
+    (shown,) = demonstrate(Door, Door().scenarios("train"), Presentation(name))
     assert shown.success
     (history,) = shown.histories
     answers = [message for message in history.messages if message.role == "assistant"]
@@ -170,7 +171,7 @@ def test_a_demonstration_reads_as_what_it_shows(name):
 def test_the_solutions_of_the_shop_are_written_and_read_back(number):
     shop = Shop(train=6, heldout=1)
     scenario = shop.scenarios("train")[number]
-    (shown,) = demonstrate(lambda: shop, [scenario], "react")
+    (shown,) = demonstrate(lambda: shop, [scenario], Presentation("react"))
     assert shown.success
     react, *_ = opened("react", shop)
     written = [message.content for message in shown.histories[0].messages if message.role == "assistant"]

@@ -12,6 +12,7 @@ from components.environments.tools import ToolEnvironment, tool
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
+from components.rollout.players.player import Player
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import collect
 
@@ -231,7 +232,7 @@ def test_an_agent_of_a_framework_is_one_exact_history(agent):
     engine, engines = Clerk(), {}
     with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
         own = OwnAgent(agent, server.url, engines)
-        found = collect(engine, Stock, Stock().scenarios("train"), player=own, timeout=200.0, group_size=1)
+        found = collect(engine, Stock, Stock().scenarios("train"), player=Player(own), timeout=200.0, group_size=1)
     for trajectory in found:
         assert trajectory.failure is None, f"{package} {version(package)}: {trajectory.failure}"
         assert trajectory.success, f"{package} {version(package)}"

@@ -14,11 +14,11 @@ from components.errors import EnvironmentAway, EnvironmentFailed, Problem, Resou
 from components.exceptions import passes
 from components.inference.protocol import Sampling
 from components.rollout import collector
-from components.rollout.agent import play
 from components.rollout.collector import failures_allowed
+from components.rollout.players.player import Player
 from components.rollout.pool import EnvironmentPool
 from tests.rollout.test_own_agent import ask, endpoint, user
-from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
+from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, play, scenarios
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,9 @@ def test_episodes_wait_for_an_instance(instances, said_by):
     kind = Busy if said_by == "collect.environments" else type("Few", (Busy,), {"instances": 2})
     trajectories = collect(
         Parrot(seconds=0.002),
-        EnvironmentPool(kind, 2 if kind is Busy else None),
+        EnvironmentPool(kind),
         scenarios(6),
+        environments=2 if kind is Busy else None,
         group_size=4,
         concurrency=12,
     )
@@ -66,7 +67,7 @@ def test_episodes_wait_for_an_instance(instances, said_by):
 
 
 def test_waiting_for_an_instance_is_not_the_episodes_time():
-    trajectories = collect(Parrot(seconds=0.1), EnvironmentPool(AsyncEcho, 1), scenarios(4), concurrency=8, timeout=1.3)
+    trajectories = collect(Parrot(seconds=0.1), AsyncEcho, scenarios(4), concurrency=8, environments=1, timeout=1.3)
     assert [trajectory.failure for trajectory in trajectories] == [None] * 8  # each takes 0.2 s, all together 1.6
 
 
@@ -139,7 +140,7 @@ def test_an_agent_that_wants_no_environment_gets_none(instances):
         ask(base_url, api_key, [user("x")])
 
     with endpoint(engine, agent) as (own, _, _):
-        collect(engine, Echo, scenarios(2), player=own)
+        collect(engine, Echo, scenarios(2), player=Player(own))
     assert instances == []
 
 
@@ -337,7 +338,7 @@ def test_an_agent_that_failed_is_not_played_again():
 
     engine = Parrot()
     with endpoint(engine, agent) as (own, _, _):
-        (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, player=own, retries=3)
+        (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, player=Player(own), retries=3)
     assert (trajectory.failure.boundary, played) == ("agent", ["s0"])
 
 

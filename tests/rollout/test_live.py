@@ -7,7 +7,8 @@ import json
 import pytest
 
 from components.environments.protocol import Step
-from components.rollout import agent, live_view
+from components.rollout import live_view
+from components.rollout.agent import AgentLoop
 from components.rollout.live_view import Live, environment_reward
 from components.rollout.players.reflection import Reflecting
 from components.rollout.spec import ReflectionSpec
@@ -88,7 +89,7 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
             view.ended(trajectory) if trajectory.id in jobs else view.follows(trajectory)
         ),
     }
-    player = Reflecting(agent.play, ReflectionSpec(max_tokens=8))
+    player = Reflecting(AgentLoop(), ReflectionSpec(max_tokens=8))
     played = collect(Parrot(), Lost, scenarios(4), **hear, player=player, concurrency=1)
     events = lines(tmp_path)[1:]
     shown = events[: next(place for place, event in enumerate(events) if event.get("episode") == "s0/1")]

@@ -25,6 +25,7 @@ from components.inference.protocol import Sampling
 from components.inference.server import ModelServer
 from components.rollout.capture import Capture
 from components.rollout.own_agent import MODEL, OwnAgent
+from components.rollout.players.player import Player
 from components.trajectories.schema import History, Message, Trajectory
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
@@ -39,7 +40,7 @@ def endpoint(engine, function):
 def played(function, *, count=1, engine=None, **options):
     engine = engine or Parrot()
     with endpoint(engine, function) as (own, _, engines):
-        trajectories = collect(engine, Echo, scenarios(count), player=own, **options)
+        trajectories = collect(engine, Echo, scenarios(count), player=Player(own), **options)
         assert engines == {}, "a key is good for one episode"
     return trajectories
 
@@ -616,7 +617,7 @@ def test_an_agent_that_hangs_runs_out_of_time_and_its_late_calls_are_refused():
 
     engine = Parrot()
     with endpoint(engine, agent) as (own, _, _):
-        (trajectory,) = collect(engine, Echo, scenarios(1), player=own, timeout=0.8, group_size=1)
+        (trajectory,) = collect(engine, Echo, scenarios(1), player=Player(own), timeout=0.8, group_size=1)
         assert refused.wait(600)
     assert trajectory.failure is not None
     assert trajectory.failure.kind == "WaitTimeout"

@@ -11,13 +11,13 @@ import pytest
 from components.environments.worlds.shop import Shop
 from components.inference.protocol import ChatCompletion, Sampling
 from components.inference.transformers_engine import TransformersEngine
-from components.rollout.agent import play
 from components.rollout.collector import demonstrate
+from components.rollout.formats import Presentation
 from components.rollout.recorder import Recorder
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Scenario
-from tests.rollout.worlds import Echo, collect
+from tests.rollout.worlds import Echo, collect, play
 from tests.trajectories.templates import FORGETFUL, HERMES, OPENED, REASONING
 
 TURNS = 5
@@ -103,7 +103,7 @@ def test_a_demonstration_is_laid_out_as_a_rollout_of_the_same_words(scripted, te
     engine, script = scripted(template)
     for kind in ("refund", "address"):
         scenario = next(scenario for scenario in shop.scenarios("train") if scenario.type == kind)
-        (shown,) = demonstrate(lambda: Shop(train=40, heldout=4), [scenario])
+        (shown,) = demonstrate(lambda: Shop(train=40, heldout=4), [scenario], Presentation())
         messages = [to_openai(message) for message in shown.histories[0].messages]
         streams = engine.format.streams(messages, shown.tools)
         answers = [stream.token_ids[slice(*span)] for stream in streams for span in stream.spans]

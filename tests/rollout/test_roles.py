@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 
 from components.environments.tools import ToolEnvironment, tool
 from components.inference.protocol import ChatCompletion
-from components.rollout.players.player import Once
-from components.rollout.players.roles import play
+from components.rollout.formats import Presentation
+from components.rollout.players.player import Player
+from components.rollout.players.roles import PlannerAndWorkers
 from components.rollout.spec import RolesSpec
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Parrot, collect
@@ -63,7 +63,7 @@ class Actor(Parrot):
 
 
 def played(engine, **options):
-    player = Once(partial(play, roles=ROLES))
+    player = Player(PlannerAndWorkers(Presentation(), ROLES))
     (trajectory,) = collect(engine, Safe, JOBS, player=player, group_size=1, **{"max_turns": 9, **options})
     return trajectory
 

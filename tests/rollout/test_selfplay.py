@@ -7,6 +7,7 @@ import pytest
 from components.environments.games.tictactoe import TicTacToe, _opening
 from components.errors import EngineError, SpecError
 from components.inference.protocol import ChatCompletion
+from components.rollout.agent import AgentLoop
 from components.rollout.players.selfplay import SelfPlay
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
@@ -31,7 +32,7 @@ class First(Parrot):
 def test_a_game_is_an_episode_of_each_side():
     engine = First()
     jobs = GAME.scenarios("train")[:4]
-    trajectories = collect(engine, both, jobs, player=SelfPlay(), max_turns=5)
+    trajectories = collect(engine, both, jobs, player=SelfPlay(AgentLoop()), max_turns=5)
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     assert list(by_id) == [f"{job.id}{name}/{k}" for job in jobs for name in ("", "~other") for k in range(2)]
     for job in jobs:
@@ -58,7 +59,7 @@ def test_the_other_side_can_be_another_models():
     other = First()
     other.load_policy("old", None)
     engine = First()
-    trajectories = collect(engine, both, GAME.scenarios("train"), player=SelfPlay(other), max_turns=5)
+    trajectories = collect(engine, both, GAME.scenarios("train"), player=SelfPlay(AgentLoop(), other), max_turns=5)
     assert [trajectory.id for trajectory in trajectories] == [
         f"{job.id}/{k}" for job in GAME.scenarios("train") for k in range(2)
     ]
@@ -79,16 +80,16 @@ def test_a_failure_is_one_of_both_sides_and_both_are_played_again():
         if len(calls) == 4:
             raise EngineError("out of memory")
 
-    broken = collect(First(fail=fail), both, jobs, player=SelfPlay(), group_size=1)
+    broken = collect(First(fail=fail), both, jobs, player=SelfPlay(AgentLoop()), group_size=1)
     assert [trajectory.failure.message for trajectory in broken] == ["out of memory"] * 2
-    whole = collect(First(), both, jobs, player=SelfPlay())
+    whole = collect(First(), both, jobs, player=SelfPlay(AgentLoop()))
     for missing in whole:
         finished = {trajectory.id: trajectory for trajectory in whole if trajectory is not missing}
-        assert repr(collect(First(), both, jobs, player=SelfPlay(), finished=finished)) == repr(whole)
+        assert repr(collect(First(), both, jobs, player=SelfPlay(AgentLoop()), finished=finished)) == repr(whole)
 
 
 def test_a_game_ends_where_turns_are_used_up():
-    x, o = collect(First(), both, GAME.scenarios("train")[:1], player=SelfPlay(), group_size=1, max_turns=2)
+    x, o = collect(First(), both, GAME.scenarios("train")[:1], player=SelfPlay(AgentLoop()), group_size=1, max_turns=2)
     assert (x.metrics["turns"], o.metrics["turns"]) == (2, 2)
     assert x.outcome["result"] == o.outcome["result"] == "open"
 
@@ -97,7 +98,7 @@ def test_a_game_ends_where_turns_are_used_up():
 def test_what_is_no_game_for_two_is_refused(make):
     jobs = scenarios(1) if make is Echo else GAME.scenarios("train")[:1]
     with pytest.raises(SpecError, match=r"collect\.opponent: the environment .*expected two"):
-        collect(Parrot(), make, jobs, player=SelfPlay())
+        collect(Parrot(), make, jobs, player=SelfPlay(AgentLoop()))
 
 
 def test_a_game_that_wants_both_sides_is_not_played_by_one():

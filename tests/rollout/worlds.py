@@ -8,7 +8,12 @@ from typing import Any
 
 from components.environments.protocol import Step
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
+from components.rollout.agent import AgentLoop
 from components.rollout.collector import run_episodes
+from components.rollout.formats import Presentation
+from components.rollout.listener import EpisodeListener
+from components.rollout.request import EpisodeRequest, episode_requests
+from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Scenario, Trajectory
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
@@ -106,14 +111,46 @@ class Parrot:
         pass
 
 
-def collect(engine: Any, make: Callable[[], Any], jobs: list[Scenario], **options: Any) -> list[Trajectory]:
-    settings = {
-        "group_size": 2,
-        "sampling": Sampling(max_tokens=8),
-        "max_turns": 4,
-        "concurrency": 3,
-        "timeout": 600.0,
-        "max_failures": 1000,
-        "seed": 0,
-    }
-    return run_episodes(engine, make, jobs, **(settings | options))
+class Listener(EpisodeListener):
+    """Passes events on to functions."""
+
+    def __init__(self, on_begin=None, on_episode=None, on_retry=None):
+        self.on_begin, self.on_episode, self.on_retry = on_begin, on_episode, on_retry
+
+    def begin(self, name, engine):
+        return self.on_begin(name, engine) if self.on_begin else engine
+
+    def end(self, trajectory, seconds):
+        if self.on_episode:
+            self.on_episode(trajectory, seconds)
+
+    def retry(self, error):
+        if self.on_retry:
+            self.on_retry(error)
+
+
+REQUEST = ("sampling", "max_turns", "seed", "temperature_step")
+EVENTS = ("on_begin", "on_episode", "on_retry")
+
+
+def collect(engine: Any, make: Any, jobs: list[Scenario], group_size: int = 2, **options: Any) -> list[Trajectory]:
+    """Play episodes with the options of `episode_requests`, `EpisodeLimits`, `Listener` and `run_episodes`."""
+    options = {"sampling": Sampling(max_tokens=8), "max_turns": 4, "seed": 0} | options
+    requests = episode_requests(jobs, group_size, **{name: options.pop(name) for name in REQUEST if name in options})
+    listener = Listener(**{name: options.pop(name) for name in EVENTS if name in options})
+    limits = {name: options.pop(name) for name in EpisodeLimits.model_fields if name in options}
+    limits = EpisodeLimits(**{"concurrency": 3, "max_failures": 1000, "retries": 0} | limits)
+    return run_episodes(engine, make, requests, limits, listener=listener, **options)
+
+
+async def play(
+    engine: Any,
+    environment: Any,
+    scenario: Scenario,
+    *,
+    presentation: Presentation | None = None,
+    **options: Any,
+) -> Trajectory:
+    """Play one episode of the agent loop with the options of `EpisodeRequest`."""
+    request = EpisodeRequest(scenario=scenario, **{"sample": 0, "seed": 0, "sampling": Sampling()} | options)
+    return await AgentLoop(presentation).play(engine, environment, request)

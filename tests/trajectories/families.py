@@ -16,9 +16,9 @@ from typing import Any
 from components.environments.protocol import Step
 from components.inference.conversations import Conversations
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
-from components.rollout.agent import play
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Scenario, Trajectory
+from tests.rollout.worlds import play
 
 
 @dataclass(frozen=True)

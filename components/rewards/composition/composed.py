@@ -24,7 +24,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from components.errors import JudgeError, ResourceError, SpecError
+from components.errors import JudgeError
+from components.exceptions import is_foreign
 from components.rewards.judge import RewardCaller
 from components.rewards.protocol import AskingReward, Means, ModelReward
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -255,13 +256,13 @@ def _not_applicable(score: Score) -> bool:
     return score.failure is not None and score.failure.kind == NOT_APPLICABLE
 
 
-def _guarded(work: Callable[..., Value], trajectory: Trajectory, parts: Parts) -> Value | Failure:
+def _guarded(work: Callable[[Trajectory, Parts], Value], trajectory: Trajectory, parts: Parts) -> Value | Failure:
     try:
         return work(trajectory, parts)
-    except (SpecError, ResourceError):
-        raise
-    except Exception as error:  # noqa: BLE001  may call user code: any error leaves the trajectory unscored
-        return Failure(JudgeError.boundary, type(error).__name__, str(error))
+    except BaseException as error:
+        if not is_foreign(error):
+            raise
+        return Failure.of(error, JudgeError.boundary)
 
 
 def _insert(name: str, part_scores: Sequence[Score], places: Sequence[int], scores: Sequence[dict[str, Score]]) -> None:

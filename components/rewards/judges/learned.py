@@ -231,4 +231,4 @@ def _folders(path: str | list[str]) -> list[Path]:
 
 
 def _unscored(trajectory: Trajectory, error: BoundaryError) -> Score:
-    return Score(trajectory.id, None, failure=Failure(error.boundary, type(error).__name__, str(error)))
+    return Score(trajectory.id, None, failure=Failure.of(error, error.boundary))

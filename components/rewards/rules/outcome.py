@@ -74,7 +74,7 @@ class Outcome:
             if self.repetition_cost:
                 parts["repetition"] = -self.repetition_cost * repetition(trajectory, self.repetition_ngram)
         except JudgeError as error:
-            return Score(trajectory.id, None, failure=Failure(error.boundary, type(error).__name__, str(error)))
+            return Score(trajectory.id, None, failure=Failure.of(error, error.boundary))
         return Score(trajectory.id, sum(parts.values()), parts)
 
 

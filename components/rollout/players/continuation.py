@@ -18,63 +18,53 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 from components.environments.protocol import Environment, Restorable
 from components.errors import Problem, SpecError
-from components.inference.protocol import Engine, Sampling
-from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, Episode, as_messages, as_step
-from components.rollout.players.player import episode_number
+from components.inference.protocol import Engine
+from components.rollout.agent import AgentLoop, Episode, as_messages, as_step
+from components.rollout.players.player import Player
+from components.rollout.request import EpisodeRequest, derived_seed
 from components.trajectories import step_labels
 from components.trajectories.groups import aside
 from components.trajectories.schema import Scenario, Trajectory
 from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
 
 
-class Continuing:
-    """Player of an episode by the agent loop, with `count` continuations from each of its steps. format,
-    max_observation: as for `agent.play`."""
+class Continuing(Player):
+    """Player of an episode by the agent loop, with `count` continuations from each of its steps."""
 
-    def __init__(self, count: int, *, format: formats.Name = "native", max_observation: int = MAX_OBSERVATION):
+    def __init__(self, agent: AgentLoop, count: int):
+        super().__init__(agent)
+        self._presentation = agent.presentation
         self._count = count
-        self._options: dict[str, Any] = {"format": format, "max_observation": max_observation}
 
-    async def play(
-        self,
-        engine: Engine,
-        environment: Environment,
-        scenario: Scenario,
-        *,
-        sample: int,
-        sampling: Sampling,
-        max_turns: int,
-        seed: int,
-        **patience: Any,
-    ) -> list[Trajectory]:
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
         """Play the episode and its continuations. Return the labelled episode, or the unlabelled episode and the failed
-        continuation. patience: time limits of the episode and of each continuation."""
-        episode = Episode(engine, environment, sampling, seed, **self._options)
+        continuation."""
+        episode = Episode(engine, environment, request, self._presentation)
         steps: list[tuple[Episode, str | None]] = []
-        async with episode.within(**patience):
-            await episode.begin(scenario)
-            while not episode.done and episode.talk.turns < max_turns:
+        async with episode.within():
+            await episode.begin()
+            while not episode.ended:
                 await episode.turn()
-                steps.append((episode.branch(seed), await _saved(episode)))
-        first = episode.trajectory(scenario, sample)
+                steps.append((episode.branch(request), await _saved(episode)))
+        first = episode.trajectory()
         if first.failure is not None:
             return [first]
         labels = [float(first.success)]
         episodes = tokens = 0.0
+        scenario = aside(request.scenario, CONTINUED)
         for turn, (step, state) in reversed([*enumerate(steps[:-1])]):
             wins = 0
             for number in range(self._count):
-                continuation = step.branch(episode_number(seed, f"{turn}/{number}"))
-                async with continuation.within(**patience):
-                    await _return_to(continuation, scenario, state)
-                    while not continuation.done and continuation.talk.turns < max_turns:
+                seed = derived_seed(request.seed, f"{turn}/{number}")
+                continuation = step.branch(replace(request, scenario=scenario, seed=seed))
+                async with continuation.within():
+                    await _return_to(continuation, request.scenario, state)
+                    while not continuation.ended:
                         await continuation.turn()
-                end = continuation.trajectory(aside(scenario, CONTINUED), sample)
+                end = continuation.trajectory()
                 episodes += 1
                 tokens += continuation.talk.sampled - step.talk.sampled
                 if end.failure is not None:

@@ -1,8 +1,8 @@
 """Players: ways to play a scenario, with derived episodes.
 
-An attempt is one episode: of the agent loop (`agent.play`), of several roles (`roles`), or of a custom agent. A player
-makes one or more attempts. Derived episodes are returned with the first one: they run in the same environment after it,
-and are stored or retried together with it.
+An agent plays one episode: the agent loop (`agent.AgentLoop`), several roles (`roles`), or a custom function
+(`own_agent`). A player makes one or more attempts with an agent. Derived episodes are returned with the first one: they
+run in the same environment after it, and are stored or retried together with it.
 
 Derived episodes that began differently form a group of their own: their scenario has another id
 (`components.trajectories.groups.aside`).
@@ -10,58 +10,40 @@ Derived episodes that began differently form a group of their own: their scenari
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 from components.environments.protocol import Environment
-from components.inference.protocol import Engine, Sampling
-from components.trajectories.schema import Scenario, Trajectory
-
-Attempt = Callable[..., Coroutine[Any, Any, Trajectory]]
-"""Callable with the signature of `agent.play`: (engine, environment, scenario, sample=, sampling=, max_turns=, seed=,
-timeout=, and optionally step_timeout= and raise_unreachable=)."""
+from components.inference.protocol import Engine
+from components.rollout.request import EpisodeRequest
+from components.trajectories.schema import Trajectory
 
 
-class Player(Protocol):
-    """A way to play a scenario."""
+class Agent(Protocol):
+    """The party that acts in an episode."""
 
-    async def play(
-        self,
-        engine: Engine,
-        environment: Environment,
-        scenario: Scenario,
-        *,
-        sample: int,
-        sampling: Sampling,
-        max_turns: int,
-        seed: int,
-        **patience: Any,
-    ) -> list[Trajectory]:
-        """Return the episode `scenario.id/sample`, followed by the episodes derived from it. patience: `timeout`, and
-        optionally `step_timeout` and `raise_unreachable` (`agent.play`)."""
+    needs_environment: bool
+    """False: the agent ignores the environment, and none is built for it."""
+    holds_environment: bool
+    """True: the agent calls the environment itself. After a failure, the state of the instance is unknown; after a
+    timeout, a thread may still use it."""
+
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> Trajectory:
+        """Play one episode with the engine's loaded policy and return its trajectory. Failures and timeouts are
+        recorded in it; cancellation, SpecError and ResourceError propagate."""
         ...
+
+
+class Player:
+    """A way to play a scenario. This one makes a single attempt."""
+
+    def __init__(self, agent: Agent):
+        self.agent = agent
+
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
+        """Return the requested episode, followed by the episodes derived from it. The request's time limits apply to
+        each of them."""
+        return [await self.agent.play(engine, environment, request)]
 
     def following(self, first: Trajectory) -> list[str]:
         """Return the ids of the episodes derived from a finished one."""
-        ...
-
-
-class Once:
-    """A player with a single attempt per episode."""
-
-    def __init__(self, attempt: Attempt):
-        self._attempt = attempt
-
-    async def play(
-        self, engine: Engine, environment: Environment, scenario: Scenario, **options: Any
-    ) -> list[Trajectory]:
-        return [await self._attempt(engine, environment, scenario, **options)]
-
-    def following(self, first: Trajectory) -> list[str]:
         return []
-
-
-def episode_number(seed: int, name: str) -> int:
-    """Return the seed of an episode or of a part of one, derived from the parent seed and the name only."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")

@@ -23,10 +23,12 @@ from typing import Any
 
 from components.environments.protocol import Environment, Messages
 from components.errors import ContextOverflow
-from components.inference.protocol import Engine, Sampling
+from components.inference.protocol import Engine
 from components.rollout.agent import Episode, as_messages, ask
+from components.rollout.formats import Presentation
 from components.rollout.observations import clean
-from components.rollout.players.player import Attempt, episode_number
+from components.rollout.players.player import Agent, Player
+from components.rollout.request import EpisodeRequest, derived_seed
 from components.rollout.spec import ReflectionSpec
 from components.trajectories.convert import conversations, to_message
 from components.trajectories.groups import aside, scenario_of
@@ -43,48 +45,36 @@ SHORTEST = 100
 """Minimum length of a truncated transcript in characters."""
 
 
-class Reflecting:
+class Reflecting(Player):
     """Player of an attempt and, after one without success, a reflection and a second attempt."""
 
-    def __init__(self, attempt: Attempt, spec: ReflectionSpec):
-        self._attempt = attempt
+    def __init__(self, agent: Agent, spec: ReflectionSpec):
+        super().__init__(agent)
         self._spec = spec
 
-    async def play(
-        self,
-        engine: Engine,
-        environment: Environment,
-        scenario: Scenario,
-        *,
-        sample: int,
-        sampling: Sampling,
-        max_turns: int,
-        seed: int,
-        **patience: Any,
-    ) -> list[Trajectory]:
-        """Return the first attempt, followed by the second one if the first had no success. patience: time limits of
-        each attempt and of the reflection."""
-        options: dict[str, Any] = {"sample": sample, "sampling": sampling, "max_turns": max_turns, **patience}
-        first = await self._attempt(engine, environment, scenario, **options, seed=seed)
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
+        """Return the first attempt, followed by the second one if the first had no success. The time limits apply to
+        each attempt and to the reflection."""
+        first = await self.agent.play(engine, environment, request)
         if not self.following(first):
             return [first]
-        second_scenario = aside(scenario, SECOND)
-        seed = episode_number(seed, SECOND)
-        reflecting = ReflectionEpisode(engine, environment, replace(sampling, max_tokens=self._spec.max_tokens), seed)
-        async with reflecting.within(**patience):
+        derived = request.aside(SECOND)
+        sampling = replace(request.sampling, max_tokens=self._spec.max_tokens)
+        reflecting = ReflectionEpisode(engine, environment, replace(derived, sampling=sampling), Presentation())
+        async with reflecting.within():
             await reflecting.about(first, self._spec)
-        reflection = reflecting.trajectory(second_scenario, sample)
+        reflection = reflecting.trajectory()
         if reflection.failure is not None:
             return [first, reflection]
-        noted = NotedEnvironment(environment, note(reflection.histories[0]))
-        second = await self._attempt(engine, noted, scenario, **options, seed=episode_number(seed, "attempt"))
+        noted: Any = NotedEnvironment(environment, note(reflection.histories[0]))  # an async method where typed plain
+        second = await self.agent.play(engine, noted, replace(request, seed=derived_seed(derived.seed, "attempt")))
         counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if reflecting.cut else []))
         return [
             first,
             replace(
                 second,
-                id=reflection.id,
-                scenario=second_scenario,
+                id=derived.id,
+                scenario=derived.scenario,
                 histories=[*reflection.histories, *second.histories],
                 step_rewards=[0.0, *second.step_rewards],
                 metrics=second.metrics
@@ -119,8 +109,8 @@ class ReflectionEpisode(Episode):
                     raise
             length_limit = max(min(length_limit, len(text)) // 2, SHORTEST)
 
-    def trajectory(self, scenario: Scenario, sample: int) -> Trajectory:
-        trajectory = super().trajectory(scenario, sample)
+    def trajectory(self) -> Trajectory:
+        trajectory = super().trajectory()
         return replace(trajectory, metrics=trajectory.metrics | {"cut_transcript": 1.0}) if self.cut else trajectory
 
 

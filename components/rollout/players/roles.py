@@ -18,78 +18,73 @@ from typing import Any
 
 from components.environments.protocol import Environment
 from components.errors import EngineError, EnvironmentFailed
-from components.inference.protocol import Engine, Sampling
-from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, Episode
-from components.rollout.players.player import episode_number
+from components.inference.protocol import Engine
+from components.rollout.agent import Episode
+from components.rollout.formats import Presentation, Tools
+from components.rollout.request import EpisodeRequest, derived_seed
 from components.rollout.spec import RolesSpec
-from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.schema import Trajectory
 
 _ANSWER = re.compile(r"\s*Answer:(.*)", re.DOTALL)
 
 
-async def play(
-    engine: Engine,
-    environment: Environment,
-    scenario: Scenario,
-    *,
-    sample: int,
-    sampling: Sampling,
-    max_turns: int,
-    seed: int,
-    timeout: float | None = None,
-    step_timeout: float | None = None,
-    raise_unreachable: bool = False,
-    roles: RolesSpec,
-    format: formats.Name = "native",
-    max_observation: int = MAX_OBSERVATION,
-) -> Trajectory:
-    """Play one episode and return its trajectory, as `agent.play`. max_turns: total messages of both roles. format:
-    action format of the workers."""
-    options: dict[str, Any] = {"format": format, "max_observation": max_observation}
-    planner = Episode(engine, environment, sampling, seed, max_observation=max_observation, agent="planner")
-    workers: list[Episode] = []
-    last_actor, empty_messages = planner, 0
-    async with planner.within(timeout, step_timeout, raise_unreachable):
-        first, tools = await planner.start(scenario)
-        rules = [message["content"] for message in first if message["role"] == "system"]
-        task = [message for message in first if message["role"] != "system"]
-        planner.open([_system(roles.planner, *_tool_list(tools), *rules), *task], [])
-        while not planner.done and (remaining := max_turns - _turns(planner, *workers)) > 0:
-            text = (await planner.answer())["content"].strip()
-            if answer := _ANSWER.fullmatch(text):
-                planner.see(await planner.step({"role": "assistant", "content": answer[1].strip()}))
-                last_actor = planner
-                continue
-            planner.rewards.append(0.0)
-            if not text:
-                empty_messages += 1
-                planner.hear([{"role": "user", "content": "error: say a sub-goal, or Answer: and your answer"}])
-            elif remaining > 1:
-                worker_seed = episode_number(seed, f"worker/{len(workers)}")
-                worker = Episode(engine, environment, sampling, worker_seed, agent="worker", **options)
-                workers.append(worker)
-                worker.open([_system(roles.worker, *rules), {"role": "user", "content": text}], tools)
-                report = await _work(worker, min(roles.worker_turns, remaining - 1), planner)
-                last_actor = worker if worker.steps else last_actor
-                planner.done = worker.done
-                planner.hear([{"role": "user", "content": report}])
-    plan, *subgoals = (episode.trajectory(scenario, sample) for episode in (planner, *workers))
-    metrics = Counter(plan.metrics)
-    for subgoal in subgoals:
-        metrics.update(subgoal.metrics)
-    return replace(
-        plan,
-        histories=[history for part in (plan, *subgoals) for history in part.histories],
-        tools=subgoals[0].tools if subgoals else [],
-        step_rewards=[reward for part in (plan, *subgoals) for reward in part.step_rewards],
-        outcome=last_actor.outcome,
-        metrics={
-            **metrics,
-            "subgoals": float(len(workers)),
-            "parse_errors": metrics["parse_errors"] + empty_messages,
-        },
-    )
+class PlannerAndWorkers:
+    """An agent of two roles, as `players.player.Agent`. presentation: applies to the workers. `request.max_turns`
+    limits the total messages of both roles."""
+
+    needs_environment = True
+    holds_environment = False
+
+    def __init__(self, presentation: Presentation, spec: RolesSpec):
+        self._presentation = presentation
+        self._spec = spec
+
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> Trajectory:
+        """Play one episode and return its trajectory."""
+        own = Presentation(max_observation=self._presentation.max_observation)
+        planner = Episode(engine, environment, request, own, agent="planner")
+        workers: list[Episode] = []
+        last_actor, empty_messages = planner, 0
+        async with planner.within():
+            first, tools = await planner.start()
+            rules = [message["content"] for message in first if message["role"] == "system"]
+            task = [message for message in first if message["role"] != "system"]
+            planner.open([_system(self._spec.planner, *_tool_list(tools), *rules), *task], [])
+            while not planner.done and (remaining := request.max_turns - _turns(planner, *workers)) > 0:
+                text = (await planner.answer())["content"].strip()
+                if answer := _ANSWER.fullmatch(text):
+                    planner.see(await planner.step({"role": "assistant", "content": answer[1].strip()}))
+                    last_actor = planner
+                    continue
+                planner.rewards.append(0.0)
+                if not text:
+                    empty_messages += 1
+                    planner.hear([{"role": "user", "content": "error: say a sub-goal, or Answer: and your answer"}])
+                elif remaining > 1:
+                    subgoal = replace(request, seed=derived_seed(request.seed, f"worker/{len(workers)}"))
+                    worker = Episode(engine, environment, subgoal, self._presentation, agent="worker")
+                    workers.append(worker)
+                    worker.open([_system(self._spec.worker, *rules), {"role": "user", "content": text}], tools)
+                    report = await _work(worker, min(self._spec.worker_turns, remaining - 1), planner)
+                    last_actor = worker if worker.steps else last_actor
+                    planner.done = worker.done
+                    planner.hear([{"role": "user", "content": report}])
+        plan, *subgoals = (episode.trajectory() for episode in (planner, *workers))
+        metrics = Counter(plan.metrics)
+        for trajectory in subgoals:
+            metrics.update(trajectory.metrics)
+        return replace(
+            plan,
+            histories=[history for part in (plan, *subgoals) for history in part.histories],
+            tools=subgoals[0].tools if subgoals else [],
+            step_rewards=[reward for part in (plan, *subgoals) for reward in part.step_rewards],
+            outcome=last_actor.outcome,
+            metrics={
+                **metrics,
+                "subgoals": float(len(workers)),
+                "parse_errors": metrics["parse_errors"] + empty_messages,
+            },
+        )
 
 
 async def _work(worker: Episode, turns: int, watched: Episode) -> str:
@@ -114,7 +109,7 @@ def _turns(*episodes: Episode) -> int:
     return sum(episode.talk.turns for episode in episodes)
 
 
-def _tool_list(tools: formats.Tools) -> list[str]:
+def _tool_list(tools: Tools) -> list[str]:
     """Return the planner's description of the worker's tools."""
     listed = [f"- {tool['function']['name']}: {tool['function'].get('description', '')}" for tool in tools]
     return ["\n".join(["The worker has these tools:", *listed])] if listed else []

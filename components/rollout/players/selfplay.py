@@ -16,73 +16,47 @@ from typing import Any
 
 from components.environments.protocol import Environment, Messages, Players, Step
 from components.errors import EngineError, EnvironmentFailed, Problem, SpecError
-from components.inference.protocol import Engine, Sampling
-from components.rollout import formats
-from components.rollout.agent import MAX_OBSERVATION, Episode, as_step
-from components.rollout.players.player import episode_number
+from components.inference.protocol import Engine
+from components.rollout.agent import AgentLoop, Episode, as_step
+from components.rollout.formats import Tools
+from components.rollout.players.player import Player
+from components.rollout.request import EpisodeRequest, derived_seed
 from components.trajectories.groups import aside
-from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.schema import Trajectory
 
 OTHER = "other"
 """Name of the group of the second player's episodes."""
 
 
-class SelfPlay:
-    """Player of a two-player game. other: engine of the opponent; None: the policy's own engine. format,
-    max_observation: as for `agent.play`."""
+class SelfPlay(Player):
+    """Player of a two-player game. other: engine of the opponent; None: the policy's own engine."""
 
-    def __init__(
-        self, other: Engine | None = None, *, format: formats.Name = "native", max_observation: int = MAX_OBSERVATION
-    ):
+    def __init__(self, agent: AgentLoop, other: Engine | None = None):
+        super().__init__(agent)
+        self._presentation = agent.presentation
         self._other = other
-        self._options: dict[str, Any] = {"format": format, "max_observation": max_observation}
 
-    async def play(
-        self,
-        engine: Engine,
-        environment: Environment,
-        scenario: Scenario,
-        *,
-        sample: int,
-        sampling: Sampling,
-        max_turns: int,
-        seed: int,
-        **patience: Any,
-    ) -> list[Trajectory]:
-        """Return the policy's episode, followed by the other side's if the policy plays both. max_turns: messages of
-        each player."""
-        policy_side = 0 if self._other is None else episode_number(0, scenario.id) % 2
-        engines = [engine, engine] if self._other is None else [self._other, self._other]
-        engines[policy_side] = engine
-        sides = [
-            Episode(
-                player,
-                environment,
-                sampling,
-                seed if place == policy_side else episode_number(seed, OTHER),
-                **self._options,
-            )
-            for place, player in enumerate(engines)
-        ]
-        policy = sides[policy_side]
-        async with policy.within(**patience):
-            await _play(policy, sides, scenario, max_turns)
-        for side in sides:
-            side.failure = policy.failure
-        first = policy.trajectory(scenario, sample)
-        if self._other is not None:
-            return [first]
-        return [first, sides[1].trajectory(aside(scenario, OTHER), sample)]
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
+        """Return the policy's episode, followed by the other side's if the policy plays both. `request.max_turns`
+        limits the messages of each player."""
+        policy = Episode(engine, environment, request, self._presentation)
+        other = Episode(self._other or engine, environment, request.aside(OTHER), self._presentation)
+        policy_is_second = self._other is not None and derived_seed(0, request.scenario.id) % 2 == 1
+        async with policy.within():
+            await _play(policy, [other, policy] if policy_is_second else [policy, other])
+        other.failure = policy.failure
+        first = policy.trajectory()
+        return [first] if self._other is not None else [first, other.trajectory()]
 
     def following(self, first: Trajectory) -> list[str]:
         """Return the id of the other player's episode if the policy plays both sides."""
         return [f"{aside(first.scenario, OTHER).id}/{first.sample}"] if self._other is None else []
 
 
-async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_turns: int) -> None:
+async def _play(watched: Episode, sides: list[Episode]) -> None:
     """Play the game. `watched.awaited` names the awaited boundary."""
     environment = watched.environment
-    observation, tools = await watched.start(scenario)
+    observation, tools = await watched.start()
     names = _names(environment)
     for side, name in zip(sides, names, strict=True):
         side.talk.recorder.agent = name
@@ -91,7 +65,7 @@ async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_
         _tell(side, observation, tools)
         action = None
         while action is None:
-            if side.talk.turns >= max_turns:
+            if side.talk.turns >= side.request.max_turns:
                 return
             watched.awaited = EngineError
             action = await side.decide()
@@ -106,7 +80,7 @@ async def _play(watched: Episode, sides: list[Episode], scenario: Scenario, max_
         observation = step.observation
 
 
-def _tell(side: Episode, messages: Messages, tools: formats.Tools) -> None:
+def _tell(side: Episode, messages: Messages, tools: Tools) -> None:
     """Show messages to a player; the first ones open its conversation."""
     if side.talk.messages:
         side.hear(messages)

@@ -7,51 +7,38 @@ same prompt. Its `policy` is `teacher`: algorithms imitate it as a demonstration
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from components.environments.protocol import Environment
 from components.inference.protocol import Engine, Sampling
-from components.rollout.players.player import Attempt, episode_number
+from components.rollout.players.player import Agent, Player
+from components.rollout.request import EpisodeRequest, derived_seed
 from components.rollout.spec import CollectTeacherSpec
 from components.trajectories.parts import TEACHER
-from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.schema import Trajectory
 
 
-class Taught:
+class Taught(Player):
     """Player of an attempt and, as the spec requires, a second one by the teacher. engine: engine of the teacher.
     group_size: episodes per scenario of the collection."""
 
-    def __init__(self, attempt: Attempt, spec: CollectTeacherSpec, engine: Engine, group_size: int):
-        self._attempt = attempt
+    def __init__(self, agent: Agent, spec: CollectTeacherSpec, engine: Engine, group_size: int):
+        super().__init__(agent)
         self._spec = spec
         self._teacher = engine
         self._group_size = group_size
 
-    async def play(
-        self,
-        engine: Engine,
-        environment: Environment,
-        scenario: Scenario,
-        *,
-        sample: int,
-        sampling: Sampling,
-        max_turns: int,
-        seed: int,
-        **patience: Any,
-    ) -> list[Trajectory]:
-        """Return the policy's episode, followed by the teacher's if required. patience: time limits of each of the
-        two."""
-        options: dict[str, Any] = {"max_turns": max_turns, **patience}
-        first = await self._attempt(
-            engine, environment, scenario, sample=sample, sampling=sampling, seed=seed, **options
-        )
+    async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
+        """Return the policy's episode, followed by the teacher's if required."""
+        first = await self.agent.play(engine, environment, request)
         if not self.following(first):
             return [first]
-        teacher_sampling = Sampling(self._spec.temperature, self._spec.top_p, max_tokens=sampling.max_tokens)
-        number, seed = self._group_size + sample, episode_number(seed, TEACHER)
-        demonstration = await self._attempt(
-            self._teacher, environment, scenario, sample=number, sampling=teacher_sampling, seed=seed, **options
+        teacher_request = replace(
+            request,
+            sample=self._group_size + request.sample,
+            seed=derived_seed(request.seed, TEACHER),
+            sampling=Sampling(self._spec.temperature, self._spec.top_p, max_tokens=request.sampling.max_tokens),
         )
+        demonstration = await self.agent.play(self._teacher, environment, teacher_request)
         return [first, replace(demonstration, policy=TEACHER)]
 
     def following(self, first: Trajectory) -> list[str]:
