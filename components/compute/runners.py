@@ -16,22 +16,31 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from components import errors
 from components.errors import EspalierError, Problem, SpecError, WaitTimeout
+
+if TYPE_CHECKING:
+    from components.compute.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
 """Line of a stage's report: `{"progress": [done, total, values]}`, `{"waiting": text}` or the result."""
 
+STAGE = "flows.stage"
+"""Module that runs one stage, as `python -m`."""
+LIMIT = 7 * 24 * 3600.0
+"""Time limit of one stage in seconds."""
 DUMP_SECONDS = 0.5
 """Seconds that a child that timed out gets to write its stacks to the log."""
 GRACE = 3.0
@@ -48,32 +57,96 @@ class StageResult:
     """`ran` or `cached`."""
 
 
-class Runner(Protocol):
+Execute = Callable[[Mapping[str, Any], Callable[[Event], None]], StageResult]
+"""Function that runs the stage of a request and reports its events."""
+
+
+@dataclass(frozen=True)
+class StageProcess:
+    """Process that runs stages."""
+
+    root: Path
+    """Run root on this machine."""
+    log: Path
+    """File for the process's standard error."""
+    environment: Mapping[str, str] | None = None
+    """Environment variables; None inherits those of this process."""
+    options: Sequence[str] = ()
+    """Options of the module besides request and root, such as the store."""
+    limit: float = LIMIT
+    """Time limit of one stage in seconds."""
+    module: str = STAGE
+    """Module that takes the requests."""
+
+    @property
+    def command(self) -> list[str]:
+        """Command of the process on this machine."""
+        return [sys.executable, "-m", self.module, *self.options]
+
+    @property
+    def surroundings(self) -> tuple[Path, Path, Mapping[str, str] | None, float]:
+        """Arguments of a ProcessRunner besides the command."""
+        return self.root, self.log, self.environment, self.limit
+
+
+@dataclass(frozen=True)
+class RunnerContext:
+    """Part of a run that its runners share."""
+
+    run: str
+    """Short id of the run."""
+    log: Path
+    """Log of the run, for logs beside it."""
+    process: StageProcess
+    execute: Execute
+    """Runs a stage in this process."""
+    code: Path
+    """Folder of the code."""
+    packages: Sequence[str]
+    """The user's packages besides the code."""
+    say: Callable[[str], None]
+    """Shows a line to the user."""
+
+
+class Runner(ABC):
+    """Runner of the stages of one run on one place."""
+
+    shares_servers: bool = False
+    """True if stages run in another process of this machine, which can use the model servers of this process."""
+    snapshot: Snapshot | None = None
+    """Copy of the code that stages run; None if they run the code itself."""
+
+    @abstractmethod
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage to its end. Raise the stage's error."""
-        ...
+
+    def close(self, wait: float = 1.0) -> None:  # noqa: B027  most runners keep nothing between stages
+        """End what the runner keeps between stages. wait: maximum seconds for an end that continues without this
+        process."""
 
 
 class Stopped(KeyboardInterrupt):
     """Interruption of a runner by `stop` from another thread."""
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """Runner in this process, where loaded models are reused between stages."""
 
-    def __init__(self, execute: Callable[[Mapping[str, Any], Callable[[Event], None]], StageResult]):
+    def __init__(self, execute: Execute):
         self._execute = execute
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         return self._execute(request, on_event)
 
 
-class ProcessRunner:
+class ProcessRunner(Runner):
     """Runner with one subprocess per stage; several at once, from several threads. `KeptProcessRunner` reuses one.
 
     command: command to start; `--request FILE root=DIR` is added. log: file for the child's stderr. environment: None
     uses ours. limit: time limit of one stage in seconds.
     """
+
+    shares_servers = True
 
     def __init__(
         self,
@@ -81,7 +154,7 @@ class ProcessRunner:
         root: Path,
         log: Path,
         environment: Mapping[str, str] | None = None,
-        limit: float = 7 * 24 * 3600.0,
+        limit: float = LIMIT,
     ):
         self._command = list(command)
         self._root = root
@@ -215,7 +288,7 @@ class KeptProcessRunner(ProcessRunner):
             if not answered:  # its further output would be taken for the answer to the next request
                 self.close()
 
-    def close(self) -> None:
+    def close(self, wait: float = 1.0) -> None:
         """End the process."""
         child, self._child = self._child, None
         if child is not None:

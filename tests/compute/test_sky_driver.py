@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.compute.runners import Stopped
+from components.compute.runners import StageProcess, Stopped
 from components.compute.sky.driver import Driver
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
+from components.compute.sky.task import TaskTemplate
 from components.errors import EspalierError, ResourceError, TooManyFailures, WaitTimeout
 
 ASKED = {"stage": "train", "spec": {}, "inputs": {}, "seed": 0, "allow": []}
@@ -128,7 +129,8 @@ def progress(number):
 
 
 def drive(sdk, tmp_path, place=None, patience=0.2):
-    return Driver(sdk, SkyPlace(**(place or {})), "ours", tmp_path, ["--store", "s3://b"], patience=patience)
+    template = TaskTemplate(SkyPlace(**(place or {})), "ours", tmp_path, ["--store", "s3://b"])
+    return Driver(sdk, template, patience)
 
 
 def test_progress_waiting_and_result_come_back(tmp_path):
@@ -314,7 +316,7 @@ def test_stopped_runner_lets_its_driver_take_the_machines_down(tmp_path, monkeyp
         "components.compute.sky.runner.DRIVER", (sys.executable, "-c", SLOW_TO_LEAVE, tmp_path / "down")
     )
     monkeypatch.setattr("components.compute.sky.runner.take_snapshot", lambda *_: SimpleNamespace(path=tmp_path))
-    runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], [], tmp_path, tmp_path / "log")
+    runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], StageProcess(tmp_path, tmp_path / "log"))
     with pytest.raises(Stopped):
         runner.run(ASKED, lambda event: runner.stop())
     deadline = time.monotonic() + 600

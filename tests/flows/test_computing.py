@@ -7,18 +7,18 @@ import pytest
 from components.errors import SpecError
 from flows.experiment.compose import compose
 
-ACCELERATE, FSDP, PLACE = "compute.places.accelerate", "compute.places.fsdp", "compute.places.sky_slurm"
+TORCHRUN, FSDP, PLACE = "compute.places.torchrun", "compute.places.fsdp", "compute.places.sky_slurm"
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
 
 
 @pytest.mark.parametrize(
     ("lines", "key", "words"),
     [
-        (["compute=accelerate", f"{ACCELERATE}.processes=0"], f"{ACCELERATE}.processes", "at least 1"),
-        (["compute=accelerate", f"{ACCELERATE}.processes=9"], f"{ACCELERATE}.processes", "expected at most 8"),
-        (["compute=accelerate", f"{ACCELERATE}.strategy=fsdp3"], f"{ACCELERATE}.strategy", "fsdp"),
+        (["compute=torchrun", f"{TORCHRUN}.processes=0"], f"{TORCHRUN}.processes", "at least 1"),
+        (["compute=torchrun", f"{TORCHRUN}.processes=9"], f"{TORCHRUN}.processes", "expected at most 8"),
+        (["compute=torchrun", f"{TORCHRUN}.strategy=fsdp3"], f"{TORCHRUN}.strategy", "fsdp"),
         (
-            ["compute=accelerate", "compute.stages.collect=accelerate"],
+            ["compute=torchrun", "compute.stages.collect=torchrun"],
             "compute.stages.collect",
             "which only train and reward_model support",
         ),
@@ -43,8 +43,8 @@ def test_a_place_that_cannot_run_a_stage_is_refused(lines, key, words):
     assert words in {problem.path: problem.message for problem in caught.value.problems}[key]
 
 
-@pytest.mark.parametrize("lines", [["compute=zero2", "model.lora=null"], ["compute=accelerate", "algorithm=ppo"]])
+@pytest.mark.parametrize("lines", [["compute=zero2", "model.lora=null"], ["compute=torchrun", "algorithm=ppo"]])
 def test_only_the_training_runs_in_several_processes(lines):
     compute = compose(lines).compute
-    assert compute.place("train").name == "accelerate"
+    assert compute.place("train").name == "torchrun"
     assert compute.place("collect").name == compute.place("reward_model").name == "local"

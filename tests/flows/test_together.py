@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from components.algorithms.spec import GRPOSpec, SFTSpec
-from components.compute import torchrun
-from components.compute.runners import ProcessRunner
-from components.compute.spec import AcceleratePlace
+from components.compute.runners import ProcessRunner, StageProcess
+from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import EspalierError, ResourceError
 from components.trajectories.schema import Score, Selection
 from components.trajectories.store import write_scores, write_selection, write_trajectories
@@ -63,10 +62,9 @@ def alone(tmp_path_factory) -> Path:
 
 
 def _together(root: Path, strategy: str = "ddp", processes: int = 2) -> ProcessRunner:
-    place = AcceleratePlace(processes=processes, strategy=strategy, timeout=200)
-    log = root / "log.txt"
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    return ProcessRunner(torchrun.command(place, ["flows.stage"], log), root, log, environment)
+    place = TorchrunPlace(processes=processes, strategy=strategy, timeout=200)
+    process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
+    return ProcessRunner(place.command(process), *process.surroundings)
 
 
 def _steps(root: Path, key: str) -> list[dict[str, float]]:
