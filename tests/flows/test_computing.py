@@ -6,6 +6,7 @@ import pytest
 
 from components.errors import SpecError
 from flows.experiment.compose import compose
+from flows.experiment.prerequisites import lacking
 
 TORCHRUN, FSDP, PLACE = "compute.places.torchrun", "compute.places.fsdp", "compute.places.sky_slurm"
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
@@ -48,3 +49,20 @@ def test_only_the_training_runs_in_several_processes(lines):
     compute = compose(lines).compute
     assert compute.place("train").name == "torchrun"
     assert compute.place("collect").name == compute.place("reward_model").name == "local"
+
+
+def test_a_place_that_is_no_place_is_refused_with_those_that_are():
+    with pytest.raises(SpecError, match=r"compute: 'accelerate': expected one of fsdp, local, .*torchrun"):
+        compose(["compute=accelerate"])
+    with pytest.raises(SpecError, match=r"places\.torchrun\.name: 'torchrn': .*Did you mean 'torchrun'"):
+        compose(["compute=torchrun", f"{TORCHRUN}.name=torchrn"])
+
+
+def test_secrets_of_a_place_in_use_are_a_prerequisite(monkeypatch):
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    spec = compose([*SLURM, f"{PLACE}.secrets=[A_TOKEN]"])
+    message = f"{PLACE}.secrets: environment variable A_TOKEN is not set on this machine; set it"
+    assert list(lacking(spec)) == [message]
+    assert list(lacking(compose([*SLURM, f"{PLACE}.secrets=[A_TOKEN]", "compute.stages.train=local"]))) == []
+    monkeypatch.setenv("A_TOKEN", "x")
+    assert list(lacking(spec)) == []
