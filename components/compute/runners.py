@@ -83,11 +83,6 @@ class StageProcess:
         """Command of the process on this machine."""
         return [sys.executable, "-m", self.module, *self.options]
 
-    @property
-    def surroundings(self) -> tuple[Path, Path, Mapping[str, str] | None, float]:
-        """Arguments of a ProcessRunner besides the command."""
-        return self.root, self.log, self.environment, self.limit
-
 
 @dataclass(frozen=True)
 class RunnerContext:
@@ -142,25 +137,14 @@ class LocalRunner(Runner):
 class ProcessRunner(Runner):
     """Runner with one subprocess per stage; several at once, from several threads. `KeptProcessRunner` reuses one.
 
-    command: command to start; `--request FILE root=DIR` is added. log: file for the child's stderr. environment: None
-    uses ours. limit: time limit of one stage in seconds.
+    command: replaces that of `process`. `--request FILE root=DIR` is added.
     """
 
     shares_servers = True
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        root: Path,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        limit: float = LIMIT,
-    ):
-        self._command = list(command)
-        self._root = root
-        self._log = log
-        self._environment = None if environment is None else dict(environment)
-        self._limit = limit
+    def __init__(self, process: StageProcess, command: Sequence[str] | None = None):
+        self._process = process
+        self._command = process.command if command is None else list(command)
         self._running: set[subprocess.Popen] = set()
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -176,11 +160,11 @@ class ProcessRunner(Runner):
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage. Raises the stage's error (of our own tree), EspalierError if the child died otherwise,
         WaitTimeout after `limit` seconds, and Stopped. A KeyboardInterrupt ends the child too."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._log, "ab") as log:
+        self._process.log.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._process.log, "ab") as log:
             file = Path(folder) / "request.json"
             file.write_text(json.dumps(request), encoding="utf-8")
-            command = [*self._command, "--request", str(file), f"root={self._root}"]
+            command = [*self._command, "--request", str(file), f"root={self._process.root}"]
             child = self._start(command, log)
             try:
                 result = self._follow(child, request, on_event)
@@ -196,7 +180,7 @@ class ProcessRunner(Runner):
                 raise Stopped
             child = subprocess.Popen(
                 command,
-                env=self._environment,
+                env=self._process.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -237,7 +221,7 @@ class ProcessRunner(Runner):
             time.sleep(DUMP_SECONDS)
             child.kill()
 
-        timer = threading.Timer(self._limit, expire)
+        timer = threading.Timer(self._process.limit, expire)
         timer.daemon = True
         timer.start()
         last: Event = {}
@@ -256,9 +240,11 @@ class ProcessRunner(Runner):
             raise error_from_json(last["error"])
         code = child.wait(GRACE)
         if expired.is_set():
-            raise WaitTimeout(f"{stage} timed out after {self._limit:.0f} s in its subprocess")
+            raise WaitTimeout(f"{stage} timed out after {self._process.limit:.0f} s in its subprocess")
         cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        raise EspalierError(f"the process of {stage} ended {cause} without a result; its last output is in {self._log}")
+        raise EspalierError(
+            f"the process of {stage} ended {cause} without a result; its last output is in {self._process.log}"
+        )
 
 
 class KeptProcessRunner(ProcessRunner):
@@ -272,9 +258,9 @@ class KeptProcessRunner(ProcessRunner):
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""
         child = self._child
         if child is None or child.poll() is not None:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log, "ab") as log:
-                child = self._child = self._start([*self._command, "--requests", f"root={self._root}"], log)
+            self._process.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._process.log, "ab") as log:
+                child = self._child = self._start([*self._command, "--requests", f"root={self._process.root}"], log)
         assert child.stdin is not None
         answered = False
         try:

@@ -149,7 +149,7 @@ class Execution:
         self._runners: dict[str, Runner] = {}
         """Runners by place; a runner may keep its machines between stages."""
         self._codes: set[str] = set()
-        self.second = KeptProcessRunner(process.command, *process.surroundings)
+        self.second = KeptProcessRunner(process)
         """Runner of background work: a separate process whose models stay loaded between rounds."""
 
     def stage(self, label: str, step: int, request: Request) -> Done:

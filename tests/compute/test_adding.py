@@ -42,7 +42,7 @@ class NicePlace(Place):
 
     def runner(self, name: str, context: RunnerContext) -> ProcessRunner:
         command = ["nice", "-n", str(self.niceness), *context.process.command]
-        return ProcessRunner(command, *context.process.surroundings)
+        return ProcessRunner(context.process, command)
 '''
 YAML = """\
 # Training in a process that leaves the processor to others.

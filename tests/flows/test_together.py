@@ -64,7 +64,7 @@ def alone(tmp_path_factory) -> Path:
 def _together(root: Path, strategy: str = "ddp", processes: int = 2) -> ProcessRunner:
     place = TorchrunPlace(processes=processes, strategy=strategy, timeout=200)
     process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
-    return ProcessRunner(place.command(process), *process.surroundings)
+    return ProcessRunner(process, place.command(process))
 
 
 def _steps(root: Path, key: str) -> list[dict[str, float]]:

@@ -14,4 +14,4 @@ class ProcessPlace(Place):
     name: Literal["process"] = "process"
 
     def runner(self, name: str, context: RunnerContext) -> ProcessRunner:
-        return ProcessRunner(context.process.command, *context.process.surroundings)
+        return ProcessRunner(context.process)

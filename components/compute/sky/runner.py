@@ -42,18 +42,17 @@ class SkyRunner(KeptProcessRunner):
         process: StageProcess,
         say: Callable[[str], None] = logger.info,
     ):
-        super().__init__([], *process.surroundings)
+        super().__init__(process, [])
         self.name = place.cluster or name
         self._place = place
         self._code = code
         self._packages = packages
-        self._process = process
         self._say = say
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as KeptProcessRunner does. Raise ResourceError if no machine is available."""
         if self.snapshot is None:
-            self.snapshot = take_snapshot(self._code, self._packages, self._root / "snapshots")
+            self.snapshot = take_snapshot(self._code, self._packages, self._process.root / "snapshots")
             job = {
                 "place": self._place.model_dump(mode="json"),
                 "name": self.name,

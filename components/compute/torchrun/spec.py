@@ -45,4 +45,4 @@ class TorchrunPlace(Place):
         return [sys.executable, *launch, "--", process.module, *process.options, *self.group.options()]
 
     def runner(self, name: str, context: RunnerContext) -> ProcessRunner:
-        return ProcessRunner(self.command(context.process), *context.process.surroundings)
+        return ProcessRunner(context.process, self.command(context.process))

@@ -7,7 +7,7 @@ from typing import get_args
 
 from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
 from components.compute.spec import ComputeSpec, StageName
-from components.compute.training_group import TRAINING_STAGES, Training
+from components.compute.training_group import TRAINING_STAGES
 from components.errors import Problem
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
@@ -41,8 +41,7 @@ def several_processes(
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
             yield Problem(key, f"{name!r} {reason}")
     unsharded = "ewc" if ewc is not None else algorithm.name if isinstance(algorithm, PPOSpec) else None
-    training = Training(collect.scenarios, model.quantization, model.lora is None, model.dtype, unsharded)
     used = {compute.placement(stage) for stage in STAGES if stage in TRAINING_STAGES}
     for name, place in compute.places.items():
         if name in used and place.group is not None:
-            yield from place.group.problems(f"compute.places.{name}", training)
+            yield from place.group.problems(f"compute.places.{name}", collect.scenarios, model, unsharded)
