@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
-from components.compute.spec import Place
+from components.compute.spec import PLACES as PLACE_SPECS
 from components.evaluation.spec import CalibrateSpec, MarksSpec
 from components.models.spec import LoraSpec, TeacherSpec
 from components.rewards.llm.spec import EmbeddedJudge, LiteLLMJudge, PolicyJudge, ServedJudge
@@ -104,10 +104,12 @@ def _keys(group: str) -> Iterator[str]:
             "Those that are there, by the names of their options, are chosen by `compute.default=process` or "
             "`compute.stages.train=process`, and changed by `compute.places.process.KEY=VALUE`."
         )
-        for cls in get_args(get_args(Place)[0]):
-            path = min((CONF / group).glob(f"{cls.model_fields['name'].default}*.yaml"))
-            yield f"Keys of `{path.stem}`. {_text(cls.__doc__)}"
-            yield _table(_rows(cls, "compute.places.NAME", _read(path), path))
+        for name, spec in PLACE_SPECS.items():
+            files = sorted((CONF / group).glob(f"{name}*.yaml"))
+            path = files[0] if files else CONF / "compute" / f"{name}.yaml"
+            yield f"Keys of `{path.stem}`. {_text(spec.__doc__)}"
+            values = _read(path) if files else _read(path)["places"][name]
+            yield _table(_rows(spec, "compute.places.NAME", values, path))
         return
     annotation = ExperimentSpec.model_fields[group].annotation
     if inspect.isclass(annotation) and issubclass(annotation, Target):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from components.algorithms.spec import OptimizerSpec
+from components.compute.spec import PLACES
 from components.errors import SpecError
 from components.specs import names_below
 from flows.experiment.compose import compose
@@ -30,7 +31,7 @@ GROUPS = {
     "agent": 3,
     "algorithm": 14,
     "collect": 3,
-    "compute": 6,
+    "compute": len(PLACES) + 2,  # one for each place, and `fsdp` and `zero2` of torchrun
     "deploy": 6,
     "environment": 29,
     "evaluate": 1,

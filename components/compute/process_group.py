@@ -20,7 +20,7 @@ from components.errors import ResourceError, WaitTimeout
 GRACE = 3.0
 """Seconds within which the launcher, which knows how a process died, ends the processes that wait for it."""
 
-_WORK, _FAILURE, _REPORTED = "work", "failure", "said"
+_WORK, _FAILURE, _REPORTED = "work", "failure", "reported"
 
 
 class ProcessGroup:
@@ -65,11 +65,11 @@ class ProcessGroup:
         """True for rank 0, which reports and writes."""
         return self.rank == 0
 
-    def tell(self, work: dict[str, Any]) -> None:
+    def send_work(self, work: dict[str, Any]) -> None:
         """Send the work of the other ranks, from rank 0. Only the first call has an effect."""
         self._store.compare_set(_WORK, "", json.dumps(work))
 
-    def hear(self, limit: float) -> dict[str, Any]:
+    def receive_work(self, limit: float) -> dict[str, Any]:
         """Return the work sent by rank 0. Raise WaitTimeout after `limit` seconds."""
         from torch import distributed
 
@@ -79,7 +79,7 @@ class ProcessGroup:
             raise WaitTimeout(f"rank {self.rank} timed out after {limit:g} s waiting for rank 0") from None
         return json.loads(self._store.get(_WORK))
 
-    def failed(self, error: dict[str, Any], say: Callable[[dict[str, Any]], None], *, awaited: bool) -> None:
+    def report_failure(self, error: dict[str, Any], say: Callable[[dict[str, Any]], None], *, awaited: bool) -> None:
         """Report an error of this process. Rank 0 reports it, or the earlier error of another rank; the other ranks
         send theirs to rank 0. awaited: True if the cause may be the death of another process. The launcher then reports
         that and ends this process meanwhile."""

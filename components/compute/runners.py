@@ -16,22 +16,31 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from components import errors
 from components.errors import EspalierError, Problem, SpecError, WaitTimeout
+
+if TYPE_CHECKING:
+    from components.compute.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
 """Line of a stage's report: `{"progress": [done, total, values]}`, `{"waiting": text}` or the result."""
 
+STAGE = "flows.stage"
+"""Module that runs one stage, as `python -m`."""
+LIMIT = 7 * 24 * 3600.0
+"""Time limit of one stage in seconds."""
 DUMP_SECONDS = 0.5
 """Seconds that a child that timed out gets to write its stacks to the log."""
 GRACE = 3.0
@@ -48,46 +57,94 @@ class StageResult:
     """`ran` or `cached`."""
 
 
-class Runner(Protocol):
+Execute = Callable[[Mapping[str, Any], Callable[[Event], None]], StageResult]
+"""Function that runs the stage of a request and reports its events."""
+
+
+@dataclass(frozen=True)
+class StageProcess:
+    """Process that runs stages."""
+
+    root: Path
+    """Run root on this machine."""
+    log: Path
+    """File for the process's standard error."""
+    environment: Mapping[str, str] | None = None
+    """Environment variables; None inherits those of this process."""
+    options: Sequence[str] = ()
+    """Options of the module besides request and root, such as the store."""
+    limit: float = LIMIT
+    """Time limit of one stage in seconds."""
+    module: str = STAGE
+    """Module that takes the requests."""
+
+    @property
+    def command(self) -> list[str]:
+        """Command of the process on this machine."""
+        return [sys.executable, "-m", self.module, *self.options]
+
+
+@dataclass(frozen=True)
+class RunnerContext:
+    """Part of a run that its runners share."""
+
+    run: str
+    """Short id of the run."""
+    log: Path
+    """Log of the run, for logs beside it."""
+    process: StageProcess
+    execute: Execute
+    """Runs a stage in this process."""
+    code: Path
+    """Folder of the code."""
+    packages: Sequence[str]
+    """The user's packages besides the code."""
+    say: Callable[[str], None]
+    """Shows a line to the user."""
+
+
+class Runner(ABC):
+    """Runner of the stages of one run on one place."""
+
+    shares_servers: bool = False
+    """True if stages run in another process of this machine, which can use the model servers of this process."""
+    snapshot: Snapshot | None = None
+    """Copy of the code that stages run; None if they run the code itself."""
+
+    @abstractmethod
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage to its end. Raise the stage's error."""
-        ...
+
+    def close(self, wait: float = 1.0) -> None:  # noqa: B027  most runners keep nothing between stages
+        """End what the runner keeps between stages. wait: maximum seconds for an end that continues without this
+        process."""
 
 
 class Stopped(KeyboardInterrupt):
     """Interruption of a runner by `stop` from another thread."""
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """Runner in this process, where loaded models are reused between stages."""
 
-    def __init__(self, execute: Callable[[Mapping[str, Any], Callable[[Event], None]], StageResult]):
+    def __init__(self, execute: Execute):
         self._execute = execute
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         return self._execute(request, on_event)
 
 
-class ProcessRunner:
+class ProcessRunner(Runner):
     """Runner with one subprocess per stage; several at once, from several threads. `KeptProcessRunner` reuses one.
 
-    command: command to start; `--request FILE root=DIR` is added. log: file for the child's stderr. environment: None
-    uses ours. limit: time limit of one stage in seconds.
+    command: replaces that of `process`. `--request FILE root=DIR` is added.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        root: Path,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        limit: float = 7 * 24 * 3600.0,
-    ):
-        self._command = list(command)
-        self._root = root
-        self._log = log
-        self._environment = None if environment is None else dict(environment)
-        self._limit = limit
+    shares_servers = True
+
+    def __init__(self, process: StageProcess, command: Sequence[str] | None = None):
+        self._process = process
+        self._command = process.command if command is None else list(command)
         self._running: set[subprocess.Popen] = set()
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -103,11 +160,11 @@ class ProcessRunner:
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage. Raises the stage's error (of our own tree), EspalierError if the child died otherwise,
         WaitTimeout after `limit` seconds, and Stopped. A KeyboardInterrupt ends the child too."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._log, "ab") as log:
+        self._process.log.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._process.log, "ab") as log:
             file = Path(folder) / "request.json"
             file.write_text(json.dumps(request), encoding="utf-8")
-            command = [*self._command, "--request", str(file), f"root={self._root}"]
+            command = [*self._command, "--request", str(file), f"root={self._process.root}"]
             child = self._start(command, log)
             try:
                 result = self._follow(child, request, on_event)
@@ -123,7 +180,7 @@ class ProcessRunner:
                 raise Stopped
             child = subprocess.Popen(
                 command,
-                env=self._environment,
+                env=self._process.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -164,7 +221,7 @@ class ProcessRunner:
             time.sleep(DUMP_SECONDS)
             child.kill()
 
-        timer = threading.Timer(self._limit, expire)
+        timer = threading.Timer(self._process.limit, expire)
         timer.daemon = True
         timer.start()
         last: Event = {}
@@ -183,9 +240,11 @@ class ProcessRunner:
             raise error_from_json(last["error"])
         code = child.wait(GRACE)
         if expired.is_set():
-            raise WaitTimeout(f"{stage} timed out after {self._limit:.0f} s in its subprocess")
+            raise WaitTimeout(f"{stage} timed out after {self._process.limit:.0f} s in its subprocess")
         cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        raise EspalierError(f"the process of {stage} ended {cause} without a result; its last output is in {self._log}")
+        raise EspalierError(
+            f"the process of {stage} ended {cause} without a result; its last output is in {self._process.log}"
+        )
 
 
 class KeptProcessRunner(ProcessRunner):
@@ -199,9 +258,9 @@ class KeptProcessRunner(ProcessRunner):
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""
         child = self._child
         if child is None or child.poll() is not None:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log, "ab") as log:
-                child = self._child = self._start([*self._command, "--requests", f"root={self._root}"], log)
+            self._process.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._process.log, "ab") as log:
+                child = self._child = self._start([*self._command, "--requests", f"root={self._process.root}"], log)
         assert child.stdin is not None
         answered = False
         try:
@@ -215,7 +274,7 @@ class KeptProcessRunner(ProcessRunner):
             if not answered:  # its further output would be taken for the answer to the next request
                 self.close()
 
-    def close(self) -> None:
+    def close(self, wait: float = 1.0) -> None:
         """End the process."""
         child, self._child = self._child, None
         if child is not None:

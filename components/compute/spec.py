@@ -1,34 +1,47 @@
-"""Spec of where each stage runs."""
+"""Spec of where each stage runs, and discovery of the places."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import importlib
+import inspect
+import operator
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from components.compute.sky.spec import SkyPlace
-from components.compute.torchrun import AcceleratePlace, Strategy
+from components.compute.local.spec import LocalPlace
+from components.compute.place import Place
+from components.compute.process.spec import ProcessPlace
+from components.compute.training_group import Strategy
 from components.specs import Spec
 
-__all__ = ["AcceleratePlace", "ComputeSpec", "LocalPlace", "Place", "ProcessPlace", "StageName", "Strategy"]
+__all__ = ["PLACES", "ComputeSpec", "StageName", "Strategy"]
 
 StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
 
 
-class LocalPlace(Spec):
-    """The process of the flow."""
+def _discover() -> dict[str, type[Place]]:
+    """Return the places by name: the class that the module `spec` of each package beside this module defines."""
+    places: dict[str, type[Place]] = {}
+    for package in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if package.ispkg:
+            module = importlib.import_module(f"{__package__}.{package.name}.spec")
+            members = [value for value in vars(module).values() if inspect.isclass(value)]
+            (place,) = (value for value in members if issubclass(value, Place) and value.__module__ == module.__name__)
+            places[place.model_fields["name"].default] = place
+    return places
 
-    name: Literal["local"] = "local"
 
+PLACES = _discover()
+"""Places where stages can run, by name."""
 
-class ProcessPlace(Spec):
-    """Subprocess, `python -m flows.stage`."""
-
-    name: Literal["process"] = "process"
-
-
-Place = Annotated[LocalPlace | ProcessPlace | AcceleratePlace | SkyPlace, Field(discriminator="name")]
-"""Places where stages can run, selected by `name`."""
+if TYPE_CHECKING:
+    AnyPlace = Place
+else:
+    AnyPlace = Annotated[functools.reduce(operator.or_, PLACES.values()), Field(discriminator="name")]
 
 
 class ComputeSpec(Spec):
@@ -38,7 +51,7 @@ class ComputeSpec(Spec):
     """Place of stages without an entry in `stages`: a name from `places`."""
     stages: dict[StageName, str] = {}
     """Places of single stages: `{train: process}`."""
-    places: dict[str, Place] = {"local": LocalPlace(), "process": ProcessPlace()}
+    places: dict[str, AnyPlace] = {"local": LocalPlace(), "process": ProcessPlace()}
     """Places by name."""
     save_every: float = Field(30.0, ge=0)
     """Seconds between two checkpoints of a running training, from which it resumes if it is killed. 0: after each
@@ -69,3 +82,9 @@ class ComputeSpec(Spec):
 
     def hourly_price(self, stage: StageName) -> float:
         return self.prices.get(stage, self.price)
+
+    @property
+    def places_in_use(self) -> dict[str, Place]:
+        """Places to which stages are assigned, by name; without names that `places` does not define."""
+        names = sorted({self.default, *self.stages.values()})
+        return {name: self.places[name] for name in names if name in self.places}

@@ -26,17 +26,17 @@ def lead_stage(request: Request, context: Context, group: ProcessGroup) -> tuple
     stage is cached."""
 
     def begin(draft: Path, scratch: Path) -> None:
-        group.tell({"draft": str(draft), "scratch": str(scratch)})
+        group.send_work({"draft": str(draft), "scratch": str(scratch)})
 
     try:
         return run_stage(request, replace(context, begin=begin))
     finally:
-        group.tell({})
+        group.send_work({})
 
 
 def follow_stage(request: Request, context: Context, group: ProcessGroup) -> None:
     """Run the stage on another rank. Raises WaitTimeout if rank 0 does not respond."""
-    work = group.hear(context.lock_timeout + group.timeout)
+    work = group.receive_work(context.lock_timeout + group.timeout)
     if not work:
         return
     stage, spec, inputs, key = resolve(request, context)
@@ -64,7 +64,7 @@ def attempt(
     except EspalierError as error:
         assert group is not None
         with contextlib.suppress(KeyboardInterrupt):  # the launcher ends the remaining processes
-            group.failed(error_to_json(error), say, awaited=False)
+            group.report_failure(error_to_json(error), say, awaited=False)
         return 2 if isinstance(error, SpecError | ResourceError) else 1
     except KeyboardInterrupt:  # the launcher also sends it after another rank failed
         if group is None or not group.first or (failure := group.failure()) is None:
@@ -76,7 +76,7 @@ def attempt(
         if group is None:
             return 1
         try:
-            group.failed({"type": type(error).__name__, "message": str(error)}, say, awaited=True)
+            group.report_failure({"type": type(error).__name__, "message": str(error)}, say, awaited=True)
         except KeyboardInterrupt:
             return STOPPED
         return 1

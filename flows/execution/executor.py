@@ -19,12 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.compute import torchrun
-from components.compute.runners import Event, KeptProcessRunner, LocalRunner, ProcessRunner, Runner, StageResult
-from components.compute.sky.runner import SkyRunner
-from components.compute.sky.snapshot import RECORD
-from components.compute.sky.spec import SkyPlace
-from components.compute.spec import AcceleratePlace, LocalPlace
+from components.compute.runners import (
+    Event,
+    KeptProcessRunner,
+    ProcessRunner,
+    Runner,
+    RunnerContext,
+    StageProcess,
+    StageResult,
+)
+from components.compute.snapshot import RECORD, Snapshot
 from components.compute.watchdog import Watchdog, watch
 from flows.execution import prefect_credential
 from flows.experiment.guards import RULES
@@ -126,22 +130,27 @@ class Execution:
         self.notices: list[Notice] = []
         self.watchers: list[Watcher] = []
         """Progress displays besides the console."""
-        stage = ["flows.stage", *_options(spec)]
-        command = [sys.executable, "-m", *stage]
-        options = (Path(spec.root), log.with_suffix(".stages.log"), environment(), spec.compute.stage_timeout)
-        self._here = LocalRunner(self._run_here)
-        self._process = ProcessRunner(command, *options)
-        self._processes = {  # process groups for distributed training
-            name: ProcessRunner(torchrun.command(place, stage, options[1]), *options)
-            for name, place in spec.compute.places.items()
-            if isinstance(place, AcceleratePlace)
-        }
-        self.second = KeptProcessRunner(command, *options)
-        """Runner of background work: a separate process whose models stay loaded between rounds."""
-        self._log = log
+        process = StageProcess(
+            Path(spec.root),
+            log.with_suffix(".stages.log"),
+            environment(),
+            _options(spec),
+            spec.compute.stage_timeout,
+        )
+        self._runner_context = RunnerContext(
+            run=record.run.short if record is not None else str(os.getpid()),
+            log=log,
+            process=process,
+            execute=self._run_here,
+            code=CODE,
+            packages=spec.allow,
+            say=console.line,
+        )
+        self._runners: dict[str, Runner] = {}
+        """Runners by place; a runner may keep its machines between stages."""
         self._codes: set[str] = set()
-        self._remote: dict[str, SkyRunner] = {}
-        """Remote runners by place; each keeps its machines between stages."""
+        self.second = KeptProcessRunner(process)
+        """Runner of background work: a separate process whose models stay loaded between rounds."""
 
     def stage(self, label: str, step: int, request: Request) -> Done:
         """Run the stage where `compute` places it, or load it from the cache, and report it."""
@@ -213,7 +222,8 @@ class Execution:
     def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
         if (cached := find_stage(request, self.context)) is not None:
             return cached, "cached"
-        runner = beside or self._runner(self.spec.compute.placement(request.stage))  # type: ignore[arg-type]  # a stage's name
+        place = self.spec.compute.placement(request.stage)  # type: ignore[arg-type]  # a stage's name
+        runner = beside or self._runner(place)
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
         unit = UNITS.get(request.stage, "parts")
@@ -224,13 +234,13 @@ class Execution:
         ):
             views = [view, *(stack.enter_context(watcher(label, unit)) for watcher in self.watchers)]
             listen = _listener(views, self.console, dog)
-            if not isinstance(runner, LocalRunner | SkyRunner):  # a separate process on this machine
+            if runner.shares_servers:
                 request = with_server_urls(
                     request, replace(self.context, on_wait=lambda text: listen({"waiting": text}))
                 )
             result = runner.run(request.to_json(), listen)
-        if isinstance(runner, SkyRunner):
-            self._report_code(runner)
+        if runner.snapshot is not None:
+            self._report_code(place, runner.snapshot)
         artifact = self.context.store.find(result.key)
         assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
         return artifact, result.status
@@ -238,45 +248,21 @@ class Execution:
     def close(self, wait: float = 1.0) -> None:
         """End the worker processes and take down the machines. wait: maximum time for this, in seconds."""
         self.second.close()
-        for runner in self._remote.values():
-            self.console.line(
-                f"{runner.name} is shut down" if runner.place.cluster is None else f"{runner.name} stays up"
-            )
+        for runner in self._runners.values():
             runner.close(wait)
 
-    def _runner(self, name: str) -> Runner:
-        place = self.spec.compute.places[name]
-        if isinstance(place, SkyPlace):
-            return self._remote.get(name) or self._sky(name, place)
-        if name in self._processes:
-            return self._processes[name]
-        return self._here if isinstance(place, LocalPlace) else self._process
+    def _runner(self, place: str) -> Runner:
+        if place not in self._runners:
+            self._runners[place] = self.spec.compute.places[place].runner(place, self._runner_context)
+        return self._runners[place]
 
-    def _sky(self, name: str, place: SkyPlace) -> SkyRunner:
-        run = self.record.run.short if self.record is not None else str(os.getpid())
-        log = self._log.with_suffix(f".{name}.log")
-        self.console.line(f"{name}: log of its machines: {log}")
-        runner = self._remote[name] = SkyRunner(
-            place,
-            re.sub(r"[^a-z0-9]+", "-", f"espalier-{run}-{name}".lower()).strip("-"),
-            CODE,
-            self.spec.allow,
-            _options(self.spec),
-            Path(self.spec.root),
-            log,
-            environment(),
-            self.spec.compute.stage_timeout,
-        )
-        return runner
-
-    def _report_code(self, runner: SkyRunner) -> None:
-        """Report the version of the code that ran remotely to the log and MLflow, once per version."""
-        code = runner.snapshot
-        if code is None or code.digest in self._codes:
+    def _report_code(self, place: str, code: Snapshot) -> None:
+        """Report the version of the code that ran on a place to the log and MLflow, once per version."""
+        if code.digest in self._codes:
             return
         self._codes.add(code.digest)
         changes = f", {len(code.changed)} files changed" if code.changed else ""
-        logger.info("code on %s: %s (commit %s%s)", runner.name, code.digest, code.commit or "none", changes)
+        logger.info("code on %s: %s (commit %s%s)", place, code.digest, code.commit or "none", changes)
         if self.tracker is not None:
             tracker = self.tracker
             tags = {"code.digest": code.digest, "code.changed": str(len(code.changed))}

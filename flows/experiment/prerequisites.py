@@ -1,5 +1,5 @@
-"""Check of external prerequisites before a run starts: API keys, prices of judges, the Python environment of vLLM. A
-run that lacks one fails before it computes or pays for anything."""
+"""Check of external prerequisites before a run starts: API keys, prices of judges, the Python environment of vLLM,
+secrets of remote machines. A run that lacks one fails before it computes or pays for anything."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def refuse(lacks: Iterable[str]) -> None:
 
 
 def lacking(spec: ExperimentSpec) -> Iterator[str]:
-    """Return a message for each missing prerequisite of the engines and judges of an experiment."""
+    """Yield a message for each missing prerequisite of the engines, judges and places of an experiment."""
     teachers = [teacher for teacher in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if teacher]
     engines = [spec.inference, *(teacher.inference for teacher in teachers)]
-    return lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.evaluate.reward)], spec.judge.budget)
+    yield from lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.evaluate.reward)], spec.judge.budget)
+    for name, place in spec.compute.places_in_use.items():
+        yield from (f"compute.places.{name}.{message}" for message in place.prerequisites())
 
 
 def lacked_by(asked: Iterable[InferenceSpec | JudgeModel], budget: float | None) -> Iterator[str]:

@@ -11,10 +11,10 @@ from hydra.core.override_parser.types import Override
 from pydantic import Field
 
 from components.compute.sky.spec import SkyPlace
+from components.compute.spec import PLACES
 from components.deployment.targets.spec import LocalTarget
 from components.errors import Problem, SpecError
 from components.specs import Spec, nearest, validate
-from flows.experiment.checks.computing import unreachable_store
 from flows.experiment.spec import ExperimentSpec
 
 OPTUNA = "hydra_plugins.espalier.OptunaSweeper"
@@ -108,7 +108,7 @@ class LauncherSpec(Spec):
             yield Problem(f"places.{name}.nodes", f"{place.nodes}: a point runs on one machine; expected 1")
         if place.processes > 1:
             message = f"{place.processes}: a point is a whole run, whose own compute distributes its training"
-            yield Problem(f"places.{name}.processes", f"{message}; expected 1", "compute=accelerate")
+            yield Problem(f"places.{name}.processes", f"{message}; expected 1", "compute=torchrun")
 
 
 def sky_settings(hydra: Mapping[str, Any]) -> LauncherSpec | None:
@@ -177,10 +177,10 @@ def problems(
 def _elsewhere(sky: LauncherSpec, spec: ExperimentSpec) -> Iterator[Problem]:
     """Yield the settings of a run that do not work on the launcher's machines."""
     remote = "but the points of this sweep run on other machines"
-    yield from unreachable_store(sky.place, sky.places[sky.place], spec.store, "the points of the sweep")
-    used = (spec.compute.default, *spec.compute.stages.values())
-    if any(isinstance(spec.compute.places[name], SkyPlace) for name in used):
-        message = f"sends stages to remote machines, {remote}; expected local, process or accelerate"
+    yield from sky.places[sky.place].store_problems(sky.place, spec.store, "the points of the sweep")
+    if any(place.remote for place in spec.compute.places_in_use.values()):
+        own = ", ".join(name for name, place in PLACES.items() if not place.remote)
+        message = f"sends stages to remote machines, {remote}; expected a place on the machine of the run: {own}"
         yield Problem("compute", message, "compute=local")
     uri = spec.tracking.uri
     if uri is not None and not uri.startswith(("http://", "https://", "databricks", "env:")):

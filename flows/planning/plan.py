@@ -24,9 +24,8 @@ from typing import Any, get_args
 
 from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact, Store, stage_key
-from components.compute.sky.failures import wanted
-from components.compute.sky.offers import Offer, offers
-from components.compute.sky.spec import SkyPlace
+from components.compute.offer import Offer, offers
+from components.compute.place import Place
 from components.compute.spec import StageName
 from components.errors import GuardStruck, ResourceError
 from components.rewards.llm.spec import PaidSpec, asked_by
@@ -117,8 +116,8 @@ class RunPlan:
         return {**asdict(self), "seconds": self.seconds, "cost": self.cost}
 
 
-def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str, Offer]] = offers) -> RunPlan:
-    """Return the plan of one run. ask: query SkyPilot's offers for places without a price.
+def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Offer]] = offers) -> RunPlan:
+    """Return the plan of one run. ask: query the providers' offers for places without a price.
 
     Raises SpecError and ResourceError as the checks before a run do."""
     context = Context.at(spec.root, spec.store)
@@ -217,7 +216,7 @@ class _Planner:
         spec: ExperimentSpec,
         context: Context,
         records: Records,
-        ask: Callable[[Mapping[str, SkyPlace]], dict[str, Offer]],
+        ask: Callable[[Mapping[str, Place]], dict[str, Offer]],
     ):
         self.spec = spec
         self._ask = ask
@@ -237,24 +236,24 @@ class _Planner:
     def _where(self, stage: str) -> str:
         """Return the name of the place and the requested resources."""
         name = self.spec.compute.placement(stage)  # type: ignore[arg-type]  # a stage's name
-        place = self.spec.compute.places[name]
-        return f"{name}: {wanted(place)}" if isinstance(place, SkyPlace) else name
+        machine = self.spec.compute.places[name].describe()
+        return f"{name}: {machine}" if machine else name
 
     def _price(self, stage: str) -> float | None:
         """Return the price of an hour of the stage's machine; None if unknown."""
         compute = self.spec.compute
         price = compute.hourly_price(stage)  # type: ignore[arg-type]  # a stage's name
         name = compute.placement(stage)  # type: ignore[arg-type]
-        if price or not isinstance(compute.places[name], SkyPlace):
+        if price or compute.places[name].price_source is None:
             return price
         if self._offers is None:
             unpriced = {compute.placement(kind) for kind in get_args(StageName) if not compute.hourly_price(kind)}
             places = {place: compute.places[place] for place in sorted(unpriced)}
-            self._offers = self._ask({key: place for key, place in places.items() if isinstance(place, SkyPlace)})
+            self._offers = self._ask({key: place for key, place in places.items() if place.price_source is not None})
         return self._offers[name].price
 
     def prices(self) -> Iterator[str]:
-        """Yield a message for each place of a pending stage with its offer by SkyPilot."""
+        """Yield a message for each place of a pending stage with its provider's offer."""
         pending = [stage for stage in self.planned if stage.status != "cached"]
         used = {self.spec.compute.placement(stage.stage) for stage in pending}  # type: ignore[arg-type]
         for name, offer in (self._offers or {}).items():
@@ -263,8 +262,9 @@ class _Planner:
             if offer.price is None:
                 yield f"{name}: unknown price: {offer.problem}"
             else:
-                source = "by SkyPilot's optimizer; set compute.prices to count it in the run's cost"
-                yield f"{name}: {offer.machine}, {offer.price:.2f} per hour {source}"
+                source = self.spec.compute.places[name].price_source
+                advice = "set compute.prices to count it in the run's cost"
+                yield f"{name}: {offer.machine}, {offer.price:.2f} per hour by {source}; {advice}"
 
     def call(self, label: str, step: int, request: Request) -> Artifact:
         """Plan a stage. Return its artifact, or a placeholder if it is pending."""

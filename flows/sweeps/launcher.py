@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact, Store
-from components.compute.runners import error_from_json
+from components.compute.runners import StageProcess, error_from_json
 from components.compute.sky.failures import full_disk
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
@@ -160,9 +160,8 @@ class Fleet:
         sweep = f"{self._folder} {socket.gethostname()} {os.getpid()} {id(self)}"  # unique per batch
         name = f"espalier-{hashlib.sha256(sweep.encode()).hexdigest()[:8]}-{next(self._names)}"
         log = self._folder / "logs" / f"{name}.log"
-        machine = SkyRunner(
-            self._place, name, CODE, self._packages, [], Path(spec.root), log, environment(), module=MODULE
-        )
+        process = StageProcess(Path(spec.root), log, environment(), module=MODULE)
+        machine = SkyRunner(self._place, name, CODE, self._packages, process)
         self._machines.append(machine)
         print(f"{machine.name}: log of this machine: {log}", file=sys.stderr)
         return machine

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from components.compute import torchrun
 from components.compute.launch import main, rendezvous_options
-from components.compute.spec import AcceleratePlace, ComputeSpec
+from components.compute.runners import StageProcess
+from components.compute.spec import ComputeSpec
+from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import ResourceError, SpecError
 from components.specs import validate
 
@@ -43,8 +44,8 @@ def test_invalid_list_of_nodes_is_rejected(monkeypatch, capsys, wrong):
 
 
 def test_command_of_a_place():
-    place = AcceleratePlace(processes=4, strategy="fsdp", timeout=60)
-    start = torchrun.command(place, ["flows.stage", "--store", "s3://x"], Path("log"))
+    place = TorchrunPlace(processes=4, strategy="fsdp", timeout=60)
+    start = place.command(StageProcess(Path("root"), Path("log"), options=["--store", "s3://x"]))
     assert start[0] == sys.executable
     assert " ".join(start[1:]) == (
         "-m components.compute.launch --processes 4 --log log -- "
@@ -55,7 +56,7 @@ def test_command_of_a_place():
 @pytest.mark.parametrize(("key", "value"), [("processes", 0), ("strategy", "zero9"), ("timeout", 0)])
 def test_invalid_place_is_rejected(key, value):
     with pytest.raises(SpecError, match=rf"places\.many\.\S*{key}"):
-        validate(ComputeSpec, {"places": {"many": {"name": "accelerate", key: value}}})
+        validate(ComputeSpec, {"places": {"many": {"name": "torchrun", key: value}}})
 
 
 def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):

@@ -16,6 +16,7 @@ from components.compute.runners import (
     KeptProcessRunner,
     LocalRunner,
     ProcessRunner,
+    StageProcess,
     StageResult,
     Stopped,
     error_from_json,
@@ -30,7 +31,7 @@ def runner(tmp_path, code, **options):
     script.write_text("import json, sys, time\ndef say(**line): print(json.dumps(line), flush=True)\n")
     with script.open("a") as file:
         file.write(textwrap.dedent(code))
-    return ProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt", **options)
+    return ProcessRunner(StageProcess(tmp_path, tmp_path / "log.txt", **options), [sys.executable, str(script)])
 
 
 def test_the_local_runner_calls_the_function():
@@ -137,7 +138,7 @@ def test_reused_process_takes_several_requests(tmp_path):
             """
         )
     )
-    runner = KeptProcessRunner([sys.executable, str(script)], tmp_path, tmp_path / "log.txt")
+    runner = KeptProcessRunner(StageProcess(tmp_path, tmp_path / "log.txt"), [sys.executable, str(script)])
     first, second = (runner.run({"stage": stage}, print) for stage in ("one", "two"))
     assert [first.key, second.key] == ["one", "two"]
     assert first.digest == second.digest != str(os.getpid())

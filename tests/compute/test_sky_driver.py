@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.compute.runners import Stopped
+from components.compute.runners import RunnerContext, StageProcess, StageResult, Stopped
 from components.compute.sky.driver import Driver
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
+from components.compute.sky.task import TaskTemplate
 from components.errors import EspalierError, ResourceError, TooManyFailures, WaitTimeout
 
 ASKED = {"stage": "train", "spec": {}, "inputs": {}, "seed": 0, "allow": []}
@@ -128,7 +129,8 @@ def progress(number):
 
 
 def drive(sdk, tmp_path, place=None, patience=0.2):
-    return Driver(sdk, SkyPlace(**(place or {})), "ours", tmp_path, ["--store", "s3://b"], patience=patience)
+    template = TaskTemplate(SkyPlace(**(place or {})), "ours", tmp_path, ["--store", "s3://b"])
+    return Driver(sdk, template, patience)
 
 
 def test_progress_waiting_and_result_come_back(tmp_path):
@@ -314,10 +316,40 @@ def test_stopped_runner_lets_its_driver_take_the_machines_down(tmp_path, monkeyp
         "components.compute.sky.runner.DRIVER", (sys.executable, "-c", SLOW_TO_LEAVE, tmp_path / "down")
     )
     monkeypatch.setattr("components.compute.sky.runner.take_snapshot", lambda *_: SimpleNamespace(path=tmp_path))
-    runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], [], tmp_path, tmp_path / "log")
+    runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], StageProcess(tmp_path, tmp_path / "log"))
     with pytest.raises(Stopped):
         runner.run(ASKED, lambda event: runner.stop())
     deadline = time.monotonic() + 600
     while not (tmp_path / "down").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+NEVER_ENDS = """
+import sys
+for line in sys.stdin:
+    print('{"key": "k", "digest": "d", "status": "ran"}', flush=True)
+"""
+
+
+@pytest.mark.parametrize(("cluster", "ending"), [(None, "espalier-ab12-gpu-1 is shut down"), ("ours", "ours stays up")])
+def test_runner_of_a_place_names_its_log_and_the_end_of_its_cluster(tmp_path, monkeypatch, cluster, ending):
+    monkeypatch.setattr("components.compute.sky.runner.DRIVER", (sys.executable, "-c", NEVER_ENDS))
+    monkeypatch.setattr("components.compute.sky.runner.take_snapshot", lambda *_: SimpleNamespace(path=tmp_path))
+    lines = []
+    context = RunnerContext(
+        run="ab12",
+        log=tmp_path / "run.log",
+        process=StageProcess(tmp_path, tmp_path / "stages.log"),
+        execute=lambda request, on_event: StageResult("k", "d", "ran"),
+        code=tmp_path,
+        packages=[],
+        say=lines.append,
+    )
+    runner = SkyPlace(cluster=cluster).runner("GPU_1", context)
+    runner.close()  # nothing is up before the first stage
+    assert runner.run(ASKED, print) == StageResult("k", "d", "ran")
+    assert runner.snapshot.path == tmp_path
+    runner.close(600)
+    assert lines == [f"GPU_1: log of its machines: {tmp_path / 'run.GPU_1.log'}", ending]
+    assert not runner.shares_servers

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from components.compute.local.spec import LocalPlace
+from components.compute.offer import Offer
+from components.compute.offer import offers as offers_of_all
 from components.compute.sky import offers as module
-from components.compute.sky.offers import Offer, offers
+from components.compute.sky.offers import offers
 from components.compute.sky.spec import SkyPlace
 
 VMS = """\
@@ -25,7 +28,7 @@ from sky.clouds import cloud
 workspace = skypilot_config.get_active_workspace()
 global_user_state.set_enabled_clouds(["Lambda"], cloud.CloudCapability.COMPUTE, workspace)
 global_user_state.set_allowed_clouds(check._get_workspace_allowed_clouds(workspace), workspace)
-from components.compute.sky.offers import main
+from components.compute.sky.optimizer import main
 raise SystemExit(main())
 """
 
@@ -76,6 +79,6 @@ def test_no_offer_is_no_error(monkeypatch, program, problem):
     assert offer.problem.startswith(problem)
 
 
-def test_no_places_start_no_process(monkeypatch):
+def test_places_without_a_provider_start_no_process(monkeypatch):
     monkeypatch.setattr(module, "COMMAND", ("/nowhere",))
-    assert offers({}) == {}
+    assert offers_of_all({}) == offers_of_all({"here": LocalPlace()}) == {}

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from components.compute.sky.spec import SkyPlace
-from components.compute.sky.task import REQUEST, render
+from components.compute.sky.task import REQUEST, TaskTemplate, render
 from components.errors import SpecError
 from components.specs import validate
 from flows.experiment.config_loader import CONF
@@ -54,7 +54,9 @@ Blocks.add_representer(str, Blocks.represent_str)
 
 
 def rendered(place):
-    return render(SkyPlace(**place), ASKED, Path("/snapshots/0123456789abcdef"), OPTIONS, {"OMP_NUM_THREADS": "4"})
+    envs = {"OMP_NUM_THREADS": "4", **place.get("envs", {})}
+    template = TaskTemplate(SkyPlace(**{**place, "envs": envs}), "name", Path("/snapshots/0123456789abcdef"), OPTIONS)
+    return render(template, ASKED)
 
 
 CASES = {path.stem: yaml.safe_load(path.read_text()) for path in PLACES} | {"everything": FULL}
@@ -106,7 +108,8 @@ def test_sky_folder_contains_no_python():
 
 def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     asked = {**ASKED, "spec": {"text": 'it\'s "quoted" $HOME `ls` \\n ü\n'}}
-    task = render(SkyPlace(root=str(tmp_path / "a b"), python=str(tmp_path / "show")), asked, tmp_path, OPTIONS, {})
+    place = SkyPlace(root=str(tmp_path / "a b"), python=str(tmp_path / "show"))
+    task = render(TaskTemplate(place, "name", tmp_path, OPTIONS), asked)
     (tmp_path / "show").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.args"; cat "$4" > "$0.request"\n')
     (tmp_path / "show").chmod(0o755)
     subprocess.run(["bash", "-c", task["run"]], env={**os.environ, **task["envs"]}, check=True, timeout=600)

@@ -6,19 +6,20 @@ import pytest
 
 from components.errors import SpecError
 from flows.experiment.compose import compose
+from flows.experiment.prerequisites import lacking
 
-ACCELERATE, FSDP, PLACE = "compute.places.accelerate", "compute.places.fsdp", "compute.places.sky_slurm"
+TORCHRUN, FSDP, PLACE = "compute.places.torchrun", "compute.places.fsdp", "compute.places.sky_slurm"
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
 
 
 @pytest.mark.parametrize(
     ("lines", "key", "words"),
     [
-        (["compute=accelerate", f"{ACCELERATE}.processes=0"], f"{ACCELERATE}.processes", "at least 1"),
-        (["compute=accelerate", f"{ACCELERATE}.processes=9"], f"{ACCELERATE}.processes", "expected at most 8"),
-        (["compute=accelerate", f"{ACCELERATE}.strategy=fsdp3"], f"{ACCELERATE}.strategy", "fsdp"),
+        (["compute=torchrun", f"{TORCHRUN}.processes=0"], f"{TORCHRUN}.processes", "at least 1"),
+        (["compute=torchrun", f"{TORCHRUN}.processes=9"], f"{TORCHRUN}.processes", "expected at most 8"),
+        (["compute=torchrun", f"{TORCHRUN}.strategy=fsdp3"], f"{TORCHRUN}.strategy", "fsdp"),
         (
-            ["compute=accelerate", "compute.stages.collect=accelerate"],
+            ["compute=torchrun", "compute.stages.collect=torchrun"],
             "compute.stages.collect",
             "which only train and reward_model support",
         ),
@@ -43,8 +44,25 @@ def test_a_place_that_cannot_run_a_stage_is_refused(lines, key, words):
     assert words in {problem.path: problem.message for problem in caught.value.problems}[key]
 
 
-@pytest.mark.parametrize("lines", [["compute=zero2", "model.lora=null"], ["compute=accelerate", "algorithm=ppo"]])
+@pytest.mark.parametrize("lines", [["compute=zero2", "model.lora=null"], ["compute=torchrun", "algorithm=ppo"]])
 def test_only_the_training_runs_in_several_processes(lines):
     compute = compose(lines).compute
-    assert compute.place("train").name == "accelerate"
+    assert compute.place("train").name == "torchrun"
     assert compute.place("collect").name == compute.place("reward_model").name == "local"
+
+
+def test_a_place_that_is_no_place_is_refused_with_those_that_are():
+    with pytest.raises(SpecError, match=r"compute: 'accelerate': expected one of fsdp, local, .*torchrun"):
+        compose(["compute=accelerate"])
+    with pytest.raises(SpecError, match=r"places\.torchrun\.name: 'torchrn': .*Did you mean 'torchrun'"):
+        compose(["compute=torchrun", f"{TORCHRUN}.name=torchrn"])
+
+
+def test_secrets_of_a_place_in_use_are_a_prerequisite(monkeypatch):
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    spec = compose([*SLURM, f"{PLACE}.secrets=[A_TOKEN]"])
+    message = f"{PLACE}.secrets: environment variable A_TOKEN is not set on this machine; set it"
+    assert list(lacking(spec)) == [message]
+    assert list(lacking(compose([*SLURM, f"{PLACE}.secrets=[A_TOKEN]", "compute.stages.train=local"]))) == []
+    monkeypatch.setenv("A_TOKEN", "x")
+    assert list(lacking(spec)) == []

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from components.compute.runners import KeptProcessRunner
+from components.compute.runners import KeptProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError, WaitTimeout
 from flows.execution.executor import Execution
 from flows.execution.overlap import together
@@ -129,7 +129,7 @@ def execution(tmp_path, screen, monkeypatch):
     monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
     spec = spec_of(tmp_path, compute={"stall_timeout": 60})
     made = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "logs" / "log")
-    made.second = KeptProcessRunner(waiting.COMMAND, tmp_path, tmp_path / "stages.log")
+    made.second = KeptProcessRunner(StageProcess(tmp_path, tmp_path / "stages.log"), waiting.COMMAND)
     arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
     with recording(tmp_path, "abcdef01", name="test", **arguments) as writer:
         made.record = writer

@@ -12,7 +12,7 @@ from components.artifacts import Store
 from components.compute.runners import StageResult, error_from_json, error_to_json
 from components.compute.sky.driver import Driver
 from components.compute.sky.spec import SkyPlace
-from components.compute.sky.task import REQUEST
+from components.compute.sky.task import REQUEST, TaskTemplate
 from components.errors import EnvironmentFailed, EspalierError, SpecError
 from flows.experiment.compose import compose_points
 from flows.history.records import Records, recording
@@ -70,9 +70,9 @@ class Machine:
 
     node: Path
 
-    def __init__(self, place, name, code, packages, options, root, log, environment, module):
+    def __init__(self, place, name, code, packages, process):
         self.name = name
-        self._driver = Driver(Sky(self.node), place, name, root, options, {}, module=module)
+        self._driver = Driver(Sky(self.node), TaskTemplate(place, name, process.root, process.options, process.module))
 
     def run(self, request, on_event):
         try:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.compute.runners import KeptProcessRunner
+from components.compute.runners import KeptProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError
 from components.specs import validate
 from flows.execution.executor import Execution
@@ -91,7 +91,7 @@ def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server):
 
 def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_server, tmp_path, monkeypatch):
     monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
-    execution.second = KeptProcessRunner(waiting.COMMAND, tmp_path, tmp_path / "stages.log")
+    execution.second = KeptProcessRunner(StageProcess(tmp_path, tmp_path / "stages.log"), waiting.COMMAND)
     begun = str(tmp_path / "begun")
 
     def body(call, beside):

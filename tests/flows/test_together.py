@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from components.algorithms.spec import GRPOSpec, SFTSpec
-from components.compute import torchrun
-from components.compute.runners import ProcessRunner
-from components.compute.spec import AcceleratePlace
+from components.compute.runners import ProcessRunner, StageProcess
+from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import EspalierError, ResourceError
 from components.trajectories.schema import Score, Selection
 from components.trajectories.store import write_scores, write_selection, write_trajectories
@@ -32,7 +31,7 @@ ALGORITHMS = {
 }
 
 
-def _request(name: str = "grpo", *, lora: bool = True, save_every: float = 30.0) -> Request:
+def train_request(name: str = "grpo", *, lora: bool = True, save_every: float = 30.0) -> Request:
     model = MODEL if lora else MODEL.model_copy(update={"lora": None})
     spec = {"model": model, "algorithm": ALGORITHMS[name]}
     data: dict[str, Any] = {key: one.model_dump(mode="json") for key, one in spec.items()}
@@ -40,7 +39,7 @@ def _request(name: str = "grpo", *, lora: bool = True, save_every: float = 30.0)
     return Request("train", {**data, "save_every": save_every}, inputs, seed=3)
 
 
-def _root(root: Path) -> Path:
+def training_root(root: Path) -> Path:
     """With what a training reads: five groups, in an odd number of packs."""
     found = batch(groups=5)
     writers = {
@@ -57,16 +56,15 @@ def _root(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     """A root in which one process has trained."""
-    root = _root(tmp_path_factory.mktemp("alone"))
-    run_stage(_request(), Context.at(root))
+    root = training_root(tmp_path_factory.mktemp("alone"))
+    run_stage(train_request(), Context.at(root))
     return root
 
 
 def _together(root: Path, strategy: str = "ddp", processes: int = 2) -> ProcessRunner:
-    place = AcceleratePlace(processes=processes, strategy=strategy, timeout=200)
-    log = root / "log.txt"
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    return ProcessRunner(torchrun.command(place, ["flows.stage"], log), root, log, environment)
+    place = TorchrunPlace(processes=processes, strategy=strategy, timeout=200)
+    process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
+    return ProcessRunner(process, place.command(process))
 
 
 def _steps(root: Path, key: str) -> list[dict[str, float]]:
@@ -82,11 +80,11 @@ def _same(root: Path, other: Path, key: str, steps: int = 4) -> None:
 
 
 def test_two_processes_leave_what_one_leaves(alone, tmp_path):
-    root = _root(tmp_path)
+    root = training_root(tmp_path)
     events: list[Any] = []
-    found = _together(root).run(_request().to_json(), events.append)
+    found = _together(root).run(train_request().to_json(), events.append)
     assert found.status == "ran"
-    assert found.key == request_key(_request(), Context.at(alone))
+    assert found.key == request_key(train_request(), Context.at(alone))
     _same(root, alone, found.key)
     progress = [event["progress"] for event in events if "progress" in event]
     assert [one[:2] for one in progress] == [[done, 4] for done in range(5)]  # the first process speaks, once
@@ -137,8 +135,8 @@ def _stop(event: Any) -> None:
     ],
 )
 def test_one_goes_on_where_two_were_stopped_and_the_other_way_round(tmp_path, name, lora, strategy):
-    request = _request(name, lora=lora, save_every=0.0)
-    whole, two, one = (_root(tmp_path / part) for part in ("whole", "two", "one"))
+    request = train_request(name, lora=lora, save_every=0.0)
+    whole, two, one = (training_root(tmp_path / part) for part in ("whole", "two", "one"))
     artifact, _ = run_stage(request, Context.at(whole))
     with pytest.raises(Enough):
         _together(two, strategy).run(request.to_json(), _stop)
@@ -154,7 +152,7 @@ def test_one_goes_on_where_two_were_stopped_and_the_other_way_round(tmp_path, na
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_stage_and_nothing_is_left(tmp_path):
-    root = _root(tmp_path)
+    root = training_root(tmp_path)
 
     def kill(event: Any) -> None:
         if "progress" in event and event["progress"][0] == 1:
@@ -162,18 +160,18 @@ def test_a_process_that_dies_ends_the_stage_and_nothing_is_left(tmp_path):
             mine[0].kill()
 
     with pytest.raises(EspalierError, match=r"training process 1 ended by SIGKILL.*log\.txt"):
-        _together(root).run(_request(save_every=0.0).to_json(), kill)
+        _together(root).run(train_request(save_every=0.0).to_json(), kill)
     assert not list(psutil.Process().children(recursive=True))
-    assert _together(root).run(_request(save_every=0.0).to_json(), print).status == "ran"
+    assert _together(root).run(train_request(save_every=0.0).to_json(), print).status == "ran"
 
 
 @pytest.mark.slow
 def test_a_mistake_comes_back_as_itself(tmp_path):
-    root = _root(tmp_path)
+    root = training_root(tmp_path)
     shutil.rmtree(Context.at(root).store.path("scores"))
     with pytest.raises(EspalierError, match="train needs scores"):
-        _together(root).run(_request().to_json(), print)
-    request = _request().to_json()
+        _together(root).run(train_request().to_json(), print)
+    request = train_request().to_json()
     request["spec"]["model"] |= {"source": "hub", "name": "/nowhere"}
     with pytest.raises(ResourceError, match="nowhere"):
-        _together(_root(tmp_path / "other")).run(request, print)
+        _together(training_root(tmp_path / "other")).run(request, print)

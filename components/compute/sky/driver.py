@@ -12,7 +12,6 @@ a managed job.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import logging
 import os
@@ -21,17 +20,16 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_from_json, error_to_json
-from components.compute.sky.failures import LOST, RESUME_HINT, SERVER, explain, full_disk, wanted
-from components.compute.sky.report import Lines, event
+from components.compute.sky.failures import LOST, RESUME_HINT, SERVER, explain, full_disk
+from components.compute.sky.report import JobLog, LineLog
 from components.compute.sky.spec import SkyPlace
-from components.compute.sky.task import STAGE, render
+from components.compute.sky.task import TaskTemplate, render
 from components.errors import EspalierError, ResourceError, WaitTimeout
 
 logger = logging.getLogger(__name__)
@@ -43,8 +41,6 @@ NODE_GRACE = 30.0
 """Seconds that a preempted node may take to disappear."""
 LAUNCHES = 4
 """Maximum launches of machines for one stage, if they are preempted."""
-LAST_LINES = 12
-"""Lines of the log that are quoted for a job that ended without a result."""
 SHUTDOWN_TIMEOUT = 120.0
 """Seconds for taking the machines down after the parent has ended."""
 
@@ -54,27 +50,15 @@ class Lost(Exception):
 
 
 class Driver:
-    """Driver of stages on one place. sdk: SkyPilot's module `sky`. name: name of the cluster and of the jobs."""
+    """Driver of stages on one place. sdk: SkyPilot's module `sky`. patience: seconds for which the cluster may be
+    unreachable."""
 
-    def __init__(
-        self,
-        sdk: Any,
-        place: SkyPlace,
-        name: str,
-        workdir: Path,
-        options: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        patience: float = OUTAGE_LIMIT,
-        module: str = STAGE,
-    ):
+    def __init__(self, sdk: Any, template: TaskTemplate, patience: float = OUTAGE_LIMIT):
         self._sdk = sdk
-        self._place = place
-        self._name = name
-        self._workdir = workdir
-        self._options = list(options)
-        self._environment = dict(environment or {})
+        self._template = template
+        self._place = template.place
+        self._name = template.name
         self._patience = patience
-        self._module = module
         self._up = False
         self._launching: str | None = None
         self._job: int | None = None
@@ -85,7 +69,7 @@ class Driver:
         """Run a stage and return its last event. `say` is called with the others. Raises EspalierError."""
         stage = request["stage"]
         secrets = _secrets(self._place)
-        config = render(self._place, request, self._workdir, self._options, self._environment, self._module)
+        config = render(self._template, request)
         for last in (*[False] * (LAUNCHES - 1), True):
             task = self._sdk.Task.from_yaml_config(dict(config), secrets_overrides=secrets)
             try:
@@ -128,13 +112,13 @@ class Driver:
         start = time.monotonic()
         sdk = self._sdk
         if self._place.managed:
-            say({"waiting": f"{stage} waits for {wanted(self._place)}, as a managed job"})
+            say({"waiting": f"{stage} waits for {self._place.describe()}, as a managed job"})
             jobs, _ = self._await(sdk.jobs.launch(task, name=f"{self._name}-{stage.replace('_', '-')}"))
             self._job = jobs[0] if isinstance(jobs, Sequence) else jobs
         elif self._up:
             self._job, _ = self._await(sdk.exec(task, cluster_name=self._name))
         else:
-            say({"waiting": f"{stage} waits for {wanted(self._place)}, as the cluster {self._name}"})
+            say({"waiting": f"{stage} waits for {self._place.describe()}, as the cluster {self._name}"})
             self._job, _ = self._await(sdk.launch(task, cluster_name=self._name, fast=True))
             self._up = True
         logger.info("%s is job %s of %s after %.1f s", stage, self._job, self._name, time.monotonic() - start)
@@ -157,14 +141,14 @@ class Driver:
         timer.daemon = True
         timer.start()
         try:
-            result = self._sdk.stream_and_get(request_id, output_stream=_Log())
+            result = self._sdk.stream_and_get(request_id, output_stream=LineLog())
         except Exception as error:
             self._launching = None  # not after an interruption, which leaves it to be cancelled
             if self._up and not self._place.managed and self._is_lost(error):
                 raise Lost(_line(error)) from error
             if expired.is_set():
                 raise WaitTimeout(
-                    f"{wanted(self._place)} was not available within {self._place.launch_timeout:g} s "
+                    f"{self._place.describe()} was not available within {self._place.launch_timeout:g} s "
                     f"(compute.places.*.launch_timeout); {RESUME_HINT}"
                 ) from None
             raise
@@ -179,7 +163,7 @@ class Driver:
         reported = 0
         deadline = None
         while True:
-            log = _Report(_after(reported, say))
+            log = JobLog(say, reported)
             try:
                 self._tail(log)
                 deadline = None
@@ -216,14 +200,14 @@ class Driver:
             raise Lost(_line(error)) from error
         return False
 
-    def _tail(self, log: _Report) -> None:
+    def _tail(self, log: JobLog) -> None:
         if self._place.managed:
             self._sdk.jobs.tail_logs(job_id=self._job, follow=True, output_stream=log)
         else:
             self._sdk.tail_logs(self._name, self._job, follow=True, output_stream=log)
         log.finish()
 
-    def _has_ended(self, stage: str, log: _Report) -> bool:
+    def _has_ended(self, stage: str, log: JobLog) -> bool:
         """Return True if the job has ended. Raise Lost if its machines are gone."""
         status = self._status()
         logger.info("%s: job %s of %s is %s", stage, self._job, self._name, status)
@@ -267,7 +251,7 @@ class Driver:
         """Return the stage's own error."""
         return full_disk(str(data.get("message")), self._place, self._name) or error_from_json(data)
 
-    def _no_result(self, stage: str, log: _Report) -> EspalierError:
+    def _no_result(self, stage: str, log: JobLog) -> EspalierError:
         last = "\n".join(log.lines)
         if (full := full_disk(last, self._place, self._name)) is not None:
             return full
@@ -283,60 +267,9 @@ class Driver:
             logger.warning("%s: %s: %s", self._name, type(error).__name__, _line(error))
 
 
-class _Log(io.TextIOBase):
-    """Text stream that forwards SkyPilot's output, line by line, to our log."""
-
-    def __init__(self) -> None:
-        self._lines = Lines()
-
-    def write(self, text: str) -> int:
-        for line in self._lines.feed(text):
-            self.line(line)
-        return len(text)
-
-    def line(self, line: str) -> None:
-        logger.info("%s", line)
-
-
-class _Report(_Log):
-    """Log of a job: forwards its events, and keeps the last one and the last lines."""
-
-    def __init__(self, on_event: Callable[[int, dict[str, Any]], None]) -> None:
-        super().__init__()
-        self._on_event = on_event
-        self.last: dict[str, Any] | None = None
-        """Last event: result or error."""
-        self.events = 0
-        self.lines: deque[str] = deque(maxlen=LAST_LINES)
-
-    def line(self, line: str) -> None:
-        data = event(line)
-        if data is None:
-            self.lines.append(line)
-            super().line(line)
-        elif "status" in data or "error" in data:
-            self.last = data
-        else:
-            self.events += 1
-            self._on_event(self.events, data)
-
-    def finish(self) -> None:
-        for line in self._lines.end():
-            self.line(line)
-
-
-def _after(reported: int, say: Say) -> Callable[[int, dict[str, Any]], None]:
-    def forward(number: int, data: dict[str, Any]) -> None:
-        if number > reported:
-            say(data)
-
-    return forward
-
-
 def _secrets(place: SkyPlace) -> list[tuple[str, str]]:
-    missing = [name for name in place.secrets if name not in os.environ]
-    if missing:
-        raise ResourceError(f"secrets: environment variable {', '.join(missing)} is not set on this machine; set it")
+    for message in place.prerequisites():
+        raise ResourceError(message)
     return [(name, os.environ[name]) for name in place.secrets]
 
 
@@ -346,7 +279,7 @@ def _line(error: BaseException) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m components.compute.sky.driver")
-    parser.add_argument("--job", required=True, help="JSON: place, name, workdir, module, options, environment")
+    parser.add_argument("--job", required=True, help="JSON: fields of components.compute.sky.task.TaskTemplate")
     parser.add_argument("--requests", action="store_true", required=True, help="as lines on standard input")
     parser.add_argument("root", metavar="root=DIR", help="run root on this machine; not used")
     options = parser.parse_args(arguments)
@@ -380,12 +313,11 @@ def _shut_down(drivers: Sequence[Driver]) -> None:
         ending.join(SHUTDOWN_TIMEOUT)
 
 
-def _driver(job: Mapping[str, Any]) -> Driver:
+def _driver(data: Mapping[str, Any]) -> Driver:
     import sky
 
-    place = SkyPlace.model_validate(job["place"])
-    settings = job["options"], job["environment"]
-    return Driver(sky, place, job["name"], Path(job["workdir"]), *settings, module=job["module"])
+    place, workdir = SkyPlace.model_validate(data["place"]), Path(data["workdir"])
+    return Driver(sky, TaskTemplate(**{**data, "place": place, "workdir": workdir}))
 
 
 def _answer(driver: Driver, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

@@ -4,10 +4,13 @@ import SkyPilot."""
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from components.compute.sky.report import plain
-from components.compute.sky.spec import SkyPlace
 from components.errors import EspalierError, ResourceError
+
+if TYPE_CHECKING:
+    from components.compute.sky.spec import SkyPlace
 
 QUOTA = re.compile(r"quota|limit ?exceeded|QOS\w{0,40}Limit|AssocGrp|insufficient(?! capacity)", re.IGNORECASE)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b")
@@ -24,14 +27,6 @@ SERVER = (
 )
 """Error types that mean that SkyPilot's API server did not answer; may be transient."""
 RESUME_HINT = "finished work is in the store, and the same command resumes from it"
-
-
-def wanted(place: SkyPlace) -> str:
-    """Return a description of the requested machine."""
-    parts = [place.accelerators, place.cpus and f"{place.cpus} CPUs", place.memory and f"{place.memory} GB"]
-    count = f"{place.nodes} × " if place.nodes > 1 else ""
-    machine = count + (", ".join(part for part in parts if part) or "a machine")
-    return f"{machine} on {place.infra or 'any cloud that is enabled'}" + (" (spot)" if place.use_spot else "")
 
 
 def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierError:
@@ -51,11 +46,11 @@ def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierErro
         if QUOTA.search(text + reason):
             advice = "the quota is exceeded: ask the provider for more, or choose another infra or accelerators"
         return ResourceError(
-            f"{wanted(place)} is not available: {reason}. {advice[0].upper()}{advice[1:]}; {RESUME_HINT}"
+            f"{place.describe()} is not available: {reason}. {advice[0].upper()}{advice[1:]}; {RESUME_HINT}"
         )
     if kind == "ResourcesMismatchError":
         return ResourceError(
-            f"the cluster {cluster} is up with other resources than {wanted(place)}: give this place another "
+            f"the cluster {cluster} is up with other resources than {place.describe()}: give this place another "
             f"`cluster`, or end that one with `sky down {cluster}`. {_first(text)}"
         )
     if kind in SERVER:
@@ -66,7 +61,7 @@ def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierErro
     if kind in LOST:
         return ResourceError(f"the cluster {cluster} no longer exists: {_first(text)}; {RESUME_HINT}")
     if kind == "NotSupportedError":
-        return ResourceError(f"{wanted(place)} does not support this request: {text}")
+        return ResourceError(f"{place.describe()} does not support this request: {text}")
     return EspalierError(f"SkyPilot, {cluster}: {kind}: {text}")
 
 

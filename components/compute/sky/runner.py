@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.compute.runners import Event, KeptProcessRunner, StageResult
-from components.compute.sky.snapshot import Snapshot, take_snapshot
-from components.compute.sky.spec import SkyPlace
-from components.compute.sky.task import STAGE
+from components.compute.runners import Event, KeptProcessRunner, StageProcess, StageResult
+from components.compute.snapshot import take_snapshot
+
+if TYPE_CHECKING:
+    from components.compute.sky.spec import SkyPlace
+
+logger = logging.getLogger(__name__)
 
 DRIVER = (sys.executable, "-m", "components.compute.sky.driver")
 
@@ -23,8 +27,11 @@ class SkyRunner(KeptProcessRunner):
     them down when it ends, however this process ends.
 
     name: name of the cluster, if the place has none. code: folder whose snapshot is uploaded. packages: the user's
-    packages. options: options of `module` on the node, which is given each request. Others as for ProcessRunner.
+    packages. process: the process on the node, which is given each request; its environment, log and limit are those
+    of the subprocess here. say: shows a line to the user.
     """
+
+    shares_servers = False
 
     def __init__(
         self,
@@ -32,34 +39,26 @@ class SkyRunner(KeptProcessRunner):
         name: str,
         code: Path,
         packages: Sequence[str],
-        options: Sequence[str],
-        root: Path,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        limit: float = 7 * 24 * 3600.0,
-        module: str = STAGE,
+        process: StageProcess,
+        say: Callable[[str], None] = logger.info,
     ):
-        super().__init__([], root, log, environment, limit)
-        self.place = place
+        super().__init__(process, [])
         self.name = place.cluster or name
-        self.snapshot: Snapshot | None = None
-        """Uploaded code; None before the first stage."""
+        self._place = place
         self._code = code
         self._packages = packages
-        self._options = options
-        self._module = module
+        self._say = say
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as KeptProcessRunner does. Raise ResourceError if no machine is available."""
         if self.snapshot is None:
-            self.snapshot = take_snapshot(self._code, self._packages, self._root / "snapshots")
+            self.snapshot = take_snapshot(self._code, self._packages, self._process.root / "snapshots")
             job = {
-                "place": self.place.model_dump(mode="json"),
+                "place": self._place.model_dump(mode="json"),
                 "name": self.name,
                 "workdir": str(self.snapshot.path),
-                "module": self._module,
-                "options": list(self._options),
-                "environment": {},
+                "options": list(self._process.options),
+                "module": self._process.module,
             }
             self._command = [*DRIVER, "--job", json.dumps(job)]
         return super().run(request, on_event)
@@ -75,6 +74,8 @@ class SkyRunner(KeptProcessRunner):
     def close(self, wait: float = 1.0) -> None:
         """Take the machines down and wait up to `wait` seconds. Taking down continues without this process."""
         child = self._child
+        if child is not None:
+            self._say(f"{self.name} is shut down" if self._place.cluster is None else f"{self.name} stays up")
         super().close()
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,21 +1,32 @@
-"""Spec of a place provided by SkyPilot: machine type, setup and lifetime."""
+"""Place on machines provided by SkyPilot: machine type, setup and lifetime."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from components.compute.torchrun import Strategy
-from components.specs import Spec
+from components.compute.offer import Offer
+from components.compute.place import Place
+from components.compute.runners import RunnerContext
+from components.compute.training_group import Strategy, TrainingGroup
+
+if TYPE_CHECKING:
+    from components.compute.sky.runner import SkyRunner
 
 SHARED = ("slurm", "kubernetes", "k8s", "ssh")
 """Infrastructures on which a folder of this machine can also be visible to the node."""
 
 
-class SkyPlace(Spec):
+class SkyPlace(Place):
     """Machine that SkyPilot launches or reuses for the stages of a run."""
+
+    remote: ClassVar[bool] = True
+    price_source: ClassVar[str | None] = "SkyPilot's optimizer"
 
     name: Literal["sky"] = "sky"
     infra: str | None = None
@@ -39,7 +50,7 @@ class SkyPlace(Spec):
     processes: int = Field(1, ge=1)
     """Training processes per node: one for each of its GPUs."""
     strategy: Strategy = "ddp"
-    """Sharding across the training processes, as in `accelerate`: `ddp`, `zero2` or `fsdp`."""
+    """Sharding across the training processes, as in `torchrun`: `ddp`, `zero2` or `fsdp`."""
     group_timeout: float = Field(1800.0, gt=0)
     """Seconds that a training process waits for the others before all end."""
     cluster: str | None = Field(None, pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
@@ -98,11 +109,35 @@ class SkyPlace(Spec):
         return self
 
     @property
-    def group(self) -> int:
-        """Number of processes that train together."""
-        return self.nodes * self.processes
+    def group(self) -> TrainingGroup:
+        return TrainingGroup(self.processes, self.strategy, self.group_timeout, self.nodes)
 
     @property
     def shares_folders(self) -> bool:
-        """True if a folder of this machine can also be visible to the node."""
         return (self.infra or "").partition("/")[0] in SHARED
+
+    def describe(self) -> str:
+        parts = [self.accelerators, self.cpus and f"{self.cpus} CPUs", self.memory and f"{self.memory} GB"]
+        count = f"{self.nodes} × " if self.nodes > 1 else ""
+        machine = count + (", ".join(part for part in parts if part) or "a machine")
+        return f"{machine} on {self.infra or 'any cloud that is enabled'}" + (" (spot)" if self.use_spot else "")
+
+    @classmethod
+    def offers(cls, places: Mapping[str, Self]) -> dict[str, Offer]:
+        from components.compute.sky.offers import offers
+
+        return offers(places)
+
+    def prerequisites(self) -> Iterator[str]:
+        missing = [variable for variable in self.secrets if variable not in os.environ]
+        if missing:
+            yield f"secrets: environment variable {', '.join(missing)} is not set on this machine; set it"
+
+    def runner(self, name: str, context: RunnerContext) -> SkyRunner:
+        from components.compute.sky.runner import SkyRunner
+
+        log = context.log.with_suffix(f".{name}.log")
+        context.say(f"{name}: log of its machines: {log}")
+        cluster = re.sub(r"[^a-z0-9]+", "-", f"espalier-{context.run}-{name}".lower()).strip("-")
+        process = replace(context.process, log=log)
+        return SkyRunner(self, cluster, context.code, context.packages, process, context.say)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.compute.sky.spec import SkyPlace
-from components.compute.torchrun import TOGETHER, member
+from components.compute.runners import STAGE
+from components.compute.training_group import TRAINING_STAGES
+
+if TYPE_CHECKING:
+    from components.compute.sky.spec import SkyPlace
 
 REQUEST = "ESPALIER_REQUEST"
-STAGE = "flows.stage"
-"""Module that runs on the node, as `python -m`."""
 ENVIRONMENT = """\
 if ! [ -e "$ROOT/environment/.installed" ]; then
   python3 -m venv --clear "$ROOT/environment"
@@ -30,28 +32,33 @@ fi
 """Setup script of the environment with the project's dependencies, below the root; runs once per disk."""
 
 
-def render(
-    place: SkyPlace,
-    request: Mapping[str, Any],
-    workdir: Path,
-    options: Sequence[str],
-    environment: Mapping[str, str],
-    module: str = STAGE,
-) -> dict[str, Any]:
-    """Return the task of one stage, or of another `module` that takes a request.
+@dataclass(frozen=True)
+class TaskTemplate:
+    """Part of a task that the stages of a run share."""
 
-    workdir: snapshot of the code. options: options of the module besides request and root, such as the store.
-    environment: variables for every stage; those of the place take precedence.
-    """
+    place: SkyPlace
+    name: str
+    """Name of the cluster and of the jobs."""
+    workdir: Path
+    """Snapshot of the code."""
+    options: Sequence[str] = ()
+    """Options of the module besides request and root, such as the store."""
+    module: str = STAGE
+    """Module that runs on the node, as `python -m`, and takes a request."""
+
+
+def render(template: TaskTemplate, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task of one request."""
+    place, stage = template.place, str(request["stage"])
     task = {
-        "name": str(request["stage"]).replace("_", "-"),
+        "name": stage.replace("_", "-"),
         "resources": resources(place),
         "num_nodes": place.nodes,
-        "workdir": str(workdir),
-        "envs": {**environment, **place.envs, REQUEST: json.dumps(request, sort_keys=True)},
+        "workdir": str(template.workdir),
+        "envs": {**place.envs, REQUEST: json.dumps(request, sort_keys=True)},
         "secrets": dict.fromkeys(place.secrets),
         "setup": _setup(place),
-        "run": _run(place, module, str(request["stage"]), options),
+        "run": _run(template, stage),
     }
     return {name: value for name, value in task.items() if value not in ({}, "")}
 
@@ -86,15 +93,15 @@ def _setup(place: SkyPlace) -> str:
     return "\n".join(parts) + "\n" if parts else ""
 
 
-def _run(place: SkyPlace, module: str, stage: str, options: Sequence[str]) -> str:
+def _run(template: TaskTemplate, stage: str) -> str:
     """Return the command, for a training with all its processes. Its report goes to the log of the job, among its other
     output."""
+    place, group, module, options = template.place, template.place.group, [template.module], template.options
     python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
-    started_module = [module]
-    if stage in TOGETHER and place.group > 1:
-        started_module = ["components.compute.launch", "--processes", str(place.processes), "--", module]
-        options = [*options, *member(place.strategy, place.group_timeout)]
-    command = [python, "-m", *started_module, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
+    if stage in TRAINING_STAGES and group.size > 1:
+        module = ["components.compute.launch", "--processes", str(group.processes), "--", *module]
+        options = [*options, *group.options()]
+    command = [python, "-m", *module, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
     return "\n".join(
         [
             f"ROOT={_folder(place.root)}",

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from components.compute.sky import snapshot
+from components.compute import snapshot
 from components.errors import ResourceError
 
 

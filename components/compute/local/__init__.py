@@ -1,0 +1,1 @@
+"""Place `local`: the process of the flow."""

@@ -1,0 +1,1 @@
+"""Place `process`: a subprocess for each stage."""

@@ -1,0 +1,1 @@
+"""Place `torchrun`: several processes that train together on this machine."""

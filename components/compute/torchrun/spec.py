@@ -1,0 +1,48 @@
+"""Distributed training on this machine: one process per GPU, or processes on the cores of a CPU.
+
+torchrun starts the processes (`components.compute.launch`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+from pydantic import Field
+
+from components.compute.place import Place
+from components.compute.runners import ProcessRunner, RunnerContext, StageProcess
+from components.compute.training_group import TRAINING_STAGES, Strategy, TrainingGroup
+
+
+class TorchrunPlace(Place):
+    """Several processes that train together. Only train and reward_model run here."""
+
+    name: Literal["torchrun"] = "torchrun"
+    processes: int = Field(2, ge=1)
+    """Number of processes per machine: one per GPU, or on CPUs the number that shares its cores."""
+    strategy: Strategy = "ddp"
+    """Sharding across the processes. `ddp`: none, each holds everything; `zero2`: gradients and optimizer state, and
+    the weights between two steps; `fsdp`: weights too, except the layer being computed."""
+    timeout: float = Field(1800.0, gt=0)
+    """Seconds that a process waits for the others before all end."""
+
+    @property
+    def group(self) -> TrainingGroup:
+        return TrainingGroup(self.processes, self.strategy, self.timeout)
+
+    def refusal(self, name: str, stage: str) -> str | None:
+        if stage in TRAINING_STAGES:
+            return None
+        return (
+            f"runs in several processes, which only {' and '.join(TRAINING_STAGES)} support; expected another place. "
+            f"Assign it to a single stage: compute.stages.train={name}"
+        )
+
+    def command(self, process: StageProcess) -> list[str]:
+        """Return the command that starts the processes of a stage."""
+        launch = ["-m", "components.compute.launch", "--processes", str(self.processes), "--log", str(process.log)]
+        return [sys.executable, *launch, "--", process.module, *process.options, *self.group.options()]
+
+    def runner(self, name: str, context: RunnerContext) -> ProcessRunner:
+        return ProcessRunner(context.process, self.command(context.process))
