@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.deployment.targets.protocol import Deployment
+from components.deployment.targets.base import Deployment
 from components.errors import DeployError
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.json_client import Client, Failed, Patience, Reply

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from components.deployment.canary import FILE, check_endpoint
-from components.deployment.targets.protocol import Release
-from components.deployment.targets.spec import TogetherTarget
+from components.deployment.targets.base import Release
+from components.deployment.targets.together import TogetherTarget
 from components.errors import DeployError, ResourceError, WaitTimeout
 
 KEY = "secret-of-the-host"
@@ -109,7 +109,7 @@ def release(tmp_path):
 def target(host: Host, **changes: Any) -> Any:
     quick = {"poll": 0.02, "ready_timeout": 5.0, "retry_for": 2.0, "timeout": 5.0}
     data = {"source": "me/shop", "hardware": "1x_nvidia_h100_80gb_sxm", "url": host.url, **quick, **changes}
-    return TogetherTarget(**data).build()
+    return TogetherTarget(**data)
 
 
 def test_a_release_is_fetched_gets_an_endpoint_and_answers(host, release, tmp_path):
@@ -185,4 +185,4 @@ def test_unreachable_host(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
     spec = TogetherTarget(source="me/shop", hardware="x", url="http://127.0.0.1:9/v1", retry_for=0.1)
     with pytest.raises(ResourceError, match=re.escape("deploy.target.url: http://127.0.0.1:9/v1 cannot be used")):
-        spec.build().check("shop")
+        spec.check("shop")

@@ -13,7 +13,7 @@ import pytest
 
 from components.deployment.canary import FILE
 from components.deployment.spec import CanarySpec, DeploySpec
-from components.deployment.targets.protocol import Deployment, Release
+from components.deployment.targets.base import Deployment, Release
 from components.errors import DeployError, ResourceError
 from components.inference.server import ModelServer
 from flows.release.champion import Decision
