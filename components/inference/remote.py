@@ -9,13 +9,15 @@ import json
 import logging
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.spec import RemoteSpec
 from components.inference.wire import is_object
 from components.json_client import Client, Failed, Patience, Reply
+
+if TYPE_CHECKING:
+    from components.inference.engines.remote import RemoteSpec
 
 logger = logging.getLogger(__name__)
 

@@ -450,7 +450,7 @@ def serve_model(
     model_dir = Path(model_dir)
     if not (model_dir / "config.json").is_file():
         raise ResourceError(f"{model_dir} holds no model: expected config.json, safetensors and a tokenizer there")
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     engine = TransformersEngine(model_dir, max_length=max_length, dtype=dtype, device=device)
     try:

@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def declared(package: str, base: type[S]) -> dict[str, type[S]]:
-    """Return the concrete specs below `base` that the modules of a package define, by `name`, in the order of modules."""
+    """Return the concrete specs below `base` in the modules of a package, by `name`, in the order of the modules."""
     specs: dict[str, type[S]] = {}
     for entry in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         for member in vars(importlib.import_module(entry.name)).values():

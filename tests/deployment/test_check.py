@@ -22,7 +22,7 @@ SERVE = partial(serve_model, max_length=TINY.max_length, device="cpu")
 @pytest.fixture(scope="module")
 def policy(base_dir, adapter_dir):
     """Return the engine with the trained adapter."""
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     engine = TransformersEngine(base_dir, max_length=TINY.max_length, device="cpu")
     engine.load_policy("trained", str(adapter_dir))

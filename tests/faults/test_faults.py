@@ -77,7 +77,7 @@ def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
 @pytest.mark.slow
 def test_an_engine_that_fails_all_the_time_costs_time_and_no_episode(tmp_path, undisturbed):
     from components.inference.server import ModelServer
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
     from components.models.spec import ModelSpec
     from components.models.weights import prepare
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
-from components.inference import transformers_engine
+from components.inference.transformers import engine as transformers_engine
 from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
 from components.rollout.capture import Capture
 from tests.deployment.tiny import write_adapter

@@ -12,10 +12,10 @@ import pytest
 from components import json_client
 from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
+from components.inference.engines.remote import RemoteSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.remote import RemoteEngine
 from components.inference.server import ModelServer
-from components.inference.spec import RemoteSpec
 from components.rollout.collector import run_episodes
 from components.specs import validate
 from tests.inference.faulty import EMPTY, Line, answer, completion, cut, status

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.spec import VllmSpec
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.server import VllmServer
 from components.models.spec import ModelSpec
@@ -63,7 +63,7 @@ def vllm(server, folder):
 
 @pytest.fixture(scope="module")
 def embedded(folder):
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     engine = TransformersEngine(folder[0], max_length=MODEL.max_length, slots=16)
     yield engine

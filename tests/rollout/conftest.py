@@ -20,7 +20,7 @@ def base_dir(tmp_path_factory):
 @pytest.fixture
 def scripted(base_dir, tmp_path, monkeypatch):
     """Return a factory of a real engine with a template (None: its own) and the list of tokens to sample."""
-    from components.inference import transformers_engine
+    from components.inference.transformers import engine as transformers_engine
 
     def make(template: str | None):
         folder = shutil.copytree(base_dir, tmp_path / "model")

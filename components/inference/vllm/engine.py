@@ -21,18 +21,20 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.conversations import Conversations, key_of
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.spec import VllmSpec
 from components.inference.vllm.routing import Router
 from components.json_client import Client, Failed, Patience, Reply
 from components.json_text import read_json
 from components.models import trained_weights
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
+
+if TYPE_CHECKING:
+    from components.inference.engines.vllm import VllmSpec
 
 logger = logging.getLogger(__name__)
 

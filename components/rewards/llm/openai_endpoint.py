@@ -9,15 +9,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.errors import JudgeError, ResourceError
 from components.json_client import Client, Failed, Patience, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
+from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.llm.spec import PaidSpec, ServedJudge
+
+if TYPE_CHECKING:
+    from components.rewards.llm.models.served import ServedJudge
 
 log = logging.getLogger(__name__)
 

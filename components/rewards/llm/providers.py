@@ -6,7 +6,7 @@ LiteLLM sends each request once. Retries and their delays are the same as for a 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import JudgeError, ResourceError
 from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
@@ -22,7 +22,9 @@ from components.rewards.llm.openai_endpoint import (
     of_completion,
 )
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.llm.spec import LiteLLMJudge
+
+if TYPE_CHECKING:
+    from components.rewards.llm.models.litellm import LiteLLMJudge
 
 SHORTEST_KEY = 8
 """Minimum length of an environment value that is masked as a key."""

@@ -6,26 +6,25 @@ from typing import Any
 
 from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
-from components.models.spec import LoraSpec
+from components.models.spec import ModelSpec
+from components.rewards.llm.judge_model import JudgeModelSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.llm.spec import EmbeddedJudge, PolicyJudge
 from components.rewards.protocol import Means
 
 
 class LocalModelClient:
-    """Client of an engine on this machine, without cost. Raises ResourceError if there is no engine."""
+    """Client of an engine on this machine, without cost. model: the model that judges; None is the policy whose
+    episodes are judged. Raises ResourceError if there is no engine."""
 
     priced = True
 
-    def __init__(self, spec: EmbeddedJudge | PolicyJudge, means: Means):
+    def __init__(self, spec: JudgeModelSpec, means: Means, model: ModelSpec | None = None):
         if means.engine is None:
             raise ResourceError("a judge on this machine needs an engine; expected Means(engine=...)")
         self._spec = spec
-        separate_model = isinstance(spec, EmbeddedJudge)
-        self.label = spec.model.name if isinstance(spec, EmbeddedJudge) else "the policy itself"
-        model = spec.model.model(spec.context, LoraSpec()) if isinstance(spec, EmbeddedJudge) else None
+        self.label = "the policy itself" if model is None else spec.label
         self._engine = means.engine(model)
-        self.version = "" if separate_model else self._engine.policy
+        self.version = self._engine.policy if model is None else ""
 
     def price(self, read: int, written: int) -> float:
         return 0.0
@@ -50,6 +49,4 @@ class LocalModelClient:
         )
 
     def close(self) -> None:
-        release = getattr(self._engine, "release", None)
-        if release is not None:
-            release()
+        self._engine.release()
