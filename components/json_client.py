@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import math
-import random
 import ssl
 import threading
 import time
@@ -31,12 +30,10 @@ import orjson
 import uvloop
 
 from components.errors import BoundaryError, ResourceError
+from components.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds before the first retry, and at most. A delay that the server asks for takes precedence; up to a quarter is
-added at random, so that rejected clients do not return at once."""
 QUIET = 3.0
 """Seconds of failure before a warning on the console; shorter outages are only logged."""
 EMPTY_ANSWERS = 3
@@ -112,24 +109,20 @@ async def patiently(
 
     `away` is called with each failure that is followed by a retry. Raises the last Failed, with the number of attempts
     or the seconds of retrying."""
-    deadline = None
-    pause = FIRST_PAUSE
+    backoff = Backoff(patience.retry_for)
     empty = 0
     while True:
         try:
             return await once()
         except Failed as error:
-            now = time.monotonic()
-            deadline = deadline or now + patience.retry_for
-            wait = random.uniform(0.5, 1.0) * pause if error.pause is None else random.uniform(1.0, 1.25) * error.pause
+            pause = backoff.pause(error.pause)
             empty = empty + 1 if error.empty else 0
             if empty >= EMPTY_ANSWERS:
                 raise Failed(f"{error}, {empty} times in a row") from None
-            if now + wait > deadline:
+            if pause is None:
                 raise Failed(f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)") from None
             away(error)
-        await asyncio.sleep(wait)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(pause)
 
 
 Refused = Callable[[Reply, str], Exception | None]

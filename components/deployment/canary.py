@@ -7,15 +7,17 @@ share of 1 is only for our own server.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from components.chat_client import ChatClient, empty_answer, reading
 from components.deployment.targets.base import Deployment
-from components.errors import DeployError
+from components.errors import ContextOverflow, DeployError
 from components.inference.protocol import ChatCompletion, ChatRequest
-from components.json_client import Client, Failed, Patience, Reply
+from components.json_client import Patience
 from components.json_text import read_json
 from components.redaction import secret_variable
 
@@ -44,7 +46,7 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
     """
     assert deployment.url is not None, f"{deployment.target} has no endpoint"
     records = read_json(export / FILE)[:prompts]
-    client = Client(
+    client = ChatClient(
         deployment.url,
         secret_variable(deployment.key_variable or ""),
         Patience(timeout, timeout, "deploy.canary"),
@@ -52,7 +54,9 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
         error=DeployError,
     )
     try:
-        answers = [_text(_ask(client, deployment.model, record)) for record in records]
+        answers = [_text(message) for message in asyncio.run(_ask(client, deployment.model, records))]
+    except ContextOverflow as error:
+        raise DeployError(str(error)) from None
     finally:
         client.close()
     expected = [_text(record["answer"]) for record in records]
@@ -67,25 +71,23 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
     return share
 
 
-def _ask(client: Client, model: str, record: dict[str, Any]) -> dict[str, Any]:
-    body = {
-        "model": model,
-        "messages": record["messages"],
-        "temperature": 0,
-        "max_tokens": record["max_tokens"],
-        **({"tools": record["tools"]} if record["tools"] else {}),
-    }
+async def _ask(client: ChatClient, model: str, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the endpoint's messages, one prompt after the other."""
 
-    def read(reply: Reply) -> dict[str, Any]:
-        try:
-            message = reply.json()["choices"][0]["message"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
-        if not message.get("content") and not message.get("tool_calls"):
-            raise Failed("an empty answer", empty=True)
-        return message
+    def read(completion: dict[str, Any]) -> dict[str, Any]:
+        with reading():
+            message = completion["choices"][0]["message"]
+            if not message.get("content") and not message.get("tool_calls"):
+                raise empty_answer()
+            return message
 
-    return client.now("POST", "/chat/completions", body, read)
+    messages = []
+    for record in records:
+        tools = {"tools": record["tools"]} if record["tools"] else {}
+        limits = {"temperature": 0, "max_tokens": record["max_tokens"]}
+        body = {"model": model, "messages": record["messages"], **limits, **tools}
+        messages.append(await client.complete(body, read))
+    return messages
 
 
 def _text(message: dict[str, Any]) -> str:

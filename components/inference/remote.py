@@ -11,10 +11,12 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.chat_client import ChatClient, empty_answer, reading
+from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.wire import is_object
-from components.json_client import Client, Failed, Patience, Reply
+from components.json_client import Patience, Reply
+from components.specs.served import key_hint
 
 if TYPE_CHECKING:
     from components.inference.engines.remote import RemoteSpec
@@ -35,11 +37,11 @@ class RemoteEngine:
         self.spec = spec
         self._policy = BASE_POLICY
         self._model = spec.model
-        self._client = Client(
+        self._client = ChatClient(
             spec.url,
             spec.key(),
             Patience(spec.timeout, spec.retry_for, spec.key_path),
-            key_hint=f"set {spec.key_variable or 'one: inference.key_variable=NAME'}",
+            key_hint=key_hint(spec.key_variable, spec.key_path),
             error=EngineError,
             at_once=spec.max_requests,
         )
@@ -55,10 +57,10 @@ class RemoteEngine:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         body = _body(request, self._model, self.spec.tokens)
 
-        def read(reply: Reply) -> ChatCompletion:
-            return _completion(reply.json(), request.policy, self.spec)
+        def read(completion: dict[str, Any]) -> ChatCompletion:
+            return _completion(completion, request.policy, self.spec)
 
-        return await self._client.post("/chat/completions", body, read, self._refused)
+        return await self._client.complete(body, read, _stale)
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load an adapter on the server and unload the previous one. Raises ResourceError if the server rejects it,
@@ -109,16 +111,6 @@ class RemoteEngine:
     def close(self) -> None:
         self._client.close()
 
-    def _refused(self, reply: Reply, text: str) -> Exception | None:
-        code, message = reply.error()
-        if reply.status == 404:
-            return ResourceError(f"{self.spec.url} has no /chat/completions or no model {self._model} ({text})")
-        if code == "stale_policy":
-            return StalePolicy(text)
-        if code == "context_length_exceeded" or (reply.status == 400 and "maximum context length" in message):
-            return ContextOverflow(text)
-        return None
-
     def _not_loaded(self, reply: Reply, text: str) -> Exception | None:
         if reply.status not in (400, 403, 404, 405, 501):
             return None
@@ -146,6 +138,10 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
     return body
 
 
+def _stale(reply: Reply, text: str) -> Exception | None:
+    return StalePolicy(text) if reply.error()[0] == "stale_policy" else None
+
+
 def _sendable(message: dict[str, Any]) -> dict[str, Any]:
     """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
     object, even if a model wrote them, so their text is wrapped in an object."""
@@ -162,7 +158,7 @@ def _sendable(message: dict[str, Any]) -> dict[str, Any]:
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
     """Return the parsed `chat.completion` object. Raises Failed for an invalid or empty response, StalePolicy for a
     response of another policy, ResourceError for a response without the requested token ids."""
-    try:
+    with reading():
         answered = str(body.get("model", ""))
         choice = body["choices"][0]
         raw = choice["message"]
@@ -171,11 +167,9 @@ def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatComp
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         if not content and not calls and not choice.get("token_ids"):
-            raise Failed("an empty answer", empty=True)
+            raise empty_answer()
         prompt, sampled, logprobs = _tokens(body, choice, spec) if spec.tokens else ([], [], [])
         reason = str(choice.get("finish_reason") or "stop")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
     name, at, version = answered.partition("@")
     if at and name == spec.model and version != policy:
         raise StalePolicy(f"asked for policy {policy}, and {answered} answered")

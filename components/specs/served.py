@@ -46,6 +46,11 @@ def key_of(variable: str | None, key_path: str, server: str) -> str:
     return key
 
 
+def key_hint(variable: str | None, key_path: str) -> str:
+    """Return the remedy for a rejected key."""
+    return f"set {variable or f'one: {key_path}.key_variable=NAME'}"
+
+
 class ModelEndpoint(Spec):
     """A model behind a URL that speaks OpenAI's chat completions."""
 

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard as HubCard
 
-from components.deployment.card import model_card
+from components.deployment.card import ModelCard
 from components.deployment.export import export_merged as export
 from components.evaluation.metrics import paired_difference, summarise
 from components.inference.server import serve_model
@@ -29,6 +29,10 @@ EXPERIMENT: dict[str, Any] = {
     "compute": {"default": "local"},
     "tracking": {"uri": None},
 }
+
+
+def model_card(form: Any, **facts: Any) -> str:
+    return ModelCard(**facts).text(form)
 
 
 def episodes(held_out: list[Trajectory], successes: int) -> list[Trajectory]:
@@ -77,7 +81,7 @@ def blocks(card: str, language: str) -> list[str]:
 
 
 def test_the_front_matter_is_what_the_hub_reads(arguments):
-    data = ModelCard(model_card(**arguments)).data
+    data = HubCard(model_card(**arguments)).data
     assert data.base_model == "smollm2-135m-instruct"
     assert data.library_name == "transformers"
     assert [(result.metric_type, result.metric_value) for result in data.eval_results] == [

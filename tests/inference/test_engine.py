@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
-from components.inference.transformers import engine as transformers_engine
 from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
+from components.inference.transformers import engine as transformers_engine
 from components.rollout.capture import Capture
 from tests.deployment.tiny import write_adapter
 from tests.inference.exact import ask, assert_exact, go_on, logits

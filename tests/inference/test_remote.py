@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from components import json_client
+from components import json_client, retry
 from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
 from components.inference.engines.remote import RemoteSpec
@@ -28,7 +28,7 @@ HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(json_client, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture

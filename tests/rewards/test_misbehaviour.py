@@ -207,7 +207,7 @@ def test_a_server_that_says_when_is_asked_then():
 
 def test_those_that_were_sent_away_together_do_not_come_back_together(monkeypatch):
     """Each client draws a random extra wait; here the draw is fixed."""
-    monkeypatch.setattr("components.json_client.random.uniform", lambda low, high: 3.0)
+    monkeypatch.setattr("components.retry.random.uniform", lambda low, high: 3.0)
     with judge_server([replies.wait(0.4)]) as server:
         scored(server)
     first, second = (request.came for request in server.requests)

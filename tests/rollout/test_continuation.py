@@ -10,8 +10,8 @@ from components.environments.games.tictactoe import TicTacToe
 from components.environments.protocol import Restorable, Step
 from components.errors import EngineError, SpecError
 from components.inference import conversations
-from components.inference.transformers import engine as transformers_engine
 from components.inference.protocol import ChatCompletion, Sampling
+from components.inference.transformers import engine as transformers_engine
 from components.rollout.players.continuation import CONTINUED, Continuing
 from components.trajectories.step_labels import read
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios

@@ -23,6 +23,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.chat_client import reading
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.conversations import Conversations, key_of
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
@@ -31,6 +32,7 @@ from components.json_client import Client, Failed, Patience, Reply
 from components.json_text import read_json
 from components.models import trained_weights
 from components.models.weights import load_tokenizer
+from components.specs.served import key_hint
 from components.trajectories.chat import ChatFormat
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class VllmEngine:
         self._under_way: dict[asyncio.Task[Any], str] = {}
         self._load_lock = threading.Lock()
         patience = Patience(spec.timeout, spec.retry_for, spec.key_path)
-        hint = f"set {spec.key_variable or 'one: inference.key_variable=NAME'}"
+        hint = key_hint(spec.key_variable, spec.key_path)
         key = "" if ours else spec.key()
         self._clients = [
             Client(url.removesuffix("/v1"), key, patience, key_hint=hint, error=EngineError, at_once=spec.max_requests)
@@ -388,15 +390,13 @@ def stop_ids(base_dir: Path, chat: ChatFormat) -> frozenset[int]:
 def _tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
     """Return sampled tokens and log-probabilities of a response. Raises Failed for an invalid response, StalePolicy for
     a response of another model, ResourceError for a response without token ids."""
-    try:
+    with reading():
         model, choice = str(answer["model"]), answer["choices"][0]
         sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
         if sampled is None or logprob_data is None:
             raise ResourceError("a server answers without token ids and log-probabilities; expected vLLM")
         logprobs = [float(logprob) for logprob in logprob_data["token_logprobs"]]
         tokens = [int(token) for token in sampled]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
     if model != body["model"]:
         raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {model} answered")
     if not tokens or len(tokens) != len(logprobs) or not math.isfinite(sum(logprobs)):

@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from components.errors import JudgeError, ResourceError
-from components.json_client import Client, Failed, Patience, Reply
+from components.chat_client import ChatClient, empty_answer, reading
+from components.errors import ContextOverflow, JudgeError, ResourceError
+from components.json_client import Failed, Patience, Refused, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
 from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
+from components.specs.served import key_hint
 
 if TYPE_CHECKING:
     from components.rewards.llm.models.served import ServedJudge
@@ -29,13 +31,6 @@ FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "
 """Next form of requesting JSON, if the server rejects one."""
 UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
 """HTTP statuses with which servers reject an unknown parameter."""
-
-NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-"""Error codes with status 429 for which a retry is pointless: the account has no credit."""
-
-
-class ContextTooLong(JudgeError):
-    """The question exceeds the judge's context length."""
 
 
 class UnsupportedFormat(Exception):
@@ -51,11 +46,11 @@ class OpenAIClient:
         self.priced = spec.price is not None
         self._spec = spec
         self._structured = spec.structured
-        self._client = Client(
+        self._client = ChatClient(
             spec.url,
             spec.key(),
             Patience(spec.timeout, spec.retry_for, spec.key_path),
-            key_hint=f"set {spec.key_variable or 'one: reward.model.key_variable=NAME'}",
+            key_hint=key_hint(spec.key_variable, spec.key_path),
             error=JudgeError,
         )
         self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
@@ -75,7 +70,9 @@ class OpenAIClient:
                     reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
                     if (answer := self._batch_answer(reply, structured)) is not None:
                         return answer
-                return await self._client.post("/chat/completions", request, read, self._error_mapper(structured))
+                return await self._client.complete(request, of_completion, self._error_mapper(structured))
+            except ContextOverflow as error:
+                raise JudgeError(f"{error}; show the judge less: reward.model.longest={self._spec.longest}") from None
             except UnsupportedFormat:
                 if self._structured == structured:
                     self._structured = FALLBACK_FORMAT[structured]
@@ -89,7 +86,7 @@ class OpenAIClient:
                 raise error
             return None
         try:
-            return replace(read(reply), share=BATCH_SHARE)
+            return replace(of_completion(reply.json()), share=BATCH_SHARE)
         except Failed:
             return None
 
@@ -98,13 +95,9 @@ class OpenAIClient:
             self._batches.close()
         self._client.close()
 
-    def _error_mapper(self, structured: Structured) -> Any:
+    def _error_mapper(self, structured: Structured) -> Refused:
         def mapped_error(reply: Reply, text: str) -> Exception | None:
             code, message = reply.error()
-            if code == "context_length_exceeded" or "maximum context length" in message:
-                return ContextTooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
-            if reply.status == 402 or code in NO_CREDIT_CODES:
-                return ResourceError(f"the account at {self._spec.url} has no credit left ({text})")
             if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(message):
                 return UnsupportedFormat()
             if code in ("unsupported_parameter", "unsupported_value"):
@@ -146,14 +139,9 @@ def body(
     return {name: value for name, value in (request | extra).items() if value is not None}
 
 
-def read(reply: Reply) -> JudgeAnswer:
-    """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
-    return of_completion(reply.json())
-
-
 def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
     """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
-    try:
+    with reading():
         choice = completion["choices"][0]
         message = choice["message"]
         usage = completion.get("usage") or {}
@@ -164,10 +152,8 @@ def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
             cut_off=choice.get("finish_reason") == "length",
             refusal=str(message.get("refusal") or ""),
         )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
     if not answer.text.strip() and not answer.refusal and not answer.cut_off:
-        raise Failed("an empty answer", empty=True)
+        raise empty_answer()
     return answer
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from components.chat_client import NO_CREDIT_CODES
 from components.errors import JudgeError, ResourceError
 from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
 from components.redaction import MASK, is_secret
 from components.rewards.llm.litellm_import import completion, listed, litellm
 from components.rewards.llm.openai_endpoint import (
     FALLBACK_FORMAT,
-    NO_CREDIT_CODES,
     Structured,
     UnsupportedFormat,
     about_format,
