@@ -257,11 +257,14 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
     if agent.function is None:
         yield None
         return
+    from components.inference.app import AppOptions
     from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
 
     engines: dict[str, Any] = {}
-    with ModelServer(engine, MODEL, engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens) as server:
+    with ModelServer(
+        engine, MODEL, AppOptions(engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens)
+    ) as server:
         yield OwnAgent(agent.function.build(), server.url, engines)
 
 

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard as HubCard
 from components.deployment.card import ModelCard
 from components.deployment.export import export_merged as export
 from components.evaluation.metrics import paired_difference, summarise
+from components.inference.app import AppOptions
 from components.inference.server import serve_model
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -141,7 +142,9 @@ def test_the_code_in_the_card_runs(arguments, base_dir, adapter_dir, tmp_path, m
     load, ask = blocks((tmp_path / "out" / "README.md").read_text(), "python")
     monkeypatch.chdir(tmp_path / "out")
     exec(load, {})
-    with serve_model(tmp_path / "out", name="shop-agent", max_length=512, default_max_tokens=8) as server:
+    with serve_model(
+        tmp_path / "out", name="shop-agent", max_length=512, app=AppOptions(default_max_tokens=8)
+    ) as server:
         names: dict[str, Any] = {}
         exec(ask.replace("http://127.0.0.1:8000/v1", server.url), names)
         names["client"].close()

@@ -15,7 +15,7 @@ from components.deployment.canary import FILE
 from components.deployment.spec import CanarySpec, DeploySpec
 from components.deployment.targets.base import Deployment, Release
 from components.errors import DeployError, ResourceError
-from components.inference.server import ModelServer
+from components.inference.server import ListenOptions, ModelServer
 from flows.release.champion import Decision
 from flows.release.deployment import check, release
 from flows.release.deployment_ledger import ActiveRelease, Ledger
@@ -55,7 +55,7 @@ class Served:
     def deploy(self, new: Release, root: Any) -> Deployment:
         if new.version not in self.says:
             raise DeployError("the server exited during startup")
-        server = ModelServer(Scripted(*[self.says[new.version]] * 9), new.name, port=self.port)
+        server = ModelServer(Scripted(*[self.says[new.version]] * 9), new.name, listen=ListenOptions(port=self.port))
         server.__enter__()
         self.up[server.url] = server
         details = {"port": str(server.port)}

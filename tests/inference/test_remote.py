@@ -12,6 +12,7 @@ import pytest
 from components import json_client, retry
 from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
+from components.inference.app import AppOptions
 from components.inference.engines.remote import RemoteSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.remote import RemoteEngine
@@ -102,7 +103,7 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
 
 
 def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adapter_dir, tmp_path):
-    with ModelServer(make_engine(), "shop", adapters=adapter_dir.parent) as server:
+    with ModelServer(make_engine(), "shop", AppOptions(adapters=adapter_dir.parent)) as server:
         engine = connect(server.url)
         base = ask(engine)
         engine.load_policy("v1", str(adapter_dir))
