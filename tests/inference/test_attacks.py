@@ -523,37 +523,37 @@ def test_a_tool_without_parameters_is_a_tool(attacked: Victim):
 
 def test_a_row_without_finite_logits_leaves_nothing_behind(engine, reference, monkeypatch):
     """Its keys and values are not finite either, and masked ones would still spread to the next row in its slot."""
-    forward = engine._forward
+    forward = engine.batch._forward
 
     def spoiled(tokens, positions, rows):
         logits = forward(tokens, positions, rows)
         if isinstance(rows, slice):
-            for place, row in enumerate(engine._active):
+            for place, row in enumerate(engine.batch.active):
                 if row.request.seed == 666:
-                    engine.cache.kv[:, :, place, :, :100] = torch.nan
+                    engine.batch.cache.kv[:, :, place, :, :100] = torch.nan
                     logits[place] = torch.nan
         return logits
 
-    monkeypatch.setattr(engine, "_forward", spoiled)
+    monkeypatch.setattr(engine.batch, "_forward", spoiled)
     first, bad, last = together(engine, ask("a" * 30), ask("b" * 30, seed=666), ask("c" * 30, seed=2))
     assert isinstance(bad, EngineError)
     assert_exact(reference, first)
     assert_exact(reference, last)
-    monkeypatch.setattr(engine, "_forward", forward)
-    assert torch.isfinite(engine.cache.kv).all()
+    monkeypatch.setattr(engine.batch, "_forward", forward)
+    assert torch.isfinite(engine.batch.cache.kv).all()
     for answer in together(engine, *(ask("b" * 30, seed=seed) for seed in range(5))):
         assert_exact(reference, answer)
 
 
 def test_a_prompt_that_cannot_be_computed_fails_without_those_under_way(engine, reference, monkeypatch):
-    prefill = engine._prefill
+    prefill = engine.batch.prefill
 
     def failing(batch):
         if any("b" * 30 in str(row.request.messages) for row in batch):
             raise RuntimeError("out of memory")
         prefill(batch)
 
-    monkeypatch.setattr(engine, "_prefill", failing)
+    monkeypatch.setattr(engine.batch, "prefill", failing)
 
     async def one_after_the_other():
         first = asyncio.create_task(engine.chat(ask("a" * 30, max_tokens=60)))

@@ -140,7 +140,7 @@ def test_log_probs_are_those_that_training_reckons_with(vllm, trainer, folder, s
     """The gap between sampler and trainer, which importance correction sees."""
     import torch
 
-    from components.inference.sampling import truncate
+    from components.inference.transformers.sampling import truncate
     from components.models.distribution import Cut
 
     hold(vllm, "v1", folder[1])

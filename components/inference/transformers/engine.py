@@ -23,10 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
-import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,49 +31,14 @@ import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations
-from components.inference.kv_slots import KVSlots, heads_and_dim
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
-from components.inference.sampling import draw
+from components.inference.transformers.batch import Batch, Row, Stopped
+from components.inference.transformers.kv_slots import heads_and_dim
 from components.models import attention, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
-
-PREFILL_TOKENS = 4096
-"""Maximum number of tokens per prefill pass, including padding."""
-PADDING_TOKENS = 2048
-"""Maximum padding per prefill pass: about the tokens that are computed in the overhead of one more pass."""
-PADDING_TOKENS_CPU = 32
-"""Maximum padding on a CPU, where the overhead of a pass is small."""
-
-
-class _Stopped(Exception):
-    """Interruption of a pass after cancellation."""
-
-
-@dataclass(eq=False)
-class _Row:
-    """State of a request in the engine."""
-
-    request: ChatRequest
-    future: asyncio.Future
-    uniform: random.Random
-    prompt: list[int] = field(default_factory=list)
-    """Prompt tokens; empty before tokenization."""
-    limit: int = 0
-    """Maximum number of tokens to sample."""
-    error: Exception | None = None
-    """Cause of failure."""
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    slot: int = -1
-    cached: int = 0
-    """Number of leading tokens whose keys and values are in the slot."""
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.prompt + self.sampled
 
 
 class TransformersEngine:
@@ -118,15 +80,14 @@ class TransformersEngine:
         self._policy = BASE_POLICY
         self._conversations = Conversations(self.format, self.max_length)
         self._vocabulary = int(self.model.get_input_embeddings().num_embeddings)
-        self._arrived: list[_Row] = []
+        self._arrived: list[Row] = []
         """Requests that the loop has not fetched yet: the only list that callers modify during a pass."""
-        self._waiting: list[_Row] = []
-        self._active: list[_Row] = []
+        self._waiting: list[Row] = []
         self._task: asyncio.Task | None = None
-        self._stop = threading.Event()
-        self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
-        """Totals: prompt tokens, prompt tokens computed (not cached), sampled tokens, forward passes."""
-        self.release()
+        self.batch = Batch(
+            self.model, slots=self.slots, max_length=self.max_length, device=self.device, stop_ids=self.stop_ids
+        )
+        self.counters = self.batch.counters
 
     @property
     def policy(self) -> str:
@@ -135,7 +96,7 @@ class TransformersEngine:
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Raises EngineBusy while requests are in flight, ArtifactError for an adapter that does not
         fit the model; the engine then keeps its version."""
-        if in_flight := len(self._active) + len(self._waiting) + len(self._arrived):
+        if in_flight := len(self.batch.active) + len(self._waiting) + len(self._arrived):
             raise EngineBusy(f"policy {version} cannot be loaded: {in_flight} requests are in flight")
         if version == self._policy:
             return
@@ -154,12 +115,7 @@ class TransformersEngine:
 
     def release(self) -> None:
         """Free the cache; it is allocated again on use."""
-        self.cache = KVSlots(self.config, self.slots, self.max_length, self.model.dtype, self.device)
-        self._held: list[list[int]] = [[] for _ in range(self.slots)]
-        """Tokens whose keys and values are in each slot."""
-        self._used = [0] * self.slots
-        """Time of last use of each slot, for eviction."""
-        self._clock = 0
+        self.batch.release()
 
     def close(self) -> None:
         self.release()
@@ -169,7 +125,7 @@ class TransformersEngine:
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         loop = asyncio.get_running_loop()
-        row = _Row(request, loop.create_future(), random.Random(request.seed))
+        row = Row(request, loop.create_future(), random.Random(request.seed))
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -181,7 +137,7 @@ class TransformersEngine:
         await row.future
         return self._completion(row)
 
-    def _completion(self, row: _Row) -> ChatCompletion:
+    def _completion(self, row: Row) -> ChatCompletion:
         request = row.request
         stopped = row.sampled[-1] in self.stop_ids
         turn = sum(message["role"] == "assistant" for message in request.messages)
@@ -195,7 +151,7 @@ class TransformersEngine:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._arrived or self._waiting or self._active:
+            while self._arrived or self._waiting or self.batch.active:
                 self._waiting += self._arrived
                 self._arrived = []
                 for row in await self._in_thread(loop):
@@ -209,56 +165,56 @@ class TransformersEngine:
                     await asyncio.sleep(0)
         except Exception as error:
             logger.exception("generation failed")
-            for row in [*self._active, *self._waiting, *self._arrived]:
+            for row in [*self.batch.active, *self._waiting, *self._arrived]:
                 if not row.future.done():
                     row.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
             self._drop_requests()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
-            for row in [*self._active, *self._waiting, *self._arrived]:
+            for row in [*self.batch.active, *self._waiting, *self._arrived]:
                 row.future.cancel()
             self._drop_requests()
             raise
 
-    async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[_Row]:
+    async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[Row]:
         """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's
         state until it ends."""
         running = loop.run_in_executor(None, self._pass)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            self._stop.set()
+            self.batch.stop.set()
             while not running.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
-            self._stop.clear()
-            if running.exception() is None:  # else `_Stopped` or an error, which has no recipient
+            self.batch.stop.clear()
+            if running.exception() is None:  # else `Stopped` or an error, which has no recipient
                 for row in running.result():
                     row.future.cancel()
             raise
 
     def _drop_requests(self) -> None:
-        self._active, self._waiting, self._arrived = [], [], []
+        self.batch.active, self._waiting, self._arrived = [], [], []
         self.release()
 
     @torch.inference_mode()
-    def _pass(self) -> list[_Row]:
+    def _pass(self) -> list[Row]:
         """Admit waiting rows, then sample one token for every active row. Return the rows that finished or failed."""
-        for row in [row for row in self._active if row.future.done()]:  # cancelled by its caller
-            self._park(row)
+        self.batch.park_cancelled()
         failed = self._tokenize()
-        while batch := self._admit():
+        self._waiting = [row for row in self._waiting if not row.future.done()]
+        while admitted := self.batch.admit(self._waiting):
             try:
-                self._prefill(batch)
-            except _Stopped:
+                self.batch.prefill(admitted)
+            except Stopped:
                 raise
             except Exception as error:
-                logger.exception("%d prompts cannot be computed", len(batch))
-                for row in batch:
-                    self._fail(row, EngineError(f"{type(error).__name__}: {error}"))
-                failed += batch
-        return failed + (self._sample(self._decode_logits()) if self._active else [])
+                logger.exception("%d prompts cannot be computed", len(admitted))
+                for row in admitted:
+                    self.batch.fail(row, EngineError(f"{type(error).__name__}: {error}"))
+                failed += admitted
+        return failed + self.batch.sample()
 
-    def _tokenize(self) -> list[_Row]:
+    def _tokenize(self) -> list[Row]:
         """Tokenize the waiting prompts. Return the rows that failed, which are removed from the queue."""
         failed = []
         for row in self._waiting:
@@ -295,155 +251,6 @@ class TransformersEngine:
                 "contains a token that was added to the tokenizer only"
             )
         return prompt, min(request.sampling.max_tokens, room)
-
-    def _admit(self) -> list[_Row]:
-        """Assign slots to waiting rows. A row that shares a prefix with another row of the batch waits for the next
-        batch, in which that prefix is cached."""
-        self._waiting = [row for row in self._waiting if not row.future.done()]
-        batch: list[_Row] = []
-        for row in list(self._waiting):
-            if len(self._active) == self.slots:
-                break
-            if sum(_missing(other) for other in batch) >= PREFILL_TOKENS:
-                break
-            shared = [_shared(cached, row.prompt) for cached in self._held]
-            donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
-            prefix = min(shared[donor], len(row.prompt) - 1)  # the last token is computed for its logits
-            if any(_shared(other.prompt, row.prompt) > prefix + 16 for other in batch):
-                continue
-            slot = self._slot_for(donor, prefix)
-            if slot != donor:
-                self.cache.copy(donor, slot, prefix)
-            self._held[slot] = row.prompt[:prefix]
-            row.slot, row.cached = slot, prefix
-            self._swap(slot, len(self._active))
-            self._active.append(row)
-            self._waiting.remove(row)
-            batch.append(row)
-            self.counters["prompt_tokens"] += len(row.prompt)
-        for index, row in enumerate(self._active):
-            row.slot = index
-        return batch
-
-    def _slot_for(self, donor: int, prefix: int) -> int:
-        """Return the donor slot if it is parked and would be extended; else the least recently used slot."""
-        parked = range(len(self._active), self.slots)
-        if donor in parked and prefix >= len(self._held[donor]) - 1:
-            return donor
-        return min(parked, key=lambda slot: (bool(self._held[slot]), slot == donor, self._used[slot], slot))
-
-    def _swap(self, a: int, b: int) -> None:
-        length = max(len(self._held[a]), len(self._held[b]))
-        self.cache.swap(a, b, length)
-        self._held[a], self._held[b] = self._held[b], self._held[a]
-        self._used[a], self._used[b] = self._used[b], self._used[a]
-
-    def _park(self, row: _Row) -> None:
-        """Remove a row from the active ones; its slot keeps its keys and values."""
-        self._clock += 1
-        self._held[row.slot] = row.tokens[: row.cached]
-        self._used[row.slot] = self._clock
-        last = len(self._active) - 1
-        self._swap(row.slot, last)
-        moved = self._active[last]
-        self._active[row.slot] = moved
-        moved.slot = row.slot
-        self._active.pop()
-
-    def _fail(self, row: _Row, error: Exception) -> None:
-        """Remove a failed row from the active ones and clear its slot."""
-        row.error = error
-        row.cached = 0
-        self.cache.clear(row.slot)
-        self._park(row)
-
-    def _prefill(self, batch: list[_Row]) -> None:
-        """Compute all prompt tokens but the last, in passes of similar length to limit padding."""
-        pending = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: _missing(row))
-        while pending:
-            part = [pending.pop()]
-            width = _missing(part[0])
-            padding = 0
-            while pending and width * (len(part) + 1) <= PREFILL_TOKENS:
-                padding += width - _missing(pending[-1])
-                if padding > (PADDING_TOKENS_CPU if self.device == "cpu" else PADDING_TOKENS):
-                    break
-                part.append(pending.pop())
-            tokens = torch.zeros(len(part), width, dtype=torch.long)
-            positions = torch.zeros(len(part), width, dtype=torch.long)
-            for index, row in enumerate(part):
-                new = row.prompt[row.cached : -1]
-                tokens[index, : len(new)] = torch.tensor(new)
-                positions[index] = torch.arange(row.cached, row.cached + width).clamp(max=self.max_length - 1)
-                self.counters["prefilled_tokens"] += len(new)
-                row.cached += len(new)
-            self._forward(tokens, positions, torch.tensor([row.slot for row in part]))
-        for row in batch:
-            self._held[row.slot] = row.tokens[: row.cached]
-
-    def _decode_logits(self) -> torch.Tensor:
-        """Return the (B, V) logits after the last token of every active row."""
-        rows = self._active
-        last = [row.sampled[-1] if row.sampled else row.prompt[-1] for row in rows]
-        tokens = torch.tensor(last)[:, None]
-        positions = torch.tensor([[row.cached] for row in rows])
-        logits = self._forward(tokens, positions, slice(0, len(rows)))[:, -1]
-        for row, token in zip(rows, last, strict=True):
-            row.cached += 1
-            self._held[row.slot].append(token)
-        return logits
-
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
-        if self._stop.is_set():
-            raise _Stopped
-        self.counters["passes"] += 1
-        tokens, positions = tokens.to(self.device), positions.to(self.device)
-        mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
-        return self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-
-    def _sample(self, logits: torch.Tensor) -> list[_Row]:
-        """Sample a token for every active row. Return the rows that finished or failed."""
-        rows = list(self._active)
-        tokens, logprobs = draw(
-            logits.float(), [row.request.sampling for row in rows], [row.uniform.random() for row in rows]
-        )
-        self.counters["sampled_tokens"] += len(rows)
-        done = []
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            if math.isnan(logprob):
-                self._fail(row, EngineError("the model's logits are not finite"))
-                done.append(row)
-                continue
-            row.sampled.append(token)
-            row.logprobs.append(logprob)
-            if token in self.stop_ids or len(row.sampled) >= row.limit:
-                self._park(row)
-                done.append(row)
-        return done
-
-
-def _missing(row: _Row) -> int:
-    """Return the number of prompt tokens, without the last, that are not cached."""
-    return len(row.prompt) - 1 - row.cached
-
-
-def _shared(a: list[int], b: list[int]) -> int:
-    """Return the length of the common prefix."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # bisection, because list comparison in C is faster than a loop over tokens
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _stop_ids(model: Any, chat: ChatFormat) -> frozenset[int]:
