@@ -22,15 +22,17 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 import uvloop
 
 from components.errors import BoundaryError, ResourceError
 from components.retry import Backoff
+
+if TYPE_CHECKING:
+    import aiohttp
 
 logger = logging.getLogger(__name__)
 
@@ -217,8 +219,12 @@ class Client:
     ) -> Answer:
         """Send a request and retry it until it succeeds or has failed for good."""
 
-        def once() -> Awaitable[Answer]:
-            return self._try(method, path, content, read, refused, kind)
+        async def once() -> Answer:
+            reply = await self._reply(method, path, content, kind)
+            if reply.status != 200:
+                text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
+                raise refused(reply, text) or self._error_for_status(reply, text, path)
+            return read(reply)
 
         try:
             answer = await patiently(once, self._patience, self._on_failure)
@@ -227,15 +233,10 @@ class Client:
         self._on_success()
         return answer
 
-    async def _try(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        read: Callable[[Reply], Answer],
-        refused: Refused,
-        kind: str,
-    ) -> Answer:
+    async def _reply(self, method: str, path: str, content: bytes | None, kind: str) -> Reply:
+        """Return the response to one attempt. Raises Failed if there is none in time."""
+        import aiohttp
+
         if self._session is None:
             self._session = self._open_session()
         async with self._turns or contextlib.nullcontext():
@@ -251,18 +252,16 @@ class Client:
                         proxy=self._proxy,
                     ) as response,
                 ):
-                    reply = Reply(response.status, response.reason or "", response.headers, await response.read())
+                    return Reply(response.status, response.reason or "", response.headers, await response.read())
             except TimeoutError:
                 limit = f"{self._patience.timeout:g} s ({self._patience.path}.timeout)"
                 raise Failed(f"no answer within {limit}") from None
             except (aiohttp.ClientError, OSError) as error:
                 raise Failed(f"the connection broke: {str(error) or type(error).__name__}") from None
-        if reply.status != 200:
-            text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
-            raise refused(reply, text) or self._error_for_status(reply, text, path)
-        return read(reply)
 
     def _open_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         verified: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
             import httpx

@@ -28,9 +28,13 @@ from components.errors import ResourceError, WaitTimeout
 from components.inference.access import AccessMiddleware, check_key, key_from_environment
 from components.inference.app import AppOptions, create_app
 from components.inference.connection import BoundedConnection
+from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import Engine
 
 logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 600.0
+"""Time limit of an answer of a model that is served for a check."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,19 @@ def serve_model(
             yield running
     finally:
         engine.close()
+
+
+@contextmanager
+def served_engine(
+    model_dir: Path, *, max_length: int, dtype: str = "float32", device: str = "auto"
+) -> Iterator[Engine]:
+    """Serve the model in a local folder within the block, and return an engine that asks it over HTTP."""
+    with serve_model(model_dir, max_length=max_length, dtype=dtype, device=device) as server:
+        engine = RemoteEngine(RemoteSpec(url=server.url, model=server.name, timeout=ANSWER_SECONDS, retry_for=0))
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

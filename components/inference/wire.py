@@ -8,7 +8,6 @@ a request is limited, and so are the sampler's parameters. Extensions, as in vLL
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -311,14 +310,6 @@ def check_arguments(text: str, path: str, spoken: Collection[str], problems: lis
         readable = False
     if not readable and text not in spoken:
         problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
-
-
-def is_object(text: str) -> bool:
-    """Return True for the text of a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def declared(package: str, base: type[S]) -> dict[str, type[S]]:
-    """Return the concrete specs below `base` in the modules of a package, by `name`, in the order of the modules."""
+    """Return the concrete specs below `base` in the modules of a package, by `name`, in alphabetical order."""
     specs: dict[str, type[S]] = {}
     for entry in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         for member in vars(importlib.import_module(entry.name)).values():
@@ -26,7 +26,7 @@ def declared(package: str, base: type[S]) -> dict[str, type[S]]:
                 name = member.model_fields["name"].default
                 assert name not in specs, f"{entry.name}: {name!r} is the name of {specs[name].__module__}"
                 specs[name] = member
-    return specs
+    return dict(sorted(specs.items()))
 
 
 def union_of(members: Iterable[type[Spec]]) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from components.artifacts import Artifact
 from components.deployment.canary import check_endpoint
 from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, EspalierError
+from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from flows.history.records import Notice
 from flows.release.champion import ALIAS, Decision
 from flows.release.deployment_ledger import ActiveRelease, Ledger, where
@@ -42,6 +43,12 @@ class ReleaseOutcome:
 
     def to_json(self) -> dict[str, Any]:
         return {"state": self.state, "url": self.url, "model": self.model, "agreement": self.agreement}
+
+
+class CanaryEndpoint(RemoteSpec):
+    """Endpoint that is asked before it replaces the previous deployment."""
+
+    key_path: ClassVar[str] = "deploy.canary"
 
 
 def release(
@@ -96,7 +103,25 @@ def _canary(execution: Execution, deployed: Deployment, export: Artifact) -> flo
     if deployed.url is None:
         return None
     spec = execution.spec.deploy.canary
-    return check_endpoint(deployed, export.path, prompts=spec.prompts, agreement=spec.agreement, timeout=spec.timeout)
+    engine = RemoteEngine(canary_endpoint(deployed, spec.timeout))
+    try:
+        return check_endpoint(engine, deployed, export.path, prompts=spec.prompts, agreement=spec.agreement)
+    finally:
+        engine.close()
+
+
+def canary_endpoint(deployment: Deployment, timeout: float) -> CanaryEndpoint:
+    """Return the spec of the engine that asks a deployment. timeout: seconds for one answer, and for which a failing
+    endpoint is retried."""
+    assert deployment.url is not None, f"{deployment.target} has no endpoint"
+    return CanaryEndpoint(
+        url=deployment.url,
+        model=deployment.model,
+        key_variable=deployment.key_variable,
+        tokens=False,
+        timeout=timeout,
+        retry_for=timeout,
+    )
 
 
 def _roll_back(

@@ -146,9 +146,8 @@ Play = Callable[[int, int], None]
 def ours(url: str) -> Play:
     sys.path.insert(0, str(CODE))
     from components.environments.protocol import Step
-    from components.inference.engines.remote import RemoteSpec
+    from components.inference.engines.remote import RemoteEngine, RemoteSpec
     from components.inference.protocol import Sampling
-    from components.inference.remote import RemoteEngine
     from components.rollout.collector import run_episodes
     from components.trajectories.schema import Scenario
 

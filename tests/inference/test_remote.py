@@ -13,9 +13,8 @@ from components import json_client, retry
 from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
 from components.inference.app import AppOptions
-from components.inference.engines.remote import RemoteSpec
+from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.remote import RemoteEngine
 from components.inference.server import ModelServer
 from components.rollout.collector import run_episodes
 from components.specs import validate

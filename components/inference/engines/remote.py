@@ -1,15 +1,30 @@
-"""The remote engine: a server with OpenAI's chat completions API."""
+"""The remote engine: any server with OpenAI's chat completions API, optionally with token ids.
+
+`components.json_client` implements retries of failed requests.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
+import os
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from components.chat_client import ChatClient, empty_answer, reading
+from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
-from components.inference.protocol import EngineHost, ModelEngine, checked
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, EngineHost, ModelEngine, checked
+from components.json_client import Patience, Reply
 from components.models.spec import ModelSpec
-from components.specs.served import ModelEndpoint
+from components.specs.served import ModelEndpoint, key_hint
+
+logger = logging.getLogger(__name__)
+
+MOST_IDS = 2**20
+"""Maximum number of interned token ids: larger than any vocabulary."""
 
 
 class RemoteSpec(ModelEndpoint, EngineSpec):
@@ -43,10 +58,207 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
         self.key()
 
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
-        from components.inference.remote import RemoteEngine
-
         return checked(RemoteEngine(self))
 
     def key_part(self) -> dict[str, Any]:
         # neither the address nor the time limits
         return {"inference": {"name": self.name, "model": self.model, "tokens": self.tokens}}
+
+
+class RemoteEngine:
+    """An engine with one policy at a time on a server, which batches concurrent requests.
+
+    Raises ResourceError if the environment variable of the API key is not set.
+    """
+
+    def __init__(self, spec: RemoteSpec):
+        self.spec = spec
+        self._policy = BASE_POLICY
+        self._model = spec.model
+        self._client = ChatClient(
+            spec.url,
+            spec.key(),
+            Patience(spec.timeout, spec.retry_for, spec.key_path),
+            key_hint=key_hint(spec.key_variable, spec.key_path),
+            error=EngineError,
+            at_once=spec.max_requests,
+        )
+
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for
+        errors that affect every request."""
+        if request.policy != self._policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
+        body = _body(request, self._model, self.spec.tokens)
+
+        def read(completion: dict[str, Any]) -> ChatCompletion:
+            return _completion(completion, request.policy, self.spec)
+
+        return await self._client.complete(body, read, _stale)
+
+    def load_policy(self, version: str, folder: str | None) -> None:
+        """Load an adapter on the server and unload the previous one. Raises ResourceError if the server rejects it,
+        EngineError if the server fails."""
+        if version == self._policy:
+            return
+        before, self._model = self._model, self.spec.model
+        self._policy = BASE_POLICY
+        if folder is not None:
+            name = f"{self.spec.model}@{version}"
+            body = {"lora_name": name, "lora_path": os.path.abspath(folder), "load_inplace": True}
+            self._client.now("POST", "/load_lora_adapter", body, _nothing, self._not_loaded)
+            self._model = name
+        if before not in (self.spec.model, self._model):
+            try:
+                body = {"lora_name": before}
+                self._client.now("POST", "/unload_lora_adapter", body, _nothing, self._not_loaded)
+            except (EngineError, ResourceError) as error:
+                logger.info("%s keeps %s: %s", self.spec.url, before, error)
+        self._policy = version
+
+    def models(self) -> list[str]:
+        """Return the names of the server's models. Raises ResourceError if the server is unreachable for the retry
+        period."""
+
+        def names(reply: Reply) -> list[str]:
+            try:
+                return [str(model["id"]) for model in reply.json()["data"]]
+            except (KeyError, TypeError):
+                raise EngineError("its list of models is invalid") from None
+
+        try:
+            return self._client.now("GET", "/models", None, names)
+        except EngineError as error:
+            raise ResourceError(f"inference.url: {self.spec.url} is no server that can be used: {error}") from None
+
+    def check(self) -> None:
+        """Raise ResourceError if the server is unreachable for the retry period, or does not have the model."""
+        names = self.models()
+        if self.spec.model not in names:
+            raise ResourceError(
+                f"inference.model: {self.spec.url} does not have {self.spec.model!r}; it has {', '.join(names[:10])}"
+            )
+
+    def release(self) -> None:
+        """Do nothing: this process has no resources to release."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _not_loaded(self, reply: Reply, text: str) -> Exception | None:
+        if reply.status not in (400, 403, 404, 405, 501):
+            return None
+        return ResourceError(
+            f"{self.spec.url} does not load the adapter ({text}); Espalier's server does with --adapters DIR, where "
+            "DIR is a folder above the run's"
+        )
+
+
+def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
+    """Return the request as JSON, without parameters at their neutral values, which some servers do not support."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [_sendable(message) for message in request.messages],
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "seed": request.seed % 2**63,
+    }
+    if request.tools:
+        body["tools"] = request.tools
+    body |= sampling.cuts
+    if tokens:
+        body |= {"logprobs": True, "return_token_ids": True}
+    return body
+
+
+def _stale(reply: Reply, text: str) -> Exception | None:
+    return StalePolicy(text) if reply.error()[0] == "stale_policy" else None
+
+
+def _sendable(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
+    object, even if a model wrote them, so their text is wrapped in an object."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        text = call["function"]["arguments"]
+        function = {**call["function"], "arguments": text if _is_object(text) else json.dumps({"unreadable": text})}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def _is_object(text: str) -> bool:
+    """Return True for the text of a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
+    """Return the parsed `chat.completion` object. Raises Failed for an invalid or empty response, StalePolicy for a
+    response of another policy, ResourceError for a response without the requested token ids."""
+    with reading():
+        answered = str(body.get("model", ""))
+        choice = body["choices"][0]
+        raw = choice["message"]
+        content, calls = raw.get("content") or "", raw.get("tool_calls") or []
+        message: dict[str, Any] = {"role": "assistant", "content": str(content)}
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        if not content and not calls and not choice.get("token_ids"):
+            raise empty_answer()
+        prompt, sampled, logprobs = _tokens(body, choice, spec) if spec.tokens else ([], [], [])
+        reason = str(choice.get("finish_reason") or "stop")
+    name, at, version = answered.partition("@")
+    if at and name == spec.model and version != policy:
+        raise StalePolicy(f"asked for policy {policy}, and {answered} answered")
+    return ChatCompletion(message, reason, prompt, sampled, logprobs, policy)
+
+
+def _tokens(body: dict[str, Any], choice: dict[str, Any], spec: RemoteSpec) -> tuple[list[int], list[int], list[float]]:
+    """Return prompt tokens, sampled tokens and log-probabilities."""
+    prompt, sampled = body.get("prompt_token_ids"), choice.get("token_ids")
+    if prompt is None or sampled is None or not choice.get("logprobs"):
+        raise ResourceError(
+            f"{spec.url} answers without token ids and log-probabilities, and training needs them: use a server that "
+            "supports `return_token_ids`, or only evaluate, with inference.tokens=false"
+        )
+    logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+    if len(logprobs) != len(sampled) or not math.isfinite(sum(logprobs)):
+        raise ValueError(f"{len(sampled)} tokens and {len(logprobs)} log-probabilities, not all of them finite")
+    return list(map(_ids.__getitem__, prompt)), list(map(_ids.__getitem__, sampled)), logprobs
+
+
+class _Ids(dict[int, int]):
+    """Interned token ids: one object per id, shared by all episodes. A thousand tokens of an episode take 8 kB instead
+    of 36 kB."""
+
+    def __missing__(self, token_id: Any) -> int:
+        if not isinstance(token_id, int) or token_id < 0:
+            raise ValueError(f"the token id {token_id!r:.50}")
+        if len(self) < MOST_IDS:
+            self[token_id] = int(token_id)
+        return int(token_id)
+
+
+_ids = _Ids()
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {
+        "id": str(call["id"]),
+        "type": "function",
+        "function": {"name": str(function["name"]), "arguments": str(function["arguments"])},
+    }
+
+
+def _nothing(reply: Reply) -> None:
+    """Ignore the body; the status suffices."""

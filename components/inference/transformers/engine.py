@@ -25,13 +25,12 @@ import contextlib
 import logging
 import random
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
-from components.inference.conversations import Conversations
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
+from components.inference.conversations import Conversations, stop_ids
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.transformers.batch import Batch, Row, Stopped
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.models import attention, trained_weights
@@ -72,7 +71,7 @@ class TransformersEngine:
         size = self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize
         per_sequence = 2 * size * self.max_length
         self.slots = max(1, min(slots, cache_bytes // per_sequence))
-        self.stop_ids = _stop_ids(self.model, self.format)
+        self.stop_ids = stop_ids(self.model.generation_config.eos_token_id, self.format)
         self._parameters = dict(
             self.model.named_parameters(remove_duplicate=False)
         )  # tied weights under each of their names
@@ -135,16 +134,7 @@ class TransformersEngine:
             self._task = loop.create_task(self._run())
         self._arrived.append(row)
         await row.future
-        return self._completion(row)
-
-    def _completion(self, row: Row) -> ChatCompletion:
-        request = row.request
-        stopped = row.sampled[-1] in self.stop_ids
-        turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self.format.parse(row.sampled[:-1] if stopped else row.sampled, turn)
-        self._conversations.record_response(request, message, row.tokens)
-        reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, row.prompt, row.sampled, row.logprobs, request.policy)
+        return self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
 
     # The loop
 
@@ -251,12 +241,3 @@ class TransformersEngine:
                 "contains a token that was added to the tokenizer only"
             )
         return prompt, min(request.sampling.max_tokens, room)
-
-
-def _stop_ids(model: Any, chat: ChatFormat) -> frozenset[int]:
-    declared = model.generation_config.eos_token_id
-    listed = declared if isinstance(declared, list) else [declared]
-    return frozenset([*(token for token in listed if token is not None), chat.end_id])
-
-
-__all__ = ["Sampling", "TransformersEngine"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.inference.conversations import Conversations, key_of
+from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.vllm.client import UnknownAdapter, VllmClient
 from components.inference.vllm.routing import Router
@@ -68,7 +68,7 @@ class VllmEngine:
         self.base_dir = Path(base_dir)
         self.tokenizer = load_tokenizer(self.base_dir)
         self.format = ChatFormat(self.tokenizer)
-        self.stop_ids = stop_ids(self.base_dir, self.format)
+        self.stop_ids = stop_ids(_declared_end(self.base_dir), self.format)
         self._ours = ours
         self._watch = watch
         self._conversations = Conversations(self.format, max_length)
@@ -120,13 +120,9 @@ class VllmEngine:
             raise StalePolicy(f"policy {request.policy} was replaced by {self._policy} during the request") from None
         finally:
             del self._under_way[running]
-        stopped = sampled[-1] in self.stop_ids
-        turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self.format.parse(sampled[:-1] if stopped else sampled, turn)
-        self._conversations.record_response(request, message, prompt + sampled)
-        self._router.record_response(key_of([*request.messages, message], request.tools), place)
-        reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
+        answer = self._conversations.completion(request, prompt, sampled, logprobs, self.stop_ids)
+        self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
+        return answer
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Requests in flight of the previous version are finished or cancelled, as set by
@@ -305,13 +301,11 @@ def continued(request: ChatRequest) -> str | None:
     return None
 
 
-def stop_ids(base_dir: Path, chat: ChatFormat) -> frozenset[int]:
-    """Return the tokens that end a response: those in the model's files, and the end-of-turn token."""
+def _declared_end(base_dir: Path) -> int | list[int] | None:
+    """Return the tokens that the model's files declare as the end of a response."""
     from transformers import GenerationConfig
 
     try:
-        declared = GenerationConfig.from_pretrained(base_dir).eos_token_id
+        return GenerationConfig.from_pretrained(base_dir).eos_token_id
     except OSError:  # no such file: use the model's configuration, as transformers does
-        declared = json.loads((base_dir / "config.json").read_text()).get("eos_token_id")
-    listed = declared if isinstance(declared, list) else [declared]
-    return frozenset([*(token for token in listed if token is not None), chat.end_id])
+        return json.loads((base_dir / "config.json").read_text()).get("eos_token_id")

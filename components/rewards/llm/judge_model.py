@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from components.errors import Problem
 from components.models.spec import ModelSpec
 from components.redaction import is_secret
+from components.rewards.llm.protocol import ModelClient
 from components.rewards.llm.rate_limits import RateLimits
+from components.rewards.protocol import Means
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec
-
-if TYPE_CHECKING:
-    from components.rewards.llm.protocol import ModelClient
-    from components.rewards.protocol import Means
 
 NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",

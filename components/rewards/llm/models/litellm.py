@@ -1,19 +1,36 @@
-"""Judge model of any provider that LiteLLM supports."""
+"""Judge model of any provider that LiteLLM supports, at the price that LiteLLM lists or the configuration gives.
+
+LiteLLM sends each request once. Retries and their delays are the same as for a judge behind a URL.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import os
+from typing import Any, Literal
 
 from pydantic import Field
 
-from components.errors import ResourceError
-from components.redaction import dereference, secret_variable
+from components.chat_client import NO_CREDIT_CODES
+from components.errors import JudgeError, ResourceError
+from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
+from components.redaction import MASK, dereference, is_secret, secret_variable
 from components.rewards.llm.judge_model import PaidSpec
+from components.rewards.llm.litellm_import import completion, listed, litellm
+from components.rewards.llm.models.served import (
+    FALLBACK_FORMAT,
+    Structured,
+    UnsupportedFormat,
+    about_format,
+    body,
+    of_completion,
+)
+from components.rewards.llm.protocol import JudgeAnswer, Messages
+from components.rewards.protocol import Means
 from components.specs.served import VARIABLE
 
-if TYPE_CHECKING:
-    from components.rewards.llm.protocol import ModelClient
-    from components.rewards.protocol import Means
+SHORTEST_KEY = 8
+"""Minimum length of an environment value that is masked as a key."""
+
 
 ADDRESS = ("api_base", "base_url")
 """Parameters that set the address of a LiteLLM model."""
@@ -32,14 +49,10 @@ class LiteLLMJudge(PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: Means) -> ModelClient:
-        from components.rewards.llm.providers import LiteLLMClient
-
+    def build(self, means: Means) -> LiteLLMClient:
         return LiteLLMClient(self)
 
     def require(self, budget: float | None) -> None:
-        from components.rewards.llm.litellm_import import listed
-
         self.key()
         if budget is not None and self.price is None and not listed(self.model):
             raise ResourceError(
@@ -63,8 +76,6 @@ class LiteLLMJudge(PaidSpec):
                     f"the key for {self.model}"
                 )
             return key
-        from components.rewards.llm.litellm_import import litellm
-
         try:
             litellm().get_llm_provider(self.model)
         except litellm().BadRequestError:
@@ -81,3 +92,92 @@ class LiteLLMJudge(PaidSpec):
                 "variable that holds the key: reward.model.key_variable=NAME"
             )
         return None
+
+
+class LiteLLMClient:
+    """Client of a LiteLLM model. Raises ResourceError if the provider's key is not in the environment."""
+
+    def __init__(self, spec: LiteLLMJudge):
+        self.label = spec.model
+        self._spec = spec
+        self._key = spec.key()
+        self._structured: Structured = spec.structured
+        self._patience = Patience(spec.timeout, spec.retry_for, "reward.model")
+        self.priced = spec.price is not None or listed(spec.model)
+
+    def price(self, read: int, written: int) -> float:
+        if self._spec.price is not None:
+            return self._spec.price.of(read, written)
+        parts = litellm().cost_per_token(self._spec.model, prompt_tokens=read, completion_tokens=written)
+        return float(sum(parts))
+
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> JudgeAnswer:
+        while True:
+            structured: Structured = self._structured if schema is not None else "none"
+            request = body(self._spec, self._spec.model, messages, schema, structured)
+            try:
+                return await patiently(lambda: self._send(request), self._patience)  # noqa: B023  awaited at once
+            except Failed as error:
+                raise JudgeError(f"{self.label}: {error}") from None
+            except UnsupportedFormat:
+                if structured not in FALLBACK_FORMAT:
+                    raise
+                if self._structured == structured:
+                    self._structured = FALLBACK_FORMAT[structured]
+
+    async def _send(self, request: dict[str, Any]) -> JudgeAnswer:
+        import openai
+
+        try:
+            result = await completion(
+                **request, api_key=self._key, timeout=self._spec.timeout, num_retries=0, max_retries=0
+            )
+        except openai.OpenAIError as error:  # base class of LiteLLM's errors
+            raise self._translated(error, "response_format" in request) from None
+        return of_completion(_provider_form(result.model_dump()))
+
+    def _translated(self, error: Any, structured: bool) -> Exception:
+        """Return the exception that an error of LiteLLM maps to."""
+        errors = litellm()
+        text = self._masked(error)
+        status = getattr(error, "status_code", None)
+        if isinstance(error, errors.ContextWindowExceededError):
+            return JudgeError(f"{self.label}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
+        if status in (400, 422) and structured and about_format(text):
+            return UnsupportedFormat()
+        if isinstance(error, errors.UnsupportedParamsError):
+            hint = "remove the parameter, for instance +reward.model.extra.temperature=null"
+            return ResourceError(f"{self.label}: {text}; {hint}")
+        if status in (401, 403):
+            variable = self._spec.key_variable or "the one of its provider, or name another: reward.model.key_variable="
+            return ResourceError(f"{self.label} refuses the key ({text}); set {variable}")
+        if status == 404:
+            return ResourceError(f"{self.label} does not exist ({text}); see reward.model.model")
+        codes = (getattr(error, "code", None), (getattr(error, "body", None) or {}).get("code"))
+        if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
+            return ResourceError(f"the account for {self.label} has no credit left ({text})")
+        if status in AGAIN or isinstance(error, errors.APIConnectionError):
+            return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
+        return JudgeError(f"{self.label}: {text}")
+
+    def _masked(self, error: object) -> str:
+        """Return the error's text with keys masked, in case the provider repeats one."""
+        text = str(error).removeprefix("litellm.")[:SHOWN]
+        for name, value in os.environ.items():
+            if len(value) >= SHORTEST_KEY and is_secret(name):
+                text = text.replace(value, MASK)
+        return text.replace(self._key, MASK) if self._key else text
+
+    def close(self) -> None:
+        """Keep LiteLLM's connections open, for the next judge of the same provider."""
+
+
+def _provider_form(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion in the providers' form: LiteLLM moves the refusal elsewhere, and reports 0 tokens if none
+    were counted."""
+    message = completion["choices"][0]["message"] if completion.get("choices") else {}
+    message["refusal"] = (message.get("provider_specific_fields") or {}).get("refusal")
+    prompt_tokens = (completion.get("usage") or {}).get("prompt_tokens")
+    return completion if prompt_tokens else completion | {"usage": None}

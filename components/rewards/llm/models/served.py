@@ -1,19 +1,39 @@
-"""Judge model behind an OpenAI-compatible URL."""
+"""Judge model behind an OpenAI-compatible chat completions URL.
+
+JSON is requested by its schema. A server that does not support this is asked for any JSON object, then in words alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from components.errors import Problem
+from components.chat_client import ChatClient, empty_answer, reading
+from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
+from components.json_client import Failed, Patience, Refused, Reply
 from components.redaction import dereference
+from components.rewards.llm.batches import BATCH_SHARE, Batches
+from components.rewards.llm.cache import digest
 from components.rewards.llm.judge_model import PaidSpec
+from components.rewards.llm.protocol import JudgeAnswer, Messages
+from components.rewards.protocol import Means
 from components.rewards.spec import JudgeSpec
-from components.specs.served import ModelEndpoint
+from components.specs.served import ModelEndpoint, key_hint
 
-if TYPE_CHECKING:
-    from components.rewards.llm.protocol import ModelClient
-    from components.rewards.protocol import Means
+log = logging.getLogger(__name__)
+
+Structured = Literal["schema", "object", "none"]
+FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "none"}
+"""Next form of requesting JSON, if the server rejects one."""
+UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
+"""HTTP statuses with which servers reject an unknown parameter."""
+
+
+class UnsupportedFormat(Exception):
+    """The server does not support this form of requesting JSON."""
 
 
 class ServedJudge(ModelEndpoint, PaidSpec):
@@ -36,9 +56,7 @@ class ServedJudge(ModelEndpoint, PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: Means) -> ModelClient:
-        from components.rewards.llm.openai_endpoint import OpenAIClient
-
+    def build(self, means: Means) -> OpenAIClient:
         return OpenAIClient(self, means.answers, means.waiting)
 
     def require(self, budget: float | None) -> None:
@@ -66,3 +84,134 @@ class ServedJudge(ModelEndpoint, PaidSpec):
                     f"reward.model.{name}",
                     f"{limit:g}: does not apply to batches (reward.model.batch=true); expected null, or batch=false",
                 )
+
+
+class OpenAIClient:
+    """Client of an OpenAI-compatible server. Raises ResourceError if the variable of the key is not set. answers:
+    folder of the record of sent batches; None keeps no record."""
+
+    def __init__(self, spec: ServedJudge, answers: Path | None = None, waiting: Callable[[str], None] = log.info):
+        self.label = f"{spec.model} at {spec.url}"
+        self.priced = spec.price is not None
+        self._spec = spec
+        self._structured = spec.structured
+        self._client = ChatClient(
+            spec.url,
+            spec.key(),
+            Patience(spec.timeout, spec.retry_for, spec.key_path),
+            key_hint=key_hint(spec.key_variable, spec.key_path),
+            error=JudgeError,
+        )
+        self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
+
+    def price(self, read: int, written: int) -> float:
+        assert self._spec.price is not None
+        return self._spec.price.of(read, written)
+
+    async def call(
+        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
+    ) -> JudgeAnswer:
+        while True:
+            structured: Structured = self._structured if schema is not None else "none"
+            request = body(self._spec, self._spec.model, messages, schema, structured)
+            try:
+                if self._batches is not None and not immediate:
+                    reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
+                    if (answer := self._batch_answer(reply, structured)) is not None:
+                        return answer
+                return await self._client.complete(request, of_completion, self._error_mapper(structured))
+            except ContextOverflow as error:
+                raise JudgeError(f"{error}; show the judge less: reward.model.longest={self._spec.longest}") from None
+            except UnsupportedFormat:
+                if self._structured == structured:
+                    self._structured = FALLBACK_FORMAT[structured]
+
+    def _batch_answer(self, reply: Reply | None, structured: Structured) -> JudgeAnswer | None:
+        """Return the answer of a batch; None if the question must be asked again, alone. Raises UnsupportedFormat."""
+        if reply is None:
+            return None
+        if reply.status != 200:
+            if isinstance(error := self._error_mapper(structured)(reply, ""), UnsupportedFormat):
+                raise error
+            return None
+        try:
+            return replace(of_completion(reply.json()), share=BATCH_SHARE)
+        except Failed:
+            return None
+
+    def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+        self._client.close()
+
+    def _error_mapper(self, structured: Structured) -> Refused:
+        def mapped_error(reply: Reply, text: str) -> Exception | None:
+            code, message = reply.error()
+            if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(message):
+                return UnsupportedFormat()
+            if code in ("unsupported_parameter", "unsupported_value"):
+                hint = "leave it out: +reward.model.extra.max_tokens=null, or the parameter that the message names"
+                return ResourceError(f"{self.label} does not support a parameter ({text}); {hint}")
+            if reply.status == 404:
+                return ResourceError(
+                    f"{self._spec.url} has no /chat/completions or no model {self._spec.model} ({text}); see "
+                    "reward.model.url and reward.model.model"
+                )
+            return None
+
+        return mapped_error
+
+
+def about_format(message: str) -> bool:
+    """Return True if an error message is about structured output."""
+    return any(
+        word in message.lower() for word in ("response_format", "json_schema", "json_object", "schema", "guided")
+    )
+
+
+def body(
+    spec: PaidSpec, model: str, messages: Messages, schema: dict[str, Any] | None, structured: Structured
+) -> dict[str, Any]:
+    """Return the body of a request. Parameters that `extra` sets to null are left out."""
+    request: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "temperature": spec.temperature,
+        "max_tokens": spec.max_tokens,
+    }
+    if structured == "schema":
+        named_schema = {"name": "judgement", "schema": schema, "strict": True}
+        request["response_format"] = {"type": "json_schema", "json_schema": named_schema}
+    elif structured == "object":
+        request["response_format"] = {"type": "json_object"}
+    extra = dereference(spec.extra, "reward.model.extra")
+    return {name: value for name, value in (request | extra).items() if value is not None}
+
+
+def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
+    """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
+    with reading():
+        choice = completion["choices"][0]
+        message = choice["message"]
+        usage = completion.get("usage") or {}
+        answer = JudgeAnswer(
+            text=_text(message.get("content")),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
+            cut_off=choice.get("finish_reason") == "length",
+            refusal=str(message.get("refusal") or ""),
+        )
+    if not answer.text.strip() and not answer.refusal and not answer.cut_off:
+        raise empty_answer()
+    return answer
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message's content, which some servers send in parts. Lone surrogates are replaced."""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "").encode("utf-8", "replace").decode()
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None

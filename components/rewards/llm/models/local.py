@@ -1,15 +1,59 @@
-"""Judge on this machine: a model of its own, or the policy whose episodes are judged."""
+"""Judge models on this machine: a model with weights of its own, and the policy whose episodes are judged."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
-from components.models.spec import ModelSpec
+from components.models.spec import LoraSpec, ModelSpec, TeacherSpec
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import Means
+
+
+class EmbeddedJudge(JudgeModelSpec):
+    """Model on this machine, in the process of the stage."""
+
+    name: Literal["embedded"] = "embedded"
+    model: TeacherSpec
+    """Weights of the model."""
+    context: int = Field(4096, ge=256)
+    """Context length: maximum tokens of prompt and answer together."""
+
+    @property
+    def label(self) -> str:
+        return self.model.name
+
+    @property
+    def local_model(self) -> ModelSpec:
+        return self.model.model(self.context)
+
+    def build(self, means: Means) -> LocalModelClient:
+        return LocalModelClient(self, means, self.model.model(self.context, LoraSpec()))
+
+    def key_part(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json", exclude={"model"}), "model": self.model.key_part()}
+
+
+class PolicyJudge(JudgeModelSpec):
+    """The policy whose episodes are judged, with the weights that generated them."""
+
+    name: Literal["policy"] = "policy"
+
+    asks_policy: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        return "policy"
+
+    def build(self, means: Means) -> LocalModelClient:
+        return LocalModelClient(self, means)
+
+    def key_part(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
 
 
 class LocalModelClient:
