@@ -284,37 +284,34 @@ async def _named_events(events: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
         yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
-_REFUSALS: dict[type[EspalierError], tuple[int, str | None]] = {
-    SpecError: (400, None),
-    ArtifactError: (400, "adapter_not_usable"),
-    ContextOverflow: (400, "context_length_exceeded"),
-    PromptRefused: (400, "prompt_refused"),
-    StalePolicy: (409, "stale_policy"),
-    EngineBusy: (409, "engine_busy"),
-    CallsUsedUp: (403, "calls_used_up"),
-    WaitTimeout: (504, "timeout"),
-    EngineError: (500, "engine_error"),
-}
-"""Status and code of each error, as clients of OpenAI expect them; the first match counts."""
-
-
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    """Return OpenAI's error object for an exception."""
-    if isinstance(error, HTTPException):
-        message = str(error.detail)
-        code = "model_not_found" if error.status_code == 404 and message.startswith("the model ") else None
-        return refusal(error.status_code, message, code=code, headers=error.headers)
-    for kind, (status, code) in _REFUSALS.items():
-        if isinstance(error, kind):
-            break
-    else:
-        text = f"internal error ({type(error).__name__}); the server's log has the rest"
-        return refusal(500, text, kind="server_error")
-    message, param = str(error), None
-    if isinstance(error, SpecError):
-        param = error.problems[0].path
-        shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
-        message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
-    return refusal(
-        status, message, kind="invalid_request_error" if status < 500 else "server_error", code=code, param=param
-    )
+    """Return OpenAI's error object, with the status that its clients expect."""
+    status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
+    match error:
+        case SpecError():
+            status, kind, param = 400, "invalid_request_error", error.problems[0].path
+            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
+            message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
+        case ArtifactError():
+            status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
+        case ContextOverflow():
+            status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
+        case PromptRefused():
+            status, kind, code = 400, "invalid_request_error", "prompt_refused"
+        case StalePolicy():
+            status, kind, code = 409, "invalid_request_error", "stale_policy"
+        case EngineBusy():
+            status, kind, code = 409, "invalid_request_error", "engine_busy"
+        case WaitTimeout():
+            status, code = 504, "timeout"
+        case CallsUsedUp():
+            status, kind, code = 403, "invalid_request_error", "calls_used_up"
+        case HTTPException():
+            status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
+            headers = error.headers
+            code = "model_not_found" if status == 404 and message.startswith("the model ") else None
+        case EngineError():
+            code = "engine_error"
+        case _:
+            message = f"internal error ({type(error).__name__}); the server's log has the rest"
+    return refusal(status, message, kind=kind, code=code, param=param, headers=headers)
