@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -173,11 +173,9 @@ def served_engine(
 ) -> Iterator[Engine]:
     """Serve the model in a local folder within the block, and return an engine that asks it over HTTP."""
     with serve_model(model_dir, max_length=max_length, dtype=dtype, device=device) as server:
-        engine = RemoteEngine(RemoteSpec(url=server.url, model=server.name, timeout=ANSWER_SECONDS, retry_for=0))
-        try:
+        spec = RemoteSpec(url=server.url, model=server.name, timeout=ANSWER_SECONDS, retry_for=0)
+        with closing(RemoteEngine(spec)) as engine:
             yield engine
-        finally:
-            engine.close()
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

@@ -8,6 +8,7 @@ returns to the previous version.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -103,11 +104,8 @@ def _canary(execution: Execution, deployed: Deployment, export: Artifact) -> flo
     if deployed.url is None:
         return None
     spec = execution.spec.deploy.canary
-    engine = RemoteEngine(canary_endpoint(deployed, spec.timeout))
-    try:
+    with closing(RemoteEngine(canary_endpoint(deployed, spec.timeout))) as engine:
         return check_endpoint(engine, deployed, export.path, prompts=spec.prompts, agreement=spec.agreement)
-    finally:
-        engine.close()
 
 
 def canary_endpoint(deployment: Deployment, timeout: float) -> CanaryEndpoint:

@@ -226,7 +226,7 @@ def test_a_failing_pass_fails_its_requests_and_no_others(engine, reference, monk
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_decode_logits", out_of_memory)
+        patch.setattr(engine.batch, "_decode_logits", out_of_memory)
         errors = asyncio.run(ask_three())
     assert [type(error) for error in errors] == [EngineError] * 3
     assert str(errors[0]) == "RuntimeError: out of memory"

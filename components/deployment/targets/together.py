@@ -11,18 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
+from components.json_client import Client, Patience, Reply
 from components.redaction import dereference, secret_variable
 from components.specs.served import VARIABLE, check_address
-
-if TYPE_CHECKING:
-    from components.json_client import Client, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -62,33 +61,27 @@ class TogetherTarget(DeploymentTarget):
     def check(self, name: str, active: Deployment | None = None) -> None:
         """Raise ResourceError if a key is missing or rejected."""
         dereference(self.source, "deploy.target.source")
-        client = self._client()
-        try:
-            client.now("GET", "/endpoints", None, lambda reply: reply.content)
-        except DeployError as error:
-            raise ResourceError(f"deploy.target.url: {self.url} cannot be used: {error}") from None
-        finally:
-            client.close()
+        with closing(self._client()) as client:
+            try:
+                client.now("GET", "/endpoints", None, lambda reply: reply.content)
+            except DeployError as error:
+                raise ResourceError(f"deploy.target.url: {self.url} cannot be used: {error}") from None
 
     def deploy(self, release: Release, root: Path) -> Deployment:
-        client = self._client()
-        endpoint: dict[str, Any] | None = None
-        try:
+        with closing(self._client()) as client:
             self._upload(client, release)
-            endpoint = self._create_endpoint(client, release)
-            ready = self._wait(
-                f"the endpoint {endpoint['id']}",
-                lambda: client.now("GET", f"/endpoints/{endpoint['id']}", None, _object),
-                key="state",
-                done="STARTED",
-                failed=("ERROR", "STOPPED"),
-            )
-        except BaseException:
-            if endpoint is not None:
-                self._remove(client, str(endpoint["id"]))
-            raise
-        finally:
-            client.close()
+            endpoint = str(self._create_endpoint(client, release)["id"])
+            try:
+                ready = self._wait(
+                    f"the endpoint {endpoint}",
+                    lambda: client.now("GET", f"/endpoints/{endpoint}", None, _object),
+                    key="state",
+                    done="STARTED",
+                    failed=("ERROR", "STOPPED"),
+                )
+            except BaseException:
+                self._remove(client, endpoint)
+                raise
         return Deployment(
             target=self.name,
             version=release.version,
@@ -96,25 +89,20 @@ class TogetherTarget(DeploymentTarget):
             url=self.url,
             model=str(ready["name"]),
             key_variable=self.key_variable,
-            details={"endpoint": str(endpoint["id"]), "model": release.slug},
+            details={"endpoint": endpoint, "model": release.slug},
         )
 
     def alive(self, deployment: Deployment) -> bool:
-        client = self._client()
-        try:
-            response = client.now("GET", f"/endpoints/{deployment.details['endpoint']}", None, _object)
-            return response.get("state") == "STARTED"
-        except (DeployError, ResourceError):
-            return False
-        finally:
-            client.close()
+        with closing(self._client()) as client:
+            try:
+                response = client.now("GET", f"/endpoints/{deployment.details['endpoint']}", None, _object)
+                return response.get("state") == "STARTED"
+            except (DeployError, ResourceError):
+                return False
 
     def take_back(self, deployment: Deployment) -> None:
-        client = self._client()
-        try:
+        with closing(self._client()) as client:
             self._remove(client, deployment.details["endpoint"])
-        finally:
-            client.close()
 
     def _upload(self, client: Client, release: Release) -> None:
         """Upload the model to the account, under a name that is unique to this export."""
@@ -184,8 +172,6 @@ class TogetherTarget(DeploymentTarget):
             logger.warning("could not delete the endpoint %s, which is still billed: %s. Delete it", endpoint, error)
 
     def _client(self) -> Client:
-        from components.json_client import Client, Patience
-
         key = secret_variable(self.key_variable)
         if not key:
             raise ResourceError(
