@@ -43,7 +43,7 @@ class ChatClient(Client):
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def fail_on_invalid_answer() -> Iterator[None]:
     """Raise Failed for an answer that lacks a part or has a part of another type."""
     try:
         yield

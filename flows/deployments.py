@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.deployment.targets.base import DeploymentTarget
-from components.deployment.targets.spec import target_here
+from components.deployment.targets.spec import local_target
 from components.errors import EspalierError, ResourceError
 from flows.release.deployment_ledger import ActiveRelease, Ledger, ledgers, where
 from flows.terminal.arguments import RootParser
@@ -23,7 +23,7 @@ from flows.terminal.arguments import RootParser
 
 def state(active: ActiveRelease) -> str:
     """Return `up`, `ended`, or `elsewhere` for a deployment on another host, whose state is unknown here."""
-    target = target_here(active.deployment)
+    target = local_target(active.deployment)
     if target is None:
         return "elsewhere"
     return "up" if target.alive(active.deployment) else "ended"
@@ -74,7 +74,7 @@ def _local(root: Path, name: str) -> Iterator[tuple[Ledger, ActiveRelease, Deplo
         active = ledger.active()
         if active is None:
             raise ResourceError(f"{name} has no active deployment; see its history in {ledger.path}")
-        target = target_here(active.deployment)
+        target = local_target(active.deployment)
         if target is None:
             raise ResourceError(
                 f"{name} is deployed at {where(active.deployment)}; only servers on this machine can be stopped or "

@@ -44,7 +44,7 @@ class EngineSpec(Spec):
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
         """Return the engine of a model, checked to be usable. Raises ResourceError and EngineError."""
 
-    def require(self) -> None:
+    def check_prerequisites(self) -> None:
         """Raise ResourceError if something is missing without which the engine cannot be built: an API key, or the
         environment of its server."""
 
@@ -52,7 +52,7 @@ class EngineSpec(Spec):
         """Return the spec of an engine that loads adapters of this rank."""
         return self
 
-    def shared(self, model: ModelSpec, host: EngineHost) -> EngineSpec:
+    def share(self, model: ModelSpec, host: EngineHost) -> EngineSpec:
         """Return the spec for another process on this machine, which uses the server of this process if there is
         one."""
         return self

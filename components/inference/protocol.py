@@ -114,7 +114,7 @@ class ServerEngine(ModelEngine, Protocol):
         ...
 
 
-def checked(engine: ServerEngine) -> ModelEngine:
+def ensure_usable(engine: ServerEngine) -> ModelEngine:
     """Return the engine after its check; close it if the check fails."""
     try:
         engine.check()

@@ -168,7 +168,7 @@ def serve_model(
 
 
 @contextmanager
-def served_engine(
+def engine_over_http(
     model_dir: Path, *, max_length: int, dtype: str = "float32", device: str = "auto"
 ) -> Iterator[Engine]:
     """Serve the model in a local folder within the block, and return an engine that asks it over HTTP."""

@@ -89,7 +89,7 @@ def play(work: Work) -> dict[str, Artifact]:
     from flows.stages.episodes import scenarios_of
 
     spec, requests = work.spec, Requests(work.spec)
-    spec.inference.require()
+    spec.inference.check_prerequisites()
     check_weights(spec.model, work.context.cache)
     available = scenarios_of(spec.environment, spec.evaluate.split, work.context)
     count = min(spec.calibrate.scenarios, len(available))

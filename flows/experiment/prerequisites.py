@@ -34,11 +34,11 @@ def lacked_by(engines: Iterable[InferenceSpec], judges: Iterable[JudgeModel], bu
     their prices."""
     for engine in engines:
         try:
-            engine.require()
+            engine.check_prerequisites()
         except ResourceError as error:
             yield str(error)
     for judge in judges:
         try:
-            judge.require(budget)
+            judge.check_prerequisites(budget)
         except ResourceError as error:
             yield str(error)

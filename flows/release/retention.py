@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from components.artifacts.names import is_key
-from components.deployment.targets.spec import target_here
+from components.deployment.targets.spec import local_target
 from components.errors import ResourceError
 from components.json_text import parse_json
 from components.redaction import mask_text
@@ -59,7 +59,7 @@ class Holder:
     @property
     def served(self) -> bool:
         """True if a server on this machine has the export loaded."""
-        target = None if self.in_use is None else target_here(self.in_use.deployment)
+        target = None if self.in_use is None else local_target(self.in_use.deployment)
         return self.in_use is not None and target is not None and target.alive(self.in_use.deployment)
 
 

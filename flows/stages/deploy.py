@@ -167,10 +167,10 @@ def _served(
     spec: DeployStage, draft: Draft, requests: list[ChatRequest], answers: list[ChatCompletion]
 ) -> dict[str, float]:
     from components.deployment.check import check_serving
-    from components.inference.server import served_engine
+    from components.inference.server import engine_over_http
 
     model = spec.model
-    serve = functools.partial(served_engine, max_length=model.max_length, dtype=model.dtype, device=model.device)
+    serve = functools.partial(engine_over_http, max_length=model.max_length, dtype=model.dtype, device=model.device)
     checked = check_serving(draft.path / "merged", requests, answers, serve=serve)
     return {f"served/{name}": value for name, value in checked.items()}
 

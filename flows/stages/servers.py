@@ -29,5 +29,5 @@ def with_server_urls(request: Request, context: Context) -> Request:
 
 def _served(inference: dict[str, Any], model: ModelSpec, context: Context) -> dict[str, Any]:
     engine = ENGINES[inference["name"]].model_validate(inference)
-    shared = engine.shared(model, context)
+    shared = engine.share(model, context)
     return inference if shared is engine else shared.model_dump(mode="json")

@@ -13,10 +13,10 @@ from components.deployment.check import check_serving, opening_requests
 from components.deployment.export import export_merged as export
 from components.errors import EngineError
 from components.inference.protocol import BASE_POLICY
-from components.inference.server import served_engine
+from components.inference.server import engine_over_http
 from tests.deployment.tiny import TINY, write_adapter
 
-SERVE = partial(served_engine, max_length=TINY.max_length, device="cpu")
+SERVE = partial(engine_over_http, max_length=TINY.max_length, device="cpu")
 
 
 @pytest.fixture(scope="module")

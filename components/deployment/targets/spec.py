@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from components.deployment.targets.base import Deployment, DeploymentTarget
-from components.specs.declared import declared, union_of
+from components.specs.discovery import discover, union_of
 
-TARGETS = declared("components.deployment.targets", DeploymentTarget)  # type: ignore[type-abstract]
+TARGETS = discover("components.deployment.targets", DeploymentTarget)  # type: ignore[type-abstract]
 """Deployment targets by name."""
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ else:
     TargetSpec = union_of(TARGETS.values())
 
 
-def target_here(deployment: Deployment) -> DeploymentTarget | None:
+def local_target(deployment: Deployment) -> DeploymentTarget | None:
     """Return the target of a deployment on this machine; None for one on another host."""
     target = TARGETS.get(deployment.target)
     if target is None or not target.on_this_machine:

@@ -13,10 +13,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from components.chat_client import ChatClient, empty_answer, reading
+from components.chat_client import ChatClient, empty_answer, fail_on_invalid_answer
 from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, EngineHost, ModelEngine, checked
+from components.inference.protocol import (
+    BASE_POLICY,
+    ChatCompletion,
+    ChatRequest,
+    EngineHost,
+    ModelEngine,
+    ensure_usable,
+)
 from components.json_client import Patience, Reply
 from components.models.spec import ModelSpec
 from components.specs.served import ModelEndpoint, key_hint
@@ -54,11 +61,11 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
     def returns_tokens(self) -> bool:
         return self.tokens
 
-    def require(self) -> None:
+    def check_prerequisites(self) -> None:
         self.key()
 
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
-        return checked(RemoteEngine(self))
+        return ensure_usable(RemoteEngine(self))
 
     def key_part(self) -> dict[str, Any]:
         # neither the address nor the time limits
@@ -204,7 +211,7 @@ def _is_object(text: str) -> bool:
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
     """Return the parsed `chat.completion` object. Raises Failed for an invalid or empty response, StalePolicy for a
     response of another policy, ResourceError for a response without the requested token ids."""
-    with reading():
+    with fail_on_invalid_answer():
         answered = str(body.get("model", ""))
         choice = body["choices"][0]
         raw = choice["message"]

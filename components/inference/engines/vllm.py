@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from components.errors import Problem, ResourceError
 from components.inference.engine_spec import EngineSpec
-from components.inference.protocol import EngineHost, ModelEngine, checked
+from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
 from components.inference.vllm.command import RANKS, VLLM_PYTHON
 from components.models.spec import ModelSpec
 from components.specs.served import VARIABLE, check_address, key_of
@@ -108,7 +108,7 @@ class VllmSpec(EngineSpec):
     def key_part(self) -> dict[str, Any]:
         return {"inference": {"name": self.name}}  # neither the address nor the options
 
-    def require(self) -> None:
+    def check_prerequisites(self) -> None:
         self.key()
         if not self.urls:
             _ = self.interpreter
@@ -117,7 +117,7 @@ class VllmSpec(EngineSpec):
         # The server needs the rank before the first adapter exists; stages that collect do not know it.
         return self.model_copy(update={"max_lora_rank": self.max_lora_rank or rank})
 
-    def shared(self, model: ModelSpec, host: EngineHost) -> VllmSpec:
+    def share(self, model: ModelSpec, host: EngineHost) -> VllmSpec:
         return self if self.urls else self.model_copy(update={"urls": [self.server(model, host).url]})
 
     def server(self, model: ModelSpec, host: EngineHost) -> VllmServer:
@@ -139,9 +139,9 @@ class VllmSpec(EngineSpec):
 
         base_dir = prepare(model, host.cache)
         if self.urls:
-            return checked(VllmEngine(self, base_dir, max_length=model.max_length, urls=self.urls))
+            return ensure_usable(VllmEngine(self, base_dir, max_length=model.max_length, urls=self.urls))
         server = self.server(model, host)
-        return checked(
+        return ensure_usable(
             VllmEngine(self, base_dir, max_length=model.max_length, urls=[server.url], ours=True, watch=server.check)
         )
 

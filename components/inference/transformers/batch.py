@@ -84,7 +84,7 @@ class Batch:
         """Time of last use of each slot, for eviction."""
         self._clock = 0
 
-    def park_cancelled(self) -> None:
+    def park_cancelled_rows(self) -> None:
         """Remove the active rows whose callers have gone."""
         for row in [row for row in self.active if row.future.done()]:
             self.park(row)

@@ -189,7 +189,7 @@ class TransformersEngine:
     @torch.inference_mode()
     def _pass(self) -> list[Row]:
         """Admit waiting rows, then sample one token for every active row. Return the rows that finished or failed."""
-        self.batch.park_cancelled()
+        self.batch.park_cancelled_rows()
         failed = self._tokenize()
         self._waiting = [row for row in self._waiting if not row.future.done()]
         while admitted := self.batch.admit(self._waiting):

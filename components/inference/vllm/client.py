@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from components.chat_client import reading
+from components.chat_client import fail_on_invalid_answer
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.json_client import Client, Failed, Refused, Reply
 from components.json_text import read_json
@@ -23,11 +23,13 @@ class VllmClient(Client):
     async def sample(self, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
         """Return the tokens and log-probabilities of a completion. Raises UnknownAdapter, ContextOverflow and
         StalePolicy. policy: version, for messages."""
-        return await self.post("/v1/completions", body, lambda reply: _sampled(reply.json(), body, policy), _refused)
+        return await self.post(
+            "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, policy), _refused
+        )
 
     def sample_now(self, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
         """Return the same for the base model, and block the calling thread."""
-        return self.now("POST", "/v1/completions", body, lambda reply: _sampled(reply.json(), body, policy))
+        return self.now("POST", "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, policy))
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -68,10 +70,10 @@ class VllmClient(Client):
         return self.now("GET", "/v1/models", None, read)
 
 
-def _sampled(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
+def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
     """Return sampled tokens and log-probabilities of a response. Raises Failed for an invalid response, StalePolicy for
     a response of another model, ResourceError for a response without token ids."""
-    with reading():
+    with fail_on_invalid_answer():
         model, choice = str(answer["model"]), answer["choices"][0]
         sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
         if sampled is None or logprob_data is None:

@@ -80,7 +80,7 @@ class JudgeModelSpec(Spec):
         """Return new rate limits of one client."""
         return RateLimits(None, None)
 
-    def require(self, budget: float | None) -> None:
+    def check_prerequisites(self, budget: float | None) -> None:
         """Raise ResourceError if something is missing without which no question can be answered: an API key, or with
         a budget the price. budget: limit on the cost of a stage's judges, in the currency of their prices."""
 

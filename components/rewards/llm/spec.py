@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.specs import Spec, Target
-from components.specs.declared import declared, union_of
+from components.specs.discovery import discover, union_of
 
-JUDGE_MODELS = declared("components.rewards.llm.models", JudgeModelSpec)  # type: ignore[type-abstract]
+JUDGE_MODELS = discover("components.rewards.llm.models", JudgeModelSpec)  # type: ignore[type-abstract]
 """Judge models by name."""
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class LiteLLMJudge(PaidSpec):
     def build(self, means: Means) -> LiteLLMClient:
         return LiteLLMClient(self)
 
-    def require(self, budget: float | None) -> None:
+    def check_prerequisites(self, budget: float | None) -> None:
         self.key()
         if budget is not None and self.price is None and not listed(self.model):
             raise ResourceError(

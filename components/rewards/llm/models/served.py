@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from components.chat_client import ChatClient, empty_answer, reading
+from components.chat_client import ChatClient, empty_answer, fail_on_invalid_answer
 from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
 from components.json_client import Failed, Patience, Refused, Reply
 from components.redaction import dereference
@@ -59,7 +59,7 @@ class ServedJudge(ModelEndpoint, PaidSpec):
     def build(self, means: Means) -> OpenAIClient:
         return OpenAIClient(self, means.answers, means.waiting)
 
-    def require(self, budget: float | None) -> None:
+    def check_prerequisites(self, budget: float | None) -> None:
         self.key()
 
     def problems(self, settings: JudgeSpec, requests: int, unit: str) -> Iterator[Problem]:
@@ -190,7 +190,7 @@ def body(
 
 def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
     """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
-    with reading():
+    with fail_on_invalid_answer():
         choice = completion["choices"][0]
         message = choice["message"]
         usage = completion.get("usage") or {}

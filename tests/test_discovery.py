@@ -12,7 +12,7 @@ from components.deployment.targets.spec import TARGETS
 from components.inference.spec import ENGINES
 from components.rewards.llm.spec import JUDGE_MODELS
 from components.specs import Spec
-from components.specs.declared import declared, union_of
+from components.specs.discovery import discover, union_of
 from flows.experiment.config_loader import CONF
 
 BASE = """
@@ -50,7 +50,7 @@ def test_every_concrete_spec_of_a_package_is_a_member(tmp_path, monkeypatch):
     write(tmp_path, "shapes_of_a_test", Square="square", Circle="circle")
     from shapes_of_a_test.base import Shape
 
-    members: dict[str, type[Spec]] = declared("shapes_of_a_test", Shape)
+    members: dict[str, type[Spec]] = discover("shapes_of_a_test", Shape)
     assert list(members) == ["circle", "square"]
     adapter: TypeAdapter[Any] = TypeAdapter(union_of(members.values()))
     assert type(adapter.validate_python({"name": "square", "size": 3})) is members["square"]
@@ -64,7 +64,7 @@ def test_a_name_that_is_used_twice_is_refused(tmp_path, monkeypatch):
     from doubled_shapes_of_a_test.base import Shape
 
     with pytest.raises(AssertionError, match="'square' is the name of"):
-        declared("doubled_shapes_of_a_test", Shape)
+        discover("doubled_shapes_of_a_test", Shape)
 
 
 @pytest.mark.parametrize(

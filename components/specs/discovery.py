@@ -15,7 +15,7 @@ from components.specs.base import Spec
 S = TypeVar("S", bound=Spec)
 
 
-def declared(package: str, base: type[S]) -> dict[str, type[S]]:
+def discover(package: str, base: type[S]) -> dict[str, type[S]]:
     """Return the concrete specs below `base` in the modules of a package, by `name`, in alphabetical order."""
     specs: dict[str, type[S]] = {}
     for entry in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
