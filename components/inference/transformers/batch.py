@@ -29,7 +29,7 @@ PADDING_TOKENS_CPU = 32
 """Maximum padding on a CPU, where the overhead of a pass is small."""
 
 
-class Stopped(Exception):
+class PassInterrupted(Exception):
     """Interruption of a pass after cancellation."""
 
 
@@ -68,7 +68,7 @@ class Batch:
         self.stop_ids = stop_ids
         self.active: list[Row] = []
         self.stop = threading.Event()
-        """Ends the forward passes with Stopped while it is set."""
+        """Ends the forward passes with PassInterrupted while it is set."""
         self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
         """Totals: prompt tokens, prompt tokens computed (not cached), sampled tokens, forward passes."""
         self.release()
@@ -187,7 +187,7 @@ class Batch:
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
         if self.stop.is_set():
-            raise Stopped
+            raise PassInterrupted
         self.counters["passes"] += 1
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)

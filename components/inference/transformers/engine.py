@@ -31,7 +31,7 @@ import torch
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.transformers.batch import Batch, Row, Stopped
+from components.inference.transformers.batch import Batch, Row, PassInterrupted
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.models import attention, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
@@ -177,7 +177,7 @@ class TransformersEngine:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             self.batch.stop.clear()
-            if running.exception() is None:  # else `Stopped` or an error, which has no recipient
+            if running.exception() is None:  # else `PassInterrupted` or an error, which has no recipient
                 for row in running.result():
                     row.future.cancel()
             raise
@@ -195,7 +195,7 @@ class TransformersEngine:
         while admitted := self.batch.admit(self._waiting):
             try:
                 self.batch.prefill(admitted)
-            except Stopped:
+            except PassInterrupted:
                 raise
             except Exception as error:
                 logger.exception("%d prompts cannot be computed", len(admitted))
