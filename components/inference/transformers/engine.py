@@ -31,7 +31,7 @@ import torch
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.transformers.batch import Batch, Row, PassInterrupted
+from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.models import attention, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
