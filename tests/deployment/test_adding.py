@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scratch_copy import run_in_copy
 
 MODULE = '''
 """Target of a test."""
@@ -84,18 +80,8 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    copy = tmp_path_factory.mktemp("copy")
-    for name in ("components", "conf", "flows", "hydra_plugins", "pyproject.toml"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, copy / name)
-    (copy / "components/deployment/targets/pier.py").write_text(MODULE)
-    (copy / "conf/deploy/pier.yaml").write_text(CONFIG)
-    done = subprocess.run([sys.executable, "-c", USE], cwd=copy, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    checked, data = done.stdout.splitlines()
+    files = {"components/deployment/targets/pier.py": MODULE, "conf/deploy/pier.yaml": CONFIG}
+    checked, data = run_in_copy(tmp_path_factory.mktemp("copy"), files, USE).splitlines()
     return {"checked": checked, **json.loads(data)}
 
 
