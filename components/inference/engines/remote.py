@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from components.chat_client import ChatClient, empty_answer, fail_on_invalid_answer
+from components.chat_client import empty_answer, fail_on_invalid_answer
 from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import (
@@ -24,9 +24,9 @@ from components.inference.protocol import (
     ModelEngine,
     ensure_usable,
 )
-from components.json_client import Patience, Reply
+from components.json_client import Reply
 from components.models.spec import ModelSpec
-from components.specs.served import ModelEndpoint, key_hint
+from components.specs.served import ModelEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +82,7 @@ class RemoteEngine:
         self.spec = spec
         self._policy = BASE_POLICY
         self._model = spec.model
-        self._client = ChatClient(
-            spec.url,
-            spec.key(),
-            Patience(spec.timeout, spec.retry_for, spec.key_path),
-            key_hint=key_hint(spec.key_variable, spec.key_path),
-            error=EngineError,
-            at_once=spec.max_requests,
-        )
+        self._client = spec.client(spec.timeout, spec.retry_for, EngineError, spec.max_requests)
 
     @property
     def policy(self) -> str:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from components.chat_client import ChatClient, empty_answer, fail_on_invalid_answer
+from components.chat_client import empty_answer, fail_on_invalid_answer
 from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
-from components.json_client import Failed, Patience, Refused, Reply
+from components.json_client import Failed, Refused, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
@@ -21,7 +21,7 @@ from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import Means
 from components.rewards.spec import JudgeSpec
-from components.specs.served import ModelEndpoint, key_hint
+from components.specs.served import ModelEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +95,7 @@ class OpenAIClient:
         self.priced = spec.price is not None
         self._spec = spec
         self._structured = spec.structured
-        self._client = ChatClient(
-            spec.url,
-            spec.key(),
-            Patience(spec.timeout, spec.retry_for, spec.key_path),
-            key_hint=key_hint(spec.key_variable, spec.key_path),
-            error=JudgeError,
-        )
+        self._client = spec.client(spec.timeout, spec.retry_for, JudgeError)
         self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
 
     def price(self, read: int, written: int) -> float:
