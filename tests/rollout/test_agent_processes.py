@@ -27,6 +27,7 @@ SCRIPT = """
     import time
 
     from components.errors import TooManyFailures
+    from components.inference.app import AppOptions
     from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
     from tests.rollout.worlds import Echo, Parrot, collect, scenarios
