@@ -16,27 +16,26 @@ import contextlib
 import json
 import logging
 import math
-import random
 import ssl
 import threading
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 import uvloop
 
 from components.errors import BoundaryError, ResourceError
+from components.retry import Backoff
+
+if TYPE_CHECKING:
+    import aiohttp
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds before the first retry, and at most. A delay that the server asks for takes precedence; up to a quarter is
-added at random, so that rejected clients do not return at once."""
 QUIET = 3.0
 """Seconds of failure before a warning on the console; shorter outages are only logged."""
 EMPTY_ANSWERS = 3
@@ -112,24 +111,20 @@ async def patiently(
 
     `away` is called with each failure that is followed by a retry. Raises the last Failed, with the number of attempts
     or the seconds of retrying."""
-    deadline = None
-    pause = FIRST_PAUSE
+    backoff = Backoff(patience.retry_for)
     empty = 0
     while True:
         try:
             return await once()
         except Failed as error:
-            now = time.monotonic()
-            deadline = deadline or now + patience.retry_for
-            wait = random.uniform(0.5, 1.0) * pause if error.pause is None else random.uniform(1.0, 1.25) * error.pause
+            pause = backoff.pause(error.pause)
             empty = empty + 1 if error.empty else 0
             if empty >= EMPTY_ANSWERS:
                 raise Failed(f"{error}, {empty} times in a row") from None
-            if now + wait > deadline:
+            if pause is None:
                 raise Failed(f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)") from None
             away(error)
-        await asyncio.sleep(wait)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(pause)
 
 
 Refused = Callable[[Reply, str], Exception | None]
@@ -224,8 +219,12 @@ class Client:
     ) -> Answer:
         """Send a request and retry it until it succeeds or has failed for good."""
 
-        def once() -> Awaitable[Answer]:
-            return self._try(method, path, content, read, refused, kind)
+        async def once() -> Answer:
+            reply = await self._reply(method, path, content, kind)
+            if reply.status != 200:
+                text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
+                raise refused(reply, text) or self._error_for_status(reply, text, path)
+            return read(reply)
 
         try:
             answer = await patiently(once, self._patience, self._on_failure)
@@ -234,15 +233,10 @@ class Client:
         self._on_success()
         return answer
 
-    async def _try(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        read: Callable[[Reply], Answer],
-        refused: Refused,
-        kind: str,
-    ) -> Answer:
+    async def _reply(self, method: str, path: str, content: bytes | None, kind: str) -> Reply:
+        """Return the response to one attempt. Raises Failed if there is none in time."""
+        import aiohttp
+
         if self._session is None:
             self._session = self._open_session()
         async with self._turns or contextlib.nullcontext():
@@ -258,18 +252,16 @@ class Client:
                         proxy=self._proxy,
                     ) as response,
                 ):
-                    reply = Reply(response.status, response.reason or "", response.headers, await response.read())
+                    return Reply(response.status, response.reason or "", response.headers, await response.read())
             except TimeoutError:
                 limit = f"{self._patience.timeout:g} s ({self._patience.path}.timeout)"
                 raise Failed(f"no answer within {limit}") from None
             except (aiohttp.ClientError, OSError) as error:
                 raise Failed(f"the connection broke: {str(error) or type(error).__name__}") from None
-        if reply.status != 200:
-            text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
-            raise refused(reply, text) or self._error_for_status(reply, text, path)
-        return read(reply)
 
     def _open_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         verified: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
             import httpx

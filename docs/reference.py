@@ -25,7 +25,7 @@ from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.compute.spec import PLACES as PLACE_SPECS
 from components.evaluation.spec import CalibrateSpec, MarksSpec
 from components.models.spec import LoraSpec, TeacherSpec
-from components.rewards.llm.spec import EmbeddedJudge, LiteLLMJudge, PolicyJudge, ServedJudge
+from components.rewards.llm.spec import JUDGE_MODELS
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
 from components.specs.target import locate, settable
@@ -94,7 +94,7 @@ def _keys(group: str) -> Iterator[str]:
     """The tables of one group."""
     if group == JUDGES:
         yield "Who judges, of a reward that asks a model: `judge_model@reward.model=litellm`."
-        for cls in (ServedJudge, LiteLLMJudge, EmbeddedJudge, PolicyJudge):
+        for cls in JUDGE_MODELS.values():
             path = min((CONF / group).glob(f"{cls.model_fields['name'].default}*.yaml"))
             yield f"Keys of `{path.stem}`. {_text(cls.__doc__)}"
             yield _table(_rows(cls, "reward.model", _read(path), path))

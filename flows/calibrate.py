@@ -70,7 +70,8 @@ def calibrate(
     if human_scores is not None and spec.calibrate.truth is not None:
         raise SpecError([Problem("calibrate.truth", "conflicts with --people; expected null, or no --people")])
     engines = [spec.inference] if run is None else []
-    refuse(lacked_by([*engines, *asked_by(spec.reward), *asked_by(spec.calibrate.truth)], spec.judge.budget))
+    judges = [*asked_by(spec.reward), *asked_by(spec.calibrate.truth)]
+    refuse(lacked_by(engines, judges, spec.judge.budget))
     hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())

@@ -271,8 +271,7 @@ def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context
 
 
 def _deployed(url: str, model: str | None, key_variable: str | None) -> Engine:
-    from components.inference.remote import RemoteEngine
-    from components.inference.spec import RemoteSpec
+    from components.inference.engines.remote import RemoteEngine, RemoteSpec
     from components.specs import validate
 
     data = {"url": url, "tokens": False, "key_variable": key_variable, "retry_for": PATIENCE}

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.deployment.targets.spec import LocalTarget
+from components.deployment.targets.base import DeploymentTarget
+from components.deployment.targets.spec import local_target
 from components.errors import EspalierError, ResourceError
 from flows.release.deployment_ledger import ActiveRelease, Ledger, ledgers, where
 from flows.terminal.arguments import RootParser
@@ -22,18 +23,19 @@ from flows.terminal.arguments import RootParser
 
 def state(active: ActiveRelease) -> str:
     """Return `up`, `ended`, or `elsewhere` for a deployment on another host, whose state is unknown here."""
-    if active.deployment.target != "local":
+    target = local_target(active.deployment)
+    if target is None:
         return "elsewhere"
-    return "up" if LocalTarget().build().alive(active.deployment) else "ended"
+    return "up" if target.alive(active.deployment) else "ended"
 
 
 def stop(root: Path, name: str) -> str:
     """Stop the server of a model and return a message. Raises ResourceError if this machine has no such server."""
-    with _local(root, name) as (ledger, active):
+    with _local(root, name) as (ledger, active, target):
         title = f"{name} version {active.release.version}"
         if state(active) == "ended":
             return f"{title} is already stopped"
-        LocalTarget().build().take_back(active.deployment)
+        target.take_back(active.deployment)
         ledger.write(active, "stopped", f"{title} was stopped")
         return f"{title} was stopped; --start {name} starts it again"
 
@@ -44,7 +46,7 @@ def start(root: Path, name: str) -> str:
     Raises ResourceError if this machine has no such deployment, its export was deleted or the port is in use;
     DeployError or WaitTimeout if the server does not start.
     """
-    with _local(root, name) as (ledger, active):
+    with _local(root, name) as (ledger, active, target):
         title = f"{name} version {active.release.version}"
         if state(active) == "up":
             return f"{title} is up at {where(active.deployment)}"
@@ -53,7 +55,6 @@ def start(root: Path, name: str) -> str:
                 f"the export of {title} is missing: {active.release.folder} does not exist. To export it again, repeat "
                 "the run with deploy=local"
             )
-        target = LocalTarget.model_validate_json(active.deployment.details["spec"]).build()
         target.check(name)
         restarted = target.deploy(active.release, ledger.folder)
         ledger.write(replace(active, deployment=restarted), "started", f"{title} was started at {where(restarted)}")
@@ -61,8 +62,9 @@ def start(root: Path, name: str) -> str:
 
 
 @contextmanager
-def _local(root: Path, name: str) -> Iterator[tuple[Ledger, ActiveRelease]]:
-    """Yield the ledger and the active deployment of a model on this machine, locked against changes by runs."""
+def _local(root: Path, name: str) -> Iterator[tuple[Ledger, ActiveRelease, DeploymentTarget]]:
+    """Yield the ledger, the active deployment and the target of a model on this machine, locked against changes by
+    runs."""
     by_name = {ledger.name: ledger for ledger in ledgers(root)}
     if name not in by_name:
         names = ", ".join(by_name) or "none"
@@ -72,12 +74,13 @@ def _local(root: Path, name: str) -> Iterator[tuple[Ledger, ActiveRelease]]:
         active = ledger.active()
         if active is None:
             raise ResourceError(f"{name} has no active deployment; see its history in {ledger.path}")
-        if active.deployment.target != "local":
+        target = local_target(active.deployment)
+        if target is None:
             raise ResourceError(
                 f"{name} is deployed at {where(active.deployment)}; only servers on this machine can be stopped or "
                 "started"
             )
-        yield ledger, active
+        yield ledger, active, target
 
 
 def _table_text(deployments: Sequence[tuple[str, ActiveRelease]]) -> str:

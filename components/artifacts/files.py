@@ -26,6 +26,7 @@ from components.artifacts.folders import UnsafePath
 from components.artifacts.shared_folder import SharedFolder
 from components.errors import ResourceError
 from components.redaction import mask_text
+from components.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -176,25 +177,22 @@ class RemoteFiles:
     def _try(self, verb: str, name: str, operation: Callable[[str], Result]) -> Result:
         """Return the result of the operation on the path of an object, with retries. FileNotFoundError is not
         retried."""
-        deadline = None
-        pause = 0.5
+        backoff = Backoff(self.patience)
         while True:
             try:
                 return operation(f"{self.uri}/{name}")
             except (FileNotFoundError, AttributeError, TypeError):
                 raise
             except Exception as error:  # each filesystem has its own exception types
-                now = time.monotonic()
-                deadline = deadline or now + self.patience  # counted from the first failure: large uploads take long
-                if _permanent(error) or now + pause > deadline:
+                pause = None if _permanent(error) else backoff.pause()
+                if pause is None:
                     raise ResourceError(f"store: cannot {verb} {self.uri}/{name}: {_advice(error)}") from error
-                if pause < 1:
+                if backoff.failures == 1:
                     logger.warning(
                         "store: cannot %s %s/%s: %s; retrying for %.0f s",
                         *(verb, self.uri, name, _summary(error), self.patience),
                     )
             time.sleep(pause)
-            pause = min(2 * pause, 15.0)
 
 
 def _open(protocol: str, uri: str) -> Any:

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.deployment.targets.protocol import Deployment
-from components.errors import DeployError
-from components.inference.protocol import ChatCompletion, ChatRequest
-from components.json_client import Client, Failed, Patience, Reply
+from components.deployment.answers import answers_of
+from components.deployment.targets.base import Deployment
+from components.errors import DeployError, EngineError
+from components.inference.protocol import ChatCompletion, ChatRequest, Engine, Sampling
 from components.json_text import read_json
-from components.redaction import secret_variable
 
 FILE = "answers.json"
 
@@ -36,25 +35,25 @@ def write_answers(folder: Path, requests: Sequence[ChatRequest], answers: Sequen
     (folder / FILE).write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
-def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreement: float, timeout: float) -> float:
+def check_endpoint(engine: Engine, deployment: Deployment, export: Path, *, prompts: int, agreement: float) -> float:
     """Send the first `prompts` of an export's held-out prompts to the endpoint; return the share of equal answers.
 
-    timeout: seconds for one answer, and for which a failing endpoint is retried. Raises DeployError if the endpoint
-    does not answer, or the share is below `agreement`.
+    engine: engine of the endpoint. Raises DeployError if the endpoint does not answer, or the share is below
+    `agreement`.
     """
-    assert deployment.url is not None, f"{deployment.target} has no endpoint"
     records = read_json(export / FILE)[:prompts]
-    client = Client(
-        deployment.url,
-        secret_variable(deployment.key_variable or ""),
-        Patience(timeout, timeout, "deploy.canary"),
-        key_hint=f"set {deployment.key_variable}",
-        error=DeployError,
-    )
+    requests = [
+        ChatRequest(
+            record["messages"],
+            record["tools"],
+            sampling=Sampling(temperature=0.0, max_tokens=record["max_tokens"]),
+        )
+        for record in records
+    ]
     try:
-        answers = [_text(_ask(client, deployment.model, record)) for record in records]
-    finally:
-        client.close()
+        answers = [_text(answer.message) for answer in answers_of(engine, requests)]
+    except EngineError as error:
+        raise DeployError(str(error)) from None
     expected = [_text(record["answer"]) for record in records]
     share = sum(a == b for a, b in zip(answers, expected, strict=True)) / len(records)
     if share < agreement:
@@ -65,27 +64,6 @@ def check_endpoint(deployment: Deployment, export: Path, *, prompts: int, agreem
             f"{expected[first][:300]}"
         )
     return share
-
-
-def _ask(client: Client, model: str, record: dict[str, Any]) -> dict[str, Any]:
-    body = {
-        "model": model,
-        "messages": record["messages"],
-        "temperature": 0,
-        "max_tokens": record["max_tokens"],
-        **({"tools": record["tools"]} if record["tools"] else {}),
-    }
-
-    def read(reply: Reply) -> dict[str, Any]:
-        try:
-            message = reply.json()["choices"][0]["message"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
-        if not message.get("content") and not message.get("tool_calls"):
-            raise Failed("an empty answer", empty=True)
-        return message
-
-    return client.now("POST", "/chat/completions", body, read)
 
 
 def _text(message: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ an export can be cached under its stage key. Config keys that only affect where 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -38,44 +40,143 @@ _SELECTED = (
 )
 
 
-def model_card(
-    *,
-    name: str,
-    form: Format,
-    model: ModelSpec,
-    experiment: Mapping[str, Any],
-    step: int,
-    stage_key: str,
-    inputs: Mapping[str, str],
-    results: Mapping[str, Mapping[str, Any]],
-    differences: Mapping[str, Mapping[str, Any]] | None = None,
-) -> str:
-    """Return Markdown with the YAML front matter of a Hugging Face model card.
+@dataclass(frozen=True)
+class ModelCard:
+    """Facts of a trained model, for the cards of its exports."""
 
-    form: format of the export. experiment: the composed config.
-    step: last finished round of the policy; 0 is the start of the rounds.
-    stage_key: key of the deploy stage. inputs: digests of its input artifacts, by name.
-    results: label to `evaluation.metrics.summarise(...)`, in order of training; the last is the exported model.
-    differences: label ("start to final") to `evaluation.metrics.paired_difference(...)`.
-    """
-    config = mask(placeless(experiment))
-    parts = [
-        f"---\n{_yaml(_front_matter(name, model, config, results))}---",
-        f"# {name}",
-        _introduction(form, model, config),
-        "## Measured results",
-        _results(config, results, differences or {}),
-        "## Use",
-        _use(name, form),
-        "## How it was made",
-        _which(config, step),
-        f"Deploy stage `{stage_key}`, from these artifacts (content digests):\n\n"
-        + "\n".join(f"- {artifact}: `{digest}`" for artifact, digest in sorted(inputs.items())),
-        f"The experiment, as it was composed:\n\n```yaml\n{_yaml(config)}```",
-        "## Limits",
-        _limits(config, results),
-    ]
-    return "\n\n".join(parts) + "\n"
+    name: str
+    model: ModelSpec
+    experiment: Mapping[str, Any]
+    """Composed config."""
+    step: int
+    """Last finished round of the policy; 0 is the start of the rounds."""
+    stage_key: str
+    """Key of the deploy stage."""
+    inputs: Mapping[str, str]
+    """Digests of the input artifacts of that stage, by name."""
+    results: Mapping[str, Mapping[str, Any]]
+    """Summaries of the evaluations (`evaluation.metrics.summarise`) by label, in order of training; the last is that of
+    the exported model."""
+    differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Differences between two evaluations (`evaluation.metrics.paired_difference`), by label such as "start to
+    final"."""
+
+    def text(self, form: Format) -> str:
+        """Return the card of an export in this format: Markdown with the YAML front matter of a Hugging Face model
+        card."""
+        parts = [
+            f"---\n{_yaml(self._front_matter())}---",
+            f"# {self.name}",
+            self._introduction(form),
+            "## Measured results",
+            self._results(),
+            "## Use",
+            _use(self.name, form),
+            "## How it was made",
+            self._provenance(),
+            f"Deploy stage `{self.stage_key}`, from these artifacts (content digests):\n\n"
+            + "\n".join(f"- {artifact}: `{digest}`" for artifact, digest in sorted(self.inputs.items())),
+            f"The experiment, as it was composed:\n\n```yaml\n{_yaml(self._config)}```",
+            "## Limits",
+            self._limits(),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return mask(placeless(self.experiment))
+
+    @property
+    def _environment(self) -> str:
+        return self._config.get("environment", {}).get("_target_", "not stated")
+
+    @property
+    def _split(self) -> str:
+        return self._config.get("evaluate", {}).get("split", "heldout")
+
+    @property
+    def _is_best_of_several(self) -> bool:
+        return self._config.get("deploy", {}).get("policy") == "best"
+
+    def _front_matter(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "library_name": "transformers",
+            "pipeline_tag": "text-generation",
+            "tags": ["espalier", "agent", "tool-use", "reinforcement-learning", *(["lora"] if self.model.lora else [])],
+        }
+        if self.model.source != "random":
+            data["base_model"] = placeless(self.model.name)
+        if self.results:
+            environment = self._environment
+            summary = list(self.results.values())[-1]
+            metrics = [
+                {"type": metric, "name": f"{metric} (mean)", "value": summary[metric]["mean"]}
+                for metric in ("success", "reward")
+                if summary[metric]["mean"] is not None
+            ]
+            dataset = {"type": environment, "name": environment.rpartition(".")[2], "split": self._split}
+            task = {"type": "text-generation", "name": "agent episodes"}
+            data["model-index"] = [
+                {"name": self.name, "results": [{"task": task, "dataset": dataset, "metrics": metrics}]}
+            ]
+        return data
+
+    def _introduction(self, form: Format) -> str:
+        model = self.model
+        algorithm = self._config.get("algorithm", {}).get("name", "").upper()
+        learned = f" with {algorithm}" if algorithm else ""
+        base = f"`{placeless(model.name)}`" + (f" (revision `{model.revision}`)" if model.revision else "")
+        if model.source == "random":
+            base += " (random weights, for tests)"
+        method = f"LoRA of rank {model.lora.rank}" if model.lora else "All weights were trained"
+        method += ", merged into the weights" if model.lora and form != "adapter" else ""
+        if model.quantization != "none":
+            method += f" of a base that was rounded to {model.quantization}"
+        return (
+            f"{base}, trained{learned} by Espalier to act in the environment `{self._environment}` over several turns. "
+            f"{method}; stored as {'GGUF' if form == 'gguf' else 'safetensors'}."
+        )
+
+    def _results(self) -> str:
+        if not self.results:
+            return "Nothing was measured."
+        lines = [
+            "| Policy | Episodes | Success | Reward | Turns | Failed |",
+            "|---|---|---|---|---|---|",
+        ]
+        for label, summary in self.results.items():
+            measures = " | ".join(_measure(summary[metric]) for metric in ("success", "reward", "turns"))
+            lines.append(f"| {label} | {summary['episodes']} | {measures} | {summary['failures']['count']} |")
+        text = "\n".join(lines)
+        temperature = self._config.get("evaluate", {}).get("temperature", 0.0)
+        decoding = "greedy answers" if temperature == 0 else f"answers at temperature {temperature:g}"
+        text += f"\n\nMean [95 % interval] over scenarios of the split `{self._split}`, {decoding}."
+        for label, difference in self.differences.items():
+            text += (
+                f"\n\nSuccess, {label}: {difference['difference']:+.3f} {_interval(difference)} on the same "
+                f"{difference['n']} scenarios; {len(difference['improved'])} got better, "
+                f"{len(difference['regressed'])} worse."
+            )
+        return text
+
+    def _provenance(self) -> str:
+        moment = f"after round {self.step}" if self.step else "at the start of the rounds"
+        chosen = " It was chosen as the best on the held-out scenarios." if self._is_best_of_several else ""
+        return f"The policy as it stood {moment}.{chosen}"
+
+    def _limits(self) -> str:
+        measured = list(self.results.values())[-1]["scenarios"] if self.results else 0
+        seed = self._config.get("seed", "not stated")
+        return (
+            f"- Measured on {measured} scenarios that training did not see, drawn from the same environment as the "
+            "training scenarios. This says nothing about other tasks, other tools or real users.\n"
+            f"{_SELECTED if self._is_best_of_several else ''}"
+            f"- One training run with seed {seed}; other seeds give other policies. The "
+            "intervals cover the choice of scenarios, not the choice of the seed.\n"
+            "- The policy was trained to earn a reward, not to be harmless or truthful. What it does with tools has to "
+            "be checked where it matters.\n"
+            "- The licence and the limits of the base model hold for this one too."
+        )
 
 
 def placeless(value: Any) -> Any:
@@ -87,83 +188,6 @@ def placeless(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("/", "~/", "file://")) and not any(map(str.isspace, value)):
         return PurePath(value).name
     return value
-
-
-def _front_matter(
-    name: str, model: ModelSpec, config: dict[str, Any], results: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["espalier", "agent", "tool-use", "reinforcement-learning", *(["lora"] if model.lora else [])],
-    }
-    if model.source != "random":
-        data["base_model"] = placeless(model.name)
-    if results:
-        environment = _environment(config)
-        summary = list(results.values())[-1]
-        metrics = [
-            {"type": metric, "name": f"{metric} (mean)", "value": summary[metric]["mean"]}
-            for metric in ("success", "reward")
-            if summary[metric]["mean"] is not None
-        ]
-        dataset = {"type": environment, "name": environment.rpartition(".")[2], "split": _split(config)}
-        task = {"type": "text-generation", "name": "agent episodes"}
-        data["model-index"] = [{"name": name, "results": [{"task": task, "dataset": dataset, "metrics": metrics}]}]
-    return data
-
-
-def _introduction(form: Format, model: ModelSpec, config: dict[str, Any]) -> str:
-    algorithm = config.get("algorithm", {}).get("name", "").upper()
-    learned = f" with {algorithm}" if algorithm else ""
-    base = f"`{placeless(model.name)}`" + (f" (revision `{model.revision}`)" if model.revision else "")
-    if model.source == "random":
-        base += " (random weights, for tests)"
-    method = f"LoRA of rank {model.lora.rank}" if model.lora else "All weights were trained"
-    method += ", merged into the weights" if model.lora and form != "adapter" else ""
-    if model.quantization != "none":
-        method += f" of a base that was rounded to {model.quantization}"
-    return (
-        f"{base}, trained{learned} by Espalier to act in the environment `{_environment(config)}` over several turns. "
-        f"{method}; stored as {'GGUF' if form == 'gguf' else 'safetensors'}."
-    )
-
-
-def _results(
-    config: dict[str, Any],
-    results: Mapping[str, Mapping[str, Any]],
-    differences: Mapping[str, Mapping[str, Any]],
-) -> str:
-    if not results:
-        return "Nothing was measured."
-    lines = [
-        "| Policy | Episodes | Success | Reward | Turns | Failed |",
-        "|---|---|---|---|---|---|",
-    ]
-    for label, summary in results.items():
-        measures = " | ".join(_measure(summary[metric]) for metric in ("success", "reward", "turns"))
-        lines.append(f"| {label} | {summary['episodes']} | {measures} | {summary['failures']['count']} |")
-    text = "\n".join(lines)
-    temperature = config.get("evaluate", {}).get("temperature", 0.0)
-    decoding = "greedy answers" if temperature == 0 else f"answers at temperature {temperature:g}"
-    text += f"\n\nMean [95 % interval] over scenarios of the split `{_split(config)}`, {decoding}."
-    for label, difference in differences.items():
-        text += (
-            f"\n\nSuccess, {label}: {difference['difference']:+.3f} {_interval(difference)} on the same "
-            f"{difference['n']} scenarios; {len(difference['improved'])} got better, "
-            f"{len(difference['regressed'])} worse."
-        )
-    return text
-
-
-def _which(config: dict[str, Any], step: int) -> str:
-    moment = f"after round {step}" if step else "at the start of the rounds"
-    chosen = " It was chosen as the best on the held-out scenarios." if _is_best_of_several(config) else ""
-    return f"The policy as it stood {moment}.{chosen}"
-
-
-def _is_best_of_several(config: dict[str, Any]) -> bool:
-    return config.get("deploy", {}).get("policy") == "best"
 
 
 def _use(name: str, form: Format) -> str:
@@ -228,28 +252,6 @@ print(answer.choices[0].message.content)
 
 Espalier's server puts tools into the prompt as they stood in training. Other servers may write them differently where
 the chat template has no place for tools."""
-
-
-def _limits(config: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) -> str:
-    measured = list(results.values())[-1]["scenarios"] if results else 0
-    return (
-        f"- Measured on {measured} scenarios that training did not see, drawn from the same environment as the "
-        "training scenarios. This says nothing about other tasks, other tools or real users.\n"
-        f"{_SELECTED if _is_best_of_several(config) else ''}"
-        f"- One training run with seed {config.get('seed', 'not stated')}; other seeds give other policies. The "
-        "intervals cover the choice of scenarios, not the choice of the seed.\n"
-        "- The policy was trained to earn a reward, not to be harmless or truthful. What it does with tools has to be "
-        "checked where it matters.\n"
-        "- The licence and the limits of the base model hold for this one too."
-    )
-
-
-def _environment(config: dict[str, Any]) -> str:
-    return config.get("environment", {}).get("_target_", "not stated")
-
-
-def _split(config: dict[str, Any]) -> str:
-    return config.get("evaluate", {}).get("split", "heldout")
 
 
 def _measure(measure: Mapping[str, Any]) -> str:

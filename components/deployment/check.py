@@ -7,32 +7,17 @@ compared as tokens too, which reveals a tokenizer or chat template that was lost
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from components.deployment.answers import answers_of
 from components.errors import EngineError
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Engine, Sampling
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Trajectory
-
-
-class RunningServer(Protocol):
-    """Running model server."""
-
-    @property
-    def url(self) -> str:
-        """Base URL as OpenAI's clients take it (`base_url`)."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Name of the served model."""
-        ...
 
 
 def opening_requests(
@@ -61,71 +46,36 @@ def check_serving(
     requests: Sequence[ChatRequest],
     answers: Sequence[ChatCompletion],
     *,
-    serve: Callable[[Path], AbstractContextManager[RunningServer]],
-    timeout: float = 600.0,
+    serve: Callable[[Path], AbstractContextManager[Engine]],
 ) -> dict[str, float]:
     """Compare the answers of the export in `model_dir`, served by `serve`, with those of the policy.
 
-    requests: greedy. answers: the policy's (`deployment.answers`). serve:
-    `components.inference.server.serve_model`, with its options bound. timeout: seconds for one answer.
-    Returns `prompts`, `tokens` and `max_logprob_difference` (nats). Raises EngineError at the first difference, if the
-    server fails, and if there is nothing to compare.
+    requests: greedy. answers: the policy's (`deployment.answers`). serve: context manager of an engine that asks a
+    server of the folder's model over HTTP. Returns `prompts`, `tokens` and `max_logprob_difference` (nats). Raises
+    EngineError at the first difference, if the server fails, and if there is nothing to compare.
     """
     if not requests:
         raise EngineError("no held-out prompt to compare the export on: the evaluation has no episode with messages")
-    tokens, max_difference = 0, 0.0
-    with serve(model_dir) as served:
-        for index, (request, expected) in enumerate(zip(requests, answers, strict=True)):
-            # The export is a separate model, which serves its weights as the base policy.
-            answer = _ask_server(served, replace(request, policy=BASE_POLICY), timeout)
-            _compare(index, expected, answer)
-            tokens += len(expected.token_ids)
-            differences = (abs(a - b) for a, b in zip(expected.logprobs, answer["logprobs"], strict=True))
-            max_difference = max(max_difference, *differences)
+    # The export is a separate model, which serves its weights as the base policy.
+    with serve(model_dir) as engine:
+        try:
+            served_answers = answers_of(engine, [replace(request, policy=BASE_POLICY) for request in requests])
+        except EngineError as error:
+            raise EngineError(f"the served export rejected a held-out prompt: {error}") from None
+    max_difference = 0.0
+    for index, (expected, answer) in enumerate(zip(answers, served_answers, strict=True)):
+        _compare(index, expected, answer)
+        differences = (abs(a - b) for a, b in zip(expected.logprobs, answer.logprobs, strict=True))
+        max_difference = max(max_difference, *differences)
+    tokens = sum(len(answer.token_ids) for answer in answers)
     return {"prompts": len(requests), "tokens": tokens, "max_logprob_difference": max_difference}
 
 
-def _ask_server(served: RunningServer, request: ChatRequest, timeout: float) -> dict[str, Any]:
-    """Return the answer as `{prompt_token_ids, token_ids, logprobs, message, finish_reason}`."""
-    sampling = request.sampling
-    body = {
-        "model": f"{served.name}@{request.policy}",
-        "messages": request.messages,
-        "temperature": sampling.temperature,
-        "max_completion_tokens": sampling.max_tokens,
-        "seed": request.seed,
-        "logprobs": True,
-        "return_token_ids": True,
-    }
-    if request.tools:
-        body["tools"] = request.tools
-    post = urllib.request.Request(
-        f"{served.url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this machine
-    try:
-        with direct.open(post, timeout=timeout) as response:
-            answer = json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise EngineError(f"the served export rejected a held-out prompt: {error.read().decode()}") from None
-    except OSError as error:
-        raise EngineError(f"the served export did not respond on {served.url}: {error}") from None
-    choice = answer["choices"][0]
-    return {
-        "prompt_token_ids": answer["prompt_token_ids"],
-        "token_ids": choice["token_ids"],
-        "logprobs": [token["logprob"] for token in choice["logprobs"]["content"]],
-        "message": choice["message"],
-        "finish_reason": choice["finish_reason"],
-    }
-
-
-def _compare(index: int, expected: ChatCompletion, answer: dict[str, Any]) -> None:
+def _compare(index: int, expected: ChatCompletion, answer: ChatCompletion) -> None:
     """Raise EngineError with the first difference."""
     for part, policy_tokens, exported_tokens in (
-        ("prompt", expected.prompt_token_ids, answer["prompt_token_ids"]),
-        ("answer", expected.token_ids, answer["token_ids"]),
+        ("prompt", expected.prompt_token_ids, answer.prompt_token_ids),
+        ("answer", expected.token_ids, answer.token_ids),
     ):
         if policy_tokens == exported_tokens:
             continue
@@ -136,12 +86,12 @@ def _compare(index: int, expected: ChatCompletion, answer: dict[str, Any]) -> No
         raise EngineError(
             f"the export differs from the policy {expected.policy} on held-out prompt {index}: token {position} of the "
             f"{part} is {_at(exported_tokens, position)}, the policy has {_at(policy_tokens, position)}. The policy "
-            f"answers {_text(expected.message)}, the export {_text(answer['message'])}"
+            f"answers {_text(expected.message)}, the export {_text(answer.message)}"
         )
-    if expected.finish_reason != answer["finish_reason"] or _text(expected.message) != _text(answer["message"]):
+    if expected.finish_reason != answer.finish_reason or _text(expected.message) != _text(answer.message):
         raise EngineError(
-            f"the export parses the same tokens differently on held-out prompt {index}: {_text(answer['message'])} "
-            f"({answer['finish_reason']}), the policy {_text(expected.message)} ({expected.finish_reason})"
+            f"the export parses the same tokens differently on held-out prompt {index}: {_text(answer.message)} "
+            f"({answer.finish_reason}), the policy {_text(expected.message)} ({expected.finish_reason})"
         )
 
 

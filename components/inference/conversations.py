@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.errors import ContextOverflow
-from components.inference.protocol import ChatRequest
+from components.inference.protocol import ChatCompletion, ChatRequest
 from components.trajectories.chat import ChatFormat
 
 REMEMBERED_ANSWERS = 8192
@@ -87,6 +87,17 @@ class Conversations:
             )
         return self._chat.encode(text)
 
+    def completion(
+        self, request: ChatRequest, prompt: list[int], sampled: list[int], logprobs: list[float], stops: frozenset[int]
+    ) -> ChatCompletion:
+        """Return the response of sampled tokens, and cache it. stops: tokens that end a response."""
+        stopped = sampled[-1] in stops
+        turn = sum(message["role"] == "assistant" for message in request.messages)
+        message = self._chat.parse(sampled[:-1] if stopped else sampled, turn)
+        self.record_response(request, message, prompt + sampled)
+        reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
+        return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
+
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""
         key = key_of([*request.messages, message], request.tools)
@@ -97,6 +108,12 @@ class Conversations:
                 self._answers[name] = answer
             while len(self._answers) > 3 * REMEMBERED_ANSWERS:
                 self._answers.popitem(last=False)
+
+
+def stop_ids(declared: int | list[int] | None, chat: ChatFormat) -> frozenset[int]:
+    """Return the tokens that end a response: those that a model declares, and the end-of-turn token."""
+    listed = declared if isinstance(declared, list) else [declared]
+    return frozenset([*(token for token in listed if token is not None), chat.end_id])
 
 
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:

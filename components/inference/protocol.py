@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 BASE_POLICY = "base"
@@ -94,6 +95,57 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release the engine's resources."""
+        ...
+
+
+class ModelEngine(Engine, Protocol):
+    """An engine with a model, as `EngineSpec.build` returns it."""
+
+    def release(self) -> None:
+        """Free the memory that only generation needs; it is allocated again on use."""
+        ...
+
+
+class ServerEngine(ModelEngine, Protocol):
+    """An engine whose model is on a server."""
+
+    def check(self) -> None:
+        """Raise ResourceError if the server is unreachable or unsuitable."""
+        ...
+
+
+def ensure_usable(engine: ServerEngine) -> ModelEngine:
+    """Return the engine after its check; close it if the check fails."""
+    try:
+        engine.check()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+class WarmCache(Protocol):
+    """Cache of objects that stay loaded between the stages of a run."""
+
+    def get(self, kind: str, recipe: Any, build: Callable[[], Any]) -> Any:
+        """Return the cached object of this kind if its recipe is equal, else the result of `build`."""
+        ...
+
+
+class EngineHost(Protocol):
+    """Resources of the process that builds an engine."""
+
+    @property
+    def cache(self) -> Path:
+        """Folder of converted model weights."""
+        ...
+
+    @property
+    def warm(self) -> WarmCache: ...
+
+    @property
+    def on_wait(self) -> Callable[[str], None]:
+        """Callback for messages about long waits."""
         ...
 
 

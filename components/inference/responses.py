@@ -11,7 +11,6 @@ features are rejected too: built-in tools, images and files, conversations store
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -19,18 +18,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
+from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.wire import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Decode,
-    MinP,
     Name,
-    Seed,
-    Temperature,
+    SamplingBody,
     Tokens,
-    TopK,
-    TopP,
     check_arguments,
     check_function,
     logprobs_of,
@@ -143,7 +138,7 @@ class FunctionTool(Spec):
     output_schema: None = None
 
 
-class ResponseBody(Spec):
+class ResponseBody(SamplingBody):
     """The supported parameters."""
 
     model: Name
@@ -159,13 +154,7 @@ class ResponseBody(Spec):
     """Storage of the response, so that a later request can refer to it in `previous_response_id`; None means true if
     the server stores responses."""
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
     max_output_tokens: Tokens | None = None
-    seed: Seed | None = None
-    """Sampling seed; None uses a random seed per request."""
     stream: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """Additional output. Log-probabilities cover all sampled tokens and belong to the text; there is no reasoning."""
@@ -235,15 +224,8 @@ def read_request(
     if problems:
         raise SpecError(problems)
     first = [{"role": "system", "content": parsed.instructions}] if parsed.instructions else []
-    sampling = Sampling(
-        temperature=1.0 if parsed.temperature is None else parsed.temperature,
-        top_p=1.0 if parsed.top_p is None else parsed.top_p,
-        top_k=max(parsed.top_k or 0, 0),
-        min_p=parsed.min_p or 0.0,
-        max_tokens=parsed.max_output_tokens or default_max_tokens,
-    )
-    seed = secrets.randbits(31) if parsed.seed is None else parsed.seed
-    request = ChatRequest([*first, *conversation], tools, policy(parsed.model), sampling, seed)
+    sampling = parsed.sampling(parsed.max_output_tokens or default_max_tokens)
+    request = ChatRequest([*first, *conversation], tools, policy(parsed.model), sampling, parsed.sampling_seed())
     return ResponsesRequest(request, conversation, parsed, parsed.tools or [])
 
 

@@ -8,7 +8,6 @@ a request is limited, and so are the sampler's parameters. Extensions, as in vLL
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,24 +115,43 @@ class StreamOptions(Spec):
     """Last chunk with the token counts."""
 
 
-class ChatBody(Spec):
+class SamplingBody(Spec):
+    """Parameters that Chat Completions and Responses share."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    """Sampling seed; None uses a random seed per request."""
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """Return the parameters for the engine, with the defaults of the API."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            max_tokens=max_tokens,
+        )
+
+    def sampling_seed(self) -> int:
+        """Return the seed; a random one without."""
+        return secrets.randbits(31) if self.seed is None else self.seed
+
+
+class ChatBody(SamplingBody):
     """The supported parameters."""
 
     model: Name
     """Model name: `name`, or `name@version` to require that policy version."""
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     """Newer name of max_tokens in OpenAI's API."""
     n: int | None = Field(None, ge=1, le=128)
     """Number of responses to the conversation; response i uses seed + i."""
-    seed: Seed | None = None
-    """Sampling seed; None uses a random seed per request."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -182,15 +200,8 @@ def read_request(
         problems.append(Problem("stream_options", "is allowed with stream: true only"))
     if problems:
         raise SpecError(problems)
-    sampling = Sampling(
-        temperature=1.0 if chat.temperature is None else chat.temperature,
-        top_p=1.0 if chat.top_p is None else chat.top_p,
-        top_k=max(chat.top_k or 0, 0),
-        min_p=chat.min_p or 0.0,
-        max_tokens=chat.max_completion_tokens or chat.max_tokens or default_max_tokens,
-    )
-    version = policy(chat.model)
-    seed = secrets.randbits(31) if chat.seed is None else chat.seed
+    sampling = chat.sampling(chat.max_completion_tokens or chat.max_tokens or default_max_tokens)
+    version, seed = policy(chat.model), chat.sampling_seed()
     return ChatCompletionsRequest(
         requests=[ChatRequest(messages, tools, version, sampling, seed + index) for index in range(chat.n or 1)],
         stream=bool(chat.stream),
@@ -299,14 +310,6 @@ def check_arguments(text: str, path: str, spoken: Collection[str], problems: lis
         readable = False
     if not readable and text not in spoken:
         problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
-
-
-def is_object(text: str) -> bool:
-    """Return True for the text of a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from components.inference.protocol import Engine
+from components.inference.protocol import ModelEngine
 from components.models.spec import ModelSpec
 from components.rewards.llm.budget import Meter
 from components.trajectories.schema import Score, Trajectory
@@ -57,7 +57,7 @@ class Means:
     """Counter of judge calls and costs; it enforces the budget."""
     answers: Path | None = None
     """Folder of the judge answer cache; None disables the cache."""
-    engine: Callable[[ModelSpec | None], Engine] | None = None
+    engine: Callable[[ModelSpec | None], ModelEngine] | None = None
     """Factory of engines: with a ModelSpec, that model without an adapter; with None, the policy whose episodes are
     judged."""
     waiting: Callable[[str], None] = log.info

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from components.errors import ResourceError
+from components.chat_client import ChatClient
+from components.errors import BoundaryError, ResourceError
+from components.json_client import Patience
 from components.redaction import secret_variable
 from components.specs.base import Spec
 
@@ -46,6 +48,11 @@ def key_of(variable: str | None, key_path: str, server: str) -> str:
     return key
 
 
+def key_hint(variable: str | None, key_path: str) -> str:
+    """Return the remedy for a rejected key."""
+    return f"set {variable or f'one: {key_path}.key_variable=NAME'}"
+
+
 class ModelEndpoint(Spec):
     """A model behind a URL that speaks OpenAI's chat completions."""
 
@@ -68,6 +75,17 @@ class ModelEndpoint(Spec):
     def key(self) -> str:
         """Return the server's key; empty without a variable. Raise ResourceError if the variable is not set."""
         return key_of(self.key_variable, self.key_path, f"{self.url}{self.or_else()}")
+
+    def client(
+        self, timeout: float, retry_for: float, error: type[BoundaryError], at_once: int | None = None
+    ) -> ChatClient:
+        """Return a client of the server. Raise ResourceError if the variable of the key is not set.
+
+        timeout, retry_for: seconds for one response, and for which a failed request is retried. error: raised when a
+        request has failed for good. at_once: limit on concurrent requests; None is no limit."""
+        patience = Patience(timeout, retry_for, self.key_path)
+        hint = key_hint(self.key_variable, self.key_path)
+        return ChatClient(self.url, self.key(), patience, key_hint=hint, error=error, at_once=at_once)
 
     @classmethod
     def or_else(cls) -> str:

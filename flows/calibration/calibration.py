@@ -84,14 +84,12 @@ def episodes_of_run(spec: ExperimentSpec, context: Context, run: str, labels: Se
 
 def play(work: Work) -> dict[str, Artifact]:
     """Collect episodes of the held-out split, by the untrained model and by the environment's solver if it has one."""
-    from components.inference.spec import RemoteSpec, VllmSpec
     from components.models.weights import check_weights
     from flows.experiment.requests import Requests
     from flows.stages.episodes import scenarios_of
 
     spec, requests = work.spec, Requests(work.spec)
-    if isinstance(spec.inference, RemoteSpec | VllmSpec):
-        spec.inference.key()
+    spec.inference.check_prerequisites()
     check_weights(spec.model, work.context.cache)
     available = scenarios_of(spec.environment, spec.evaluate.split, work.context)
     count = min(spec.calibrate.scenarios, len(available))

@@ -38,7 +38,7 @@ from flows.history.records import Notice, RecordWriter, StageRecord
 from flows.stages import STAGES, episode_failures, selections
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
-from flows.stages.vllm_servers import with_server_urls
+from flows.stages.servers import with_server_urls
 from flows.terminal.console import Console, duration
 
 if TYPE_CHECKING:

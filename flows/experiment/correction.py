@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Literal
 
 from components.algorithms.spec import PolicyGradientSpec
-from components.inference.spec import EmbeddedSpec
 from flows.experiment.spec import ExperimentSpec
 
 
@@ -24,7 +23,7 @@ def difference(spec: ExperimentSpec, algorithm: PolicyGradientSpec) -> str | Non
     The embedded engine uses the trainer's weights. In float32 the two agree up to rounding; in half precision they do
     not, because sampling and training sum in different orders.
     """
-    if not isinstance(spec.inference, EmbeddedSpec):
+    if not spec.inference.in_process:
         return f"inference={spec.inference.name} has its own implementation of the model"
     if spec.model.dtype != "float32":
         return f"the engine and the trainer round differently in model.dtype={spec.model.dtype}"

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 
 from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact
-from components.inference.spec import VllmSpec
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.experiment.correction import resolve_correction
@@ -35,9 +34,8 @@ class Requests:
     def __init__(self, spec: ExperimentSpec):
         self.spec = spec
         self._data = spec.model_dump(mode="json", by_alias=True)
-        if isinstance(spec.inference, VllmSpec) and spec.model.lora is not None:
-            # The server needs the rank before the first adapter exists; stages that collect do not know it.
-            self._data["inference"]["max_lora_rank"] = spec.inference.max_lora_rank or spec.model.lora.rank
+        if spec.model.lora is not None:
+            self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
         if isinstance(spec.algorithm, PolicyGradientSpec):
             self._data["algorithm"]["correction"] = resolve_correction(spec, spec.algorithm)
 

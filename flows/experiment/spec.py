@@ -26,7 +26,7 @@ from components.errors import Problem
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rewards.llm.spec import EmbeddedJudge, asked_by
+from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
@@ -141,8 +141,7 @@ class ExperimentSpec(Spec):
 
     def judges(self) -> list[ModelSpec]:
         """Return the local LLM judge models of the reward."""
-        judges = [judge for judge in asked_by(self.reward) if isinstance(judge, EmbeddedJudge)]
-        return [judge.model.model(judge.context) for judge in judges]
+        return [judge.local_model for judge in asked_by(self.reward) if judge.local_model is not None]
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from components.compute.sky.spec import SkyPlace
 from components.compute.spec import PLACES
-from components.deployment.targets.spec import LocalTarget
 from components.errors import Problem, SpecError
 from components.specs import Spec, nearest, validate
 from flows.experiment.spec import ExperimentSpec
@@ -191,5 +190,8 @@ def _elsewhere(sky: LauncherSpec, spec: ExperimentSpec) -> Iterator[Problem]:
         yield Problem("feedback", f"{spec.feedback.path!r} is a file on this machine, {remote}; expected feedback=none")
     if spec.deploy.approve:
         yield Problem("deploy.approve", f"true: approval needs a user at the run, {remote}; expected false")
-    if isinstance(spec.deploy.target, LocalTarget):
-        yield Problem("deploy.target", f"'local' serves on the machine of the run, {remote}; expected null or a host")
+    if spec.deploy.target is not None and spec.deploy.target.on_this_machine:
+        yield Problem(
+            "deploy.target",
+            f"{spec.deploy.target.name!r} serves on the machine of the run, {remote}; expected null or a host",
+        )

@@ -28,7 +28,7 @@ from components.compute.offer import Offer, offers
 from components.compute.place import Place
 from components.compute.spec import StageName
 from components.errors import GuardStruck, ResourceError
-from components.rewards.llm.spec import PaidSpec, asked_by
+from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
 from components.rollout.spec import CollectSpec
 from flows.execution.overlap import BackgroundResult, T, sequential
@@ -334,7 +334,7 @@ class _Planner:
     def _judge_cost(self, request: Request, part: dict[str, Any]) -> float | None:
         """Return the cost of a stage's paid judges; None if unknown."""
         own = self.spec.evaluate.reward if request.stage == "evaluate" else None
-        if "reward" not in part or not any(isinstance(judge, PaidSpec) for judge in asked_by(own or self.spec.reward)):
+        if "reward" not in part or not any(judge.paid for judge in asked_by(own or self.spec.reward)):
             return 0.0
         episodes = most_episodes(request)
         if request.stage == "judge":

@@ -8,15 +8,16 @@ returns to the previous version.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from components.artifacts import Artifact
 from components.deployment.canary import check_endpoint
-from components.deployment.targets.protocol import Deployment, DeploymentTarget, Release
-from components.deployment.targets.spec import LocalTarget, TargetSpec
+from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, EspalierError
+from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from flows.history.records import Notice
 from flows.release.champion import ALIAS, Decision
 from flows.release.deployment_ledger import ActiveRelease, Ledger, where
@@ -45,6 +46,12 @@ class ReleaseOutcome:
         return {"state": self.state, "url": self.url, "model": self.model, "agreement": self.agreement}
 
 
+class CanaryEndpoint(RemoteSpec):
+    """Endpoint that is asked before it replaces the previous deployment."""
+
+    key_path: ClassVar[str] = "deploy.canary"
+
+
 def release(
     execution: Execution, export: Artifact, decision: Decision, step: int, registry: Registry
 ) -> ReleaseOutcome:
@@ -54,7 +61,7 @@ def release(
     new = Release(decision.name, decision.version, export.digest, export.path / "merged", spec.model.max_length)
     ledger = Ledger(Path(spec.root), decision.name)
     with ledger.lock():
-        outcome = _release(execution, ledger, spec.deploy.target.build(), new, export, decision)
+        outcome = _release(execution, ledger, spec.deploy.target, new, export, decision)
         if outcome.state == "rolled back":
             _restore_champion(registry, decision)
     execution.notice(Notice("deployment", step, outcome.text))
@@ -64,16 +71,14 @@ def release(
 def _release(
     execution: Execution, ledger: Ledger, target: DeploymentTarget, new: Release, export: Artifact, decision: Decision
 ) -> ReleaseOutcome:
-    spec = execution.spec.deploy
-    assert spec.target is not None
-    kind, previous = spec.target.name, ledger.active()
+    kind, previous = target.name, ledger.active()
     if not decision.is_champion:
         return ReleaseOutcome("skipped", f"{new.name} version {new.version} is not deployed: it is not champion")
     alive = previous is not None and previous.deployment.target == kind and target.alive(previous.deployment)
-    if previous is not None and alive and previous.release.digest == new.digest and not _moves(spec.target, previous):
+    if previous is not None and alive and previous.release.digest == new.digest and not _moves(target, previous):
         text = f"{new.name} version {new.version} is in use already at {where(previous.deployment)}"
         return ReleaseOutcome("already", text, previous.deployment.url, previous.deployment.model)
-    stopped = previous is not None and alive and _same_port(spec.target, previous.deployment)
+    stopped = previous is not None and alive and _same_port(target, previous.deployment)
     deployed: Deployment | None = None
     try:
         if stopped and previous is not None:
@@ -90,7 +95,7 @@ def _release(
     text = f"{new.name} version {new.version} is in use at {where(deployed)}"
     text += f"; canary: {agreement:.0%} of its prompts answered as the policy does" if agreement is not None else ""
     ledger.write(ActiveRelease(new, deployed), "deployed", text)
-    if previous is not None and alive and not stopped and deployed.target != "hub":
+    if previous is not None and alive and not stopped and not target.keeps_previous:
         target.take_back(previous.deployment)
     return ReleaseOutcome("deployed", text, deployed.url, deployed.model, agreement)
 
@@ -99,7 +104,22 @@ def _canary(execution: Execution, deployed: Deployment, export: Artifact) -> flo
     if deployed.url is None:
         return None
     spec = execution.spec.deploy.canary
-    return check_endpoint(deployed, export.path, prompts=spec.prompts, agreement=spec.agreement, timeout=spec.timeout)
+    with closing(RemoteEngine(canary_endpoint(deployed, spec.timeout))) as engine:
+        return check_endpoint(engine, deployed, export.path, prompts=spec.prompts, agreement=spec.agreement)
+
+
+def canary_endpoint(deployment: Deployment, timeout: float) -> CanaryEndpoint:
+    """Return the spec of the engine that asks a deployment. timeout: seconds for one answer, and for which a failing
+    endpoint is retried."""
+    assert deployment.url is not None, f"{deployment.target} has no endpoint"
+    return CanaryEndpoint(
+        url=deployment.url,
+        model=deployment.model,
+        key_variable=deployment.key_variable,
+        tokens=False,
+        timeout=timeout,
+        retry_for=timeout,
+    )
 
 
 def _roll_back(
@@ -133,24 +153,16 @@ def _restore_champion(registry: Registry, decision: Decision) -> None:
 
 def check(spec: ExperimentSpec) -> None:
     """Raise ResourceError if a champion could not be deployed, as far as this can be checked before the run."""
-    from components.deployment.targets.local import Local
-
-    target = spec.deploy.target
-    assert target is not None
-    name, instance = spec.deploy.name or spec.name, target.build()
-    instance.check(name)
-    if isinstance(target, LocalTarget):
-        active = Ledger(Path(spec.root), name).active()
-        replaced = active is not None and _same_port(target, active.deployment) and instance.alive(active.deployment)
-        if not replaced:  # an active server of this model stops before the new one starts, which frees the port
-            Local(target).free()
+    assert spec.deploy.target is not None
+    name = spec.deploy.name or spec.name
+    active = Ledger(Path(spec.root), name).active()
+    spec.deploy.target.check(name, None if active is None else active.deployment)
 
 
-def _moves(target: TargetSpec, active: ActiveRelease) -> bool:
+def _moves(target: DeploymentTarget, active: ActiveRelease) -> bool:
     """Return True if the target has a fixed port and the active server uses another one."""
-    return bool(getattr(target, "port", 0)) and not _same_port(target, active.deployment)
+    return bool(target.fixed_port) and not _same_port(target, active.deployment)
 
 
-def _same_port(spec: Any, deployment: Deployment) -> bool:
-    port = getattr(spec, "port", 0)
-    return bool(port) and deployment.details.get("port") == str(port)
+def _same_port(target: DeploymentTarget, deployment: Deployment) -> bool:
+    return bool(target.fixed_port) and deployment.details.get("port") == str(target.fixed_port)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import lock_file
-from components.deployment.targets.protocol import Deployment, Release
+from components.deployment.targets.base import Deployment, Release
 from components.json_text import read_json
 
 FOLDER = "deployments"

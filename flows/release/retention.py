@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from components.artifacts.names import is_key
-from components.deployment.targets.spec import LocalTarget
+from components.deployment.targets.spec import local_target
 from components.errors import ResourceError
 from components.json_text import parse_json
 from components.redaction import mask_text
@@ -59,10 +59,8 @@ class Holder:
     @property
     def served(self) -> bool:
         """True if a server on this machine has the export loaded."""
-        active = self.in_use
-        if active is None or active.deployment.target != "local":
-            return False
-        return LocalTarget().build().alive(active.deployment)
+        target = None if self.in_use is None else local_target(self.in_use.deployment)
+        return self.in_use is not None and target is not None and target.alive(self.in_use.deployment)
 
 
 class MLflowStore:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact, Draft
-from components.deployment.card import model_card, placeless
+from components.deployment.card import ModelCard, placeless
 from components.deployment.spec import DeploySpec, Format
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest
@@ -104,8 +104,7 @@ def _write(
 
     names = list(evaluations)
     base_dir, learned = prepare(spec.model, context.cache), folder_of(inputs["policy"].path)
-    card = functools.partial(
-        model_card,
+    card = ModelCard(
         name=spec.name,
         model=spec.model,
         experiment=spec.experiment,
@@ -123,16 +122,16 @@ def _write(
     if "adapter" in formats:
         base = spec.model.name
         size += export_adapter(
-            base_dir, learned, out / "adapter", card(form="adapter"), base=base, revision=spec.model.revision
+            base_dir, learned, out / "adapter", card.text("adapter"), base=base, revision=spec.model.revision
         )
     with tempfile.TemporaryDirectory(prefix="merged-", dir=context.scratch) as scratch:
         merged = out / "merged" if "merged" in formats else Path(scratch)
         if {"merged", "gguf"} & set(formats):
-            written = export_merged(base_dir, learned, merged, card(form="merged"))
+            written = export_merged(base_dir, learned, merged, card.text("merged"))
             size += written if "merged" in formats else 0
         if "gguf" in formats:
             precision = spec.deploy.gguf
-            size += export_gguf(merged, out / "gguf", card(form="gguf"), name=spec.name, precision=precision)
+            size += export_gguf(merged, out / "gguf", card.text("gguf"), name=spec.name, precision=precision)
     return size
 
 
@@ -168,12 +167,10 @@ def _served(
     spec: DeployStage, draft: Draft, requests: list[ChatRequest], answers: list[ChatCompletion]
 ) -> dict[str, float]:
     from components.deployment.check import check_serving
-    from components.inference.server import serve_model
+    from components.inference.server import engine_over_http
 
     model = spec.model
-    serve = functools.partial(
-        serve_model, name=spec.name, max_length=model.max_length, dtype=model.dtype, device=model.device
-    )
+    serve = functools.partial(engine_over_http, max_length=model.max_length, dtype=model.dtype, device=model.device)
     checked = check_serving(draft.path / "merged", requests, answers, serve=serve)
     return {f"served/{name}": value for name, value in checked.items()}
 

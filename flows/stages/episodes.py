@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import BoundaryError, EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures
+from components.errors import (
+    BoundaryError,
+    EnvironmentAway,
+    EnvironmentFailed,
+    Problem,
+    SpecError,
+    TooManyFailures,
+)
 from components.exceptions import is_foreign, passes
-from components.inference.protocol import BASE_POLICY, Engine
-from components.inference.spec import EmbeddedSpec, InferenceSpec, VllmSpec
+from components.inference.protocol import BASE_POLICY, Engine, ModelEngine
+from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.rollout.listener import EpisodeListener
@@ -31,9 +38,6 @@ from flows.stages.base import Context
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
-    from components.inference.remote import RemoteEngine
-    from components.inference.transformers_engine import TransformersEngine
-    from components.inference.vllm.engine import VllmEngine
     from components.rollout.live_view import Live
     from components.rollout.own_agent import OwnAgent
     from components.rollout.players.player import Player
@@ -119,7 +123,7 @@ class Actor:
     adapter: Path | None = None
     """PEFT folder of a policy that is not an artifact."""
 
-    def engine(self, context: Context, kind: str = "engine") -> TransformersEngine | RemoteEngine | VllmEngine:
+    def engine(self, context: Context, kind: str = "engine") -> ModelEngine:
         """Return the loaded engine. kind: name in the cache of loaded engines."""
         return warm_engine(self.model, self.policy, context, self.inference, self.adapter, kind)
 
@@ -209,9 +213,7 @@ def play(
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
 
 
-def _other_engine(
-    actor: Actor, ways: CollectSpec, context: Context
-) -> TransformersEngine | RemoteEngine | VllmEngine | None:
+def _other_engine(actor: Actor, ways: CollectSpec, context: Context) -> ModelEngine | None:
     """Return the engine of the teacher, or of an opponent other than the policy; None if there is neither."""
     if ways.opponent == "base":
         return Actor(actor.model, actor.inference).engine(context, "opponent")
@@ -255,11 +257,14 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
     if agent.function is None:
         yield None
         return
+    from components.inference.app import AppOptions
     from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
 
     engines: dict[str, Any] = {}
-    with ModelServer(engine, MODEL, engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens) as server:
+    with ModelServer(
+        engine, MODEL, AppOptions(engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens)
+    ) as server:
         yield OwnAgent(agent.function.build(), server.url, engines)
 
 
@@ -319,53 +324,19 @@ def warm_engine(
     inference: InferenceSpec | None = None,
     adapter: Path | None = None,
     kind: str = "engine",
-) -> TransformersEngine | RemoteEngine | VllmEngine:
+) -> ModelEngine:
     """Return the engine with the policy loaded (None: the base model, or `adapter` on it). inference: None means
     embedded. kind: name in the cache of loaded engines; each engine holds one policy."""
     from components.algorithms.train import policy_digest
     from components.models import trained_weights
 
-    inference = inference or EmbeddedSpec()
-    recipe = (model.base() | model.content(), inference.model_dump())
-    engine = context.warm.get(kind, recipe, lambda: _engine(model, inference, context))
+    engine_spec = inference or EmbeddedSpec()
+    recipe = (model.base() | model.content(), engine_spec.model_dump())
+    engine = context.warm.get(kind, recipe, lambda: engine_spec.build(model, context))
     if adapter is not None:
         engine.load_policy(trained_weights.digest(adapter), str(adapter))
     elif policy is None:
         engine.load_policy(BASE_POLICY, None)
     else:
         engine.load_policy(policy_digest(policy.path), str(trained_weights.folder_of(policy.path)))
-    return engine
-
-
-def _engine(
-    model: ModelSpec, inference: InferenceSpec, context: Context
-) -> TransformersEngine | RemoteEngine | VllmEngine:
-    if isinstance(inference, EmbeddedSpec):
-        from components.inference.transformers_engine import TransformersEngine
-        from components.models.weights import prepare
-
-        base_dir = prepare(model, context.cache)
-        return TransformersEngine(base_dir, max_length=model.max_length, dtype=model.dtype, device=model.device)
-    engine: RemoteEngine | VllmEngine
-    if isinstance(inference, VllmSpec):
-        from components.inference.vllm.engine import VllmEngine
-        from components.models.weights import prepare
-        from flows.stages.vllm_servers import vllm_server
-
-        base_dir = prepare(model, context.cache)
-        if inference.urls:
-            engine = VllmEngine(inference, base_dir, max_length=model.max_length, urls=inference.urls)
-        else:
-            server = vllm_server(model, inference, context)
-            ours: dict[str, Any] = {"urls": [server.url], "ours": True, "watch": server.check}
-            engine = VllmEngine(inference, base_dir, max_length=model.max_length, **ours)
-    else:
-        from components.inference.remote import RemoteEngine
-
-        engine = RemoteEngine(inference)
-    try:
-        engine.check()
-    except BaseException:
-        engine.close()
-        raise
     return engine

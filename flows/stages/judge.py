@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.artifacts import Artifact, Draft
 from components.errors import JudgeError, Problem, SpecError
-from components.inference.protocol import Engine
+from components.inference.protocol import ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.composition.moments import Moments
@@ -212,7 +212,7 @@ def judging(
 def _means(
     meter: Meter, context: Context, model: ModelSpec, policy: Artifact | None, inference: InferenceSpec | None
 ) -> Means:
-    def engine(other: ModelSpec | None) -> Engine:
+    def engine(other: ModelSpec | None) -> ModelEngine:
         from flows.stages.episodes import warm_engine
 
         if other is None:

@@ -26,7 +26,7 @@ from components.algorithms.spec import (
 )
 from components.algorithms.train import train
 from components.errors import ArtifactError, TrainingDiverged
-from components.inference.sampling import truncate
+from components.inference.transformers.sampling import truncate
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
 from tests.algorithms import papers

@@ -126,7 +126,7 @@ def test_a_training_goes_on_from_its_checkpoint(base_dir, trained, tmp_path):
 
 
 def test_the_engine_and_the_export_compute_what_was_trained(base_dir, trained, tmp_path):
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     policy = Policy(base_dir, WHOLE, seed=0)
     policy.load(policy.folder(trained))
@@ -250,7 +250,7 @@ def test_tied_weights_that_are_stored_twice_are_sampled_from(base_dir, tmp_path)
 
     from safetensors.torch import save_file
 
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     shutil.copytree(base_dir, tmp_path / "twice")
     tensors = load_file(base_dir / "model.safetensors")

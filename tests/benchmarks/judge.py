@@ -166,7 +166,7 @@ def ours(url: str) -> Form:
     from components.models.spec import ModelSpec
     from components.rewards.judge import judge
     from components.rewards.judges.ruler import Ruler
-    from components.rewards.llm.spec import ServedJudge
+    from components.rewards.llm.models.served import ServedJudge
     from components.rewards.protocol import Means
     from components.trajectories.schema import History, Message, Scenario, Trajectory
 

@@ -146,9 +146,8 @@ Play = Callable[[int, int], None]
 def ours(url: str) -> Play:
     sys.path.insert(0, str(CODE))
     from components.environments.protocol import Step
+    from components.inference.engines.remote import RemoteEngine, RemoteSpec
     from components.inference.protocol import Sampling
-    from components.inference.remote import RemoteEngine
-    from components.inference.spec import RemoteSpec
     from components.rollout.collector import run_episodes
     from components.rollout.request import episode_requests
     from components.rollout.spec import EpisodeLimits

@@ -8,11 +8,12 @@ from typing import Any
 import openai
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard as HubCard
 
-from components.deployment.card import model_card
+from components.deployment.card import ModelCard
 from components.deployment.export import export_merged as export
 from components.evaluation.metrics import paired_difference, summarise
+from components.inference.app import AppOptions
 from components.inference.server import serve_model
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Trajectory
@@ -29,6 +30,10 @@ EXPERIMENT: dict[str, Any] = {
     "compute": {"default": "local"},
     "tracking": {"uri": None},
 }
+
+
+def model_card(form: Any, **facts: Any) -> str:
+    return ModelCard(**facts).text(form)
 
 
 def episodes(held_out: list[Trajectory], successes: int) -> list[Trajectory]:
@@ -77,7 +82,7 @@ def blocks(card: str, language: str) -> list[str]:
 
 
 def test_the_front_matter_is_what_the_hub_reads(arguments):
-    data = ModelCard(model_card(**arguments)).data
+    data = HubCard(model_card(**arguments)).data
     assert data.base_model == "smollm2-135m-instruct"
     assert data.library_name == "transformers"
     assert [(result.metric_type, result.metric_value) for result in data.eval_results] == [
@@ -137,7 +142,9 @@ def test_the_code_in_the_card_runs(arguments, base_dir, adapter_dir, tmp_path, m
     load, ask = blocks((tmp_path / "out" / "README.md").read_text(), "python")
     monkeypatch.chdir(tmp_path / "out")
     exec(load, {})
-    with serve_model(tmp_path / "out", name="shop-agent", max_length=512, default_max_tokens=8) as server:
+    with serve_model(
+        tmp_path / "out", name="shop-agent", max_length=512, app=AppOptions(default_max_tokens=8)
+    ) as server:
         names: dict[str, Any] = {}
         exec(ask.replace("http://127.0.0.1:8000/v1", server.url), names)
         names["client"].close()

@@ -13,16 +13,16 @@ from components.deployment.check import check_serving, opening_requests
 from components.deployment.export import export_merged as export
 from components.errors import EngineError
 from components.inference.protocol import BASE_POLICY
-from components.inference.server import serve_model
+from components.inference.server import engine_over_http
 from tests.deployment.tiny import TINY, write_adapter
 
-SERVE = partial(serve_model, max_length=TINY.max_length, device="cpu")
+SERVE = partial(engine_over_http, max_length=TINY.max_length, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def policy(base_dir, adapter_dir):
     """Return the engine with the trained adapter."""
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     engine = TransformersEngine(base_dir, max_length=TINY.max_length, device="cpu")
     engine.load_policy("trained", str(adapter_dir))

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.deployment.targets.protocol import Deployment, Release
-from components.deployment.targets.spec import LocalTarget
+from components.deployment.targets.base import Deployment, Release
+from components.deployment.targets.local import LocalTarget
 from components.errors import ResourceError
 from flows.deployments import main
 from flows.release.deployment_ledger import ActiveRelease, Ledger
@@ -30,7 +30,7 @@ def command(tmp_path, capsys):
 
 def put(root: Path, name: str, folder: Path, **target) -> ActiveRelease:
     release = Release(name, "3", "ab" * 32, folder, 512)
-    in_use = ActiveRelease(release, LocalTarget(**target).build().deploy(release, root / "deployments"))
+    in_use = ActiveRelease(release, LocalTarget(**target).deploy(release, root / "deployments"))
     Ledger(root, name).write(in_use, "deployed", "")
     return in_use
 
@@ -108,6 +108,6 @@ def test_vllm_is_restarted_with_the_same_command(tmp_path, base_dir, command):
 
 
 def test_missing_vllm_is_reported_before_the_run(tmp_path):
-    target = LocalTarget(engine="vllm", python=str(tmp_path / "nowhere")).build()
+    target = LocalTarget(engine="vllm", python=str(tmp_path / "nowhere"))
     with pytest.raises(ResourceError, match=r"deploy.target.python: .*nowhere.* does not exist.*make vllm"):
         target.check("shop")

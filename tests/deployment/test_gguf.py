@@ -16,7 +16,7 @@ from components.deployment.export import export_adapter, export_gguf, export_mer
 from components.deployment.gguf import check_architecture, write_gguf
 from components.deployment.load import load_adapter, load_gguf
 from components.errors import ArtifactError, EngineError, ResourceError
-from components.inference.transformers_engine import TransformersEngine
+from components.inference.transformers.engine import TransformersEngine
 from components.models.weights import load_model, load_tokenizer
 from tests.deployment.small import write_llama
 from tests.deployment.tiny import write_adapter

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from components.deployment.targets.protocol import Release
-from components.deployment.targets.spec import HubTarget
+from components.deployment.targets.base import Release
+from components.deployment.targets.hub import HubTarget
 from components.errors import DeployError, ResourceError
 
 TOKEN = "hf_secret"
@@ -152,7 +152,7 @@ def release(tmp_path):
 
 
 def target(hub: FakeHub) -> Any:
-    return HubTarget(repository="me/shop", url=hub.url).build()
+    return HubTarget(repository="me/shop", url=hub.url)
 
 
 def test_release_is_verified_before_main(hub, release, tmp_path):

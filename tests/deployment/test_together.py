@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from components.deployment.canary import FILE, check_endpoint
-from components.deployment.targets.protocol import Release
-from components.deployment.targets.spec import TogetherTarget
+from components.deployment.targets.base import Release
+from components.deployment.targets.together import TogetherTarget
 from components.errors import DeployError, ResourceError, WaitTimeout
+from components.inference.engines.remote import RemoteEngine
+from flows.release.deployment import canary_endpoint
 
 KEY = "secret-of-the-host"
 
@@ -109,7 +111,7 @@ def release(tmp_path):
 def target(host: Host, **changes: Any) -> Any:
     quick = {"poll": 0.02, "ready_timeout": 5.0, "retry_for": 2.0, "timeout": 5.0}
     data = {"source": "me/shop", "hardware": "1x_nvidia_h100_80gb_sxm", "url": host.url, **quick, **changes}
-    return TogetherTarget(**data).build()
+    return TogetherTarget(**data)
 
 
 def test_a_release_is_fetched_gets_an_endpoint_and_answers(host, release, tmp_path):
@@ -140,14 +142,15 @@ def test_canary_compares_with_the_policys_answers(host, release, tmp_path):
         for text in ("On its way.", "On its way.", "Nowhere.", "On its way.")
     ]
     (tmp_path / FILE).write_text(json.dumps(records))
-    ask = {"timeout": 2.0}
-    assert check_endpoint(deployment, tmp_path, prompts=4, agreement=0.75, **ask) == 0.75
-    assert check_endpoint(deployment, tmp_path, prompts=2, agreement=1.0, **ask) == 1.0
+    engine = RemoteEngine(canary_endpoint(deployment, timeout=2.0))
+    assert check_endpoint(engine, deployment, tmp_path, prompts=4, agreement=0.75) == 0.75
+    assert check_endpoint(engine, deployment, tmp_path, prompts=2, agreement=1.0) == 1.0
     with pytest.raises(DeployError, match=r"0\.75 of 4 .*agreement is 1; prompt 2: it answers .*On its way.*Nowhere"):
-        check_endpoint(deployment, tmp_path, prompts=4, agreement=1.0, **ask)
+        check_endpoint(engine, deployment, tmp_path, prompts=4, agreement=1.0)
     host.says = ""
     with pytest.raises(DeployError, match="an empty answer, 3 times in a row"):
-        check_endpoint(deployment, tmp_path, prompts=4, agreement=0.0, **ask)
+        check_endpoint(engine, deployment, tmp_path, prompts=4, agreement=0.0)
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -185,4 +188,4 @@ def test_unreachable_host(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
     spec = TogetherTarget(source="me/shop", hardware="x", url="http://127.0.0.1:9/v1", retry_for=0.1)
     with pytest.raises(ResourceError, match=re.escape("deploy.target.url: http://127.0.0.1:9/v1 cannot be used")):
-        spec.build().check("shop")
+        spec.check("shop")

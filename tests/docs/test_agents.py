@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from components.inference.app import AppOptions
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
@@ -38,7 +39,7 @@ def agent(tmp_path):
 def play(agent, engine, tasks, **options):
     engines: dict = {}
     scenarios = [Scenario(f"s{index}", task, "train") for index, task in enumerate(tasks)]
-    with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
         player = Player(OwnAgent(agent, server.url, engines))
         return collect(engine, Echo, scenarios, player=player, group_size=1, timeout=600.0, **options)
 

@@ -76,8 +76,9 @@ def test_a_prefect_server_that_dies_costs_a_warning(tmp_path, undisturbed):
 
 @pytest.mark.slow
 def test_an_engine_that_fails_all_the_time_costs_time_and_no_episode(tmp_path, undisturbed):
+    from components.inference.app import AppOptions
     from components.inference.server import ModelServer
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
     from components.models.spec import ModelSpec
     from components.models.weights import prepare
 
@@ -86,7 +87,10 @@ def test_an_engine_that_fails_all_the_time_costs_time_and_no_episode(tmp_path, u
     often = [None, status(500), None, status(429, Retry_After="0.1"), None, cut, None]
     faults = [*often, EMPTY, *often, *often, answer("<html>"), *often]
     place = Place(tmp_path)
-    with ModelServer(engine, "tiny", adapters=place.root) as server, Line(server.url, faults * 1000) as line:
+    with (
+        ModelServer(engine, "tiny", AppOptions(adapters=place.root)) as server,
+        Line(server.url, faults * 1000) as line,
+    ):
         remote = ("inference=remote", f"inference.url={line.url}", "inference.model=tiny", "inference.retry_for=60")
         done = place.run(*SMALL, *remote)
         assert len(line.seen) > 50

@@ -309,7 +309,7 @@ def test_the_seed_of_a_reward_and_of_those_inside_it_moves_from_turn_to_turn():
 
 def test_ruler_says_at_which_place_it_shows_each():
     from components.rewards.judges.ruler import Ruler, _Table
-    from components.rewards.llm.spec import PolicyJudge
+    from components.rewards.llm.models.local import PolicyJudge
 
     ruler = Ruler(PolicyJudge(), seed=4)
     table = _Table(EPISODES[:4], 4)

@@ -19,7 +19,7 @@ AGENT = {"max_turns": 2, "max_tokens": 12}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
     from components.models.weights import prepare
 
     folder = prepare(TINY, tmp_path_factory.getbasetemp() / "models")

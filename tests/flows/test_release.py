@@ -13,9 +13,9 @@ import pytest
 
 from components.deployment.canary import FILE
 from components.deployment.spec import CanarySpec, DeploySpec
-from components.deployment.targets.protocol import Deployment, Release
+from components.deployment.targets.base import Deployment, Release
 from components.errors import DeployError, ResourceError
-from components.inference.server import ModelServer
+from components.inference.server import ListenOptions, ModelServer
 from flows.release.champion import Decision
 from flows.release.deployment import check, release
 from flows.release.deployment_ledger import ActiveRelease, Ledger
@@ -41,21 +41,21 @@ class Served:
     """Target that deploys releases as servers in this process, each with its own answers."""
 
     name = "local"
+    keeps_previous = False
 
     def __init__(self, port: int = 0):
-        self.port = port
+        self.fixed_port = port
         self.says: dict[str, str] = {}
         """Answers by version."""
         self.up: dict[str, ModelServer] = {}
         """Running servers by URL."""
 
-    def build(self) -> Served:
-        return self
-
     def deploy(self, new: Release, root: Any) -> Deployment:
         if new.version not in self.says:
             raise DeployError("the server exited during startup")
-        server = ModelServer(Scripted(*[self.says[new.version]] * 9), new.name, port=self.port)
+        server = ModelServer(
+            Scripted(*[self.says[new.version]] * 9), new.name, listen=ListenOptions(port=self.fixed_port)
+        )
         server.__enter__()
         self.up[server.url] = server
         details = {"port": str(server.port)}
@@ -135,7 +135,7 @@ def test_what_fails_leaves_in_use_what_was(put, target, tmp_path, says, message)
 def test_on_a_port_of_its_own_the_server_before_it_is_started_again(put, target, tmp_path):
     target.says = {"1": "Here.", "2": "Nowhere."}
     first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
-    target.port = int(first.rsplit(":", 1)[1].partition("/")[0])
+    target.fixed_port = int(first.rsplit(":", 1)[1].partition("/")[0])
     outcome, notices, _ = put(WON, "b" * 64)
     assert outcome.state == "rolled back"
     assert "Version 1 is in use again at" in notices[0].message
@@ -146,11 +146,11 @@ def test_another_port_moves_what_is_in_use(put, target, tmp_path):
     target.says = {"1": "Here."}
     first = put(replace(WON, version="1", verdict="first", against=None), "a" * 64)[0].url
     with socket.create_server(("127.0.0.1", 0)) as free:
-        target.port = free.getsockname()[1]
+        target.fixed_port = free.getsockname()[1]
     outcome, _, _ = put(replace(WON, version="1", verdict="already"), "a" * 64)
     assert outcome.state == "deployed"
     assert list(target.up) == [outcome.url] != [first]
-    assert f":{target.port}/" in outcome.url
+    assert f":{target.fixed_port}/" in outcome.url
 
 
 def test_a_port_that_is_taken_is_said_before_the_run_but_for_our_own_server(tmp_path):

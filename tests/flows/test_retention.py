@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.artifacts import Store
-from components.deployment.targets.protocol import Deployment, Release
+from components.deployment.targets.base import Deployment, Release
 from components.models.weights import load_model, load_tokenizer, prepare
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec

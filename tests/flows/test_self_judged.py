@@ -34,6 +34,9 @@ class Pretend:
         self.policy = version
         self.requests = []
 
+    def release(self):
+        pass
+
     async def chat(self, request):
         assert request.policy == self.policy
         self.requests.append(request)

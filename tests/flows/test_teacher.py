@@ -115,7 +115,7 @@ def test_episodes_say_whose_tokens_they_hold(tmp_path, context):
 
 
 def test_a_server_plays_without_saying_its_tokens(tmp_path, context, base_dir):
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     with ModelServer(TransformersEngine(base_dir, max_length=2048, device="cpu"), "large") as running:
         found = played(tmp_path, context, inference={**REMOTE, "url": running.url})

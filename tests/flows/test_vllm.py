@@ -11,7 +11,7 @@ from components.trajectories.store import read_trajectories
 from flows.experiment.compose import check
 from flows.stages.base import Request
 from flows.stages.execute import request_key, run_stage
-from flows.stages.vllm_servers import with_server_urls
+from flows.stages.servers import with_server_urls
 from tests.deployment.tiny import TINY
 from tests.inference.fake import environment
 

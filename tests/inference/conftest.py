@@ -33,7 +33,7 @@ def reference(base_dir):
 @pytest.fixture
 def make_engine(base_dir):
     """Makes engines on the tiny model."""
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     def make(folder: Path = base_dir, *, max_length: int = 512, **options):
         return TransformersEngine(folder, max_length=max_length, device="cpu", **options)

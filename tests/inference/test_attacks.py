@@ -19,7 +19,7 @@ from components.errors import ContextOverflow, EngineError, PromptRefused, Resou
 from components.inference import connection, wire
 from components.inference import server as server_module
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.server import ModelServer
+from components.inference.server import ListenOptions, ModelServer
 from components.inference.strict_json import MAX_DEPTH, MAX_VALUES, parse
 from components.specs.served import SERVER_KEY_VARIABLE
 from tests.inference.exact import ask, assert_exact
@@ -184,7 +184,7 @@ def echo():
 
 @pytest.fixture(scope="module")
 def locked():
-    with ModelServer(EchoEngine(), "shop", key=KEY) as server:
+    with ModelServer(EchoEngine(), "shop", listen=ListenOptions(key=KEY)) as server:
         yield server
 
 
@@ -229,7 +229,9 @@ def test_host_must_name_this_server(echo, host, status):
 
 
 def test_further_hosts_may_be_allowed():
-    with ModelServer(EchoEngine(), "shop", allowed_hosts=["models.example", "tunnel:9000"]) as server:
+    with ModelServer(
+        EchoEngine(), "shop", listen=ListenOptions(allowed_hosts=("models.example", "tunnel:9000"))
+    ) as server:
         hosts = {"models.example": 200, "models.example:7": 200, "tunnel:9000": 200, "tunnel:1": 421, "evil": 421}
         assert {host: get(server, host=host).status for host in hosts} == hosts
 
@@ -278,18 +280,18 @@ def test_two_keys_are_none(locked):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "models.example"])
 def test_without_a_key_only_this_machine_is_served(host):
     with pytest.raises(ResourceError, match=r"requires an API key. Set the environment variable ESPALIER_SERVER_KEY"):
-        ModelServer(EchoEngine(), "shop", host=host)
+        ModelServer(EchoEngine(), "shop", listen=ListenOptions(host=host))
 
 
 @pytest.mark.parametrize("key", ["short", "with a space in it", "x" * 15, "é" * 20])
 def test_a_key_that_is_weak_or_no_header_is_refused(key):
     with pytest.raises(ResourceError, match="at least 16 printable ASCII characters") as caught:
-        ModelServer(EchoEngine(), "shop", key=key)
+        ModelServer(EchoEngine(), "shop", listen=ListenOptions(key=key))
     assert key not in str(caught.value)
 
 
 def test_on_all_addresses_the_key_is_asked_for_and_any_host_passes():
-    with ModelServer(EchoEngine(), "shop", host="0.0.0.0", key=KEY) as server:
+    with ModelServer(EchoEngine(), "shop", listen=ListenOptions(host="0.0.0.0", key=KEY)) as server:
         for host in ("10.0.0.7:8000", "models.example"):
             assert get(server, host=host).status == 401
             assert get(server, host=host, authorization=f"Bearer {KEY}").status == 200
@@ -319,7 +321,7 @@ def test_the_command_takes_the_key_from_the_environment_only(base_dir, monkeypat
     monkeypatch.setattr(server_module, "serve_model", serve_model)
     monkeypatch.setenv(SERVER_KEY_VARIABLE, KEY)
     assert server_module.main([str(base_dir), "--host", "0.0.0.0", "--allowed-host", "a", "--allowed-host", "b:1"]) == 2
-    assert (received["key"], received["allowed_hosts"]) == (KEY, ["a", "b:1"])
+    assert (received["listen"].key, received["listen"].allowed_hosts) == (KEY, ("a", "b:1"))
     assert KEY not in caplog.text
 
 
@@ -521,37 +523,37 @@ def test_a_tool_without_parameters_is_a_tool(attacked: Victim):
 
 def test_a_row_without_finite_logits_leaves_nothing_behind(engine, reference, monkeypatch):
     """Its keys and values are not finite either, and masked ones would still spread to the next row in its slot."""
-    forward = engine._forward
+    forward = engine.batch._forward
 
     def spoiled(tokens, positions, rows):
         logits = forward(tokens, positions, rows)
         if isinstance(rows, slice):
-            for place, row in enumerate(engine._active):
+            for place, row in enumerate(engine.batch.active):
                 if row.request.seed == 666:
-                    engine.cache.kv[:, :, place, :, :100] = torch.nan
+                    engine.batch.cache.kv[:, :, place, :, :100] = torch.nan
                     logits[place] = torch.nan
         return logits
 
-    monkeypatch.setattr(engine, "_forward", spoiled)
+    monkeypatch.setattr(engine.batch, "_forward", spoiled)
     first, bad, last = together(engine, ask("a" * 30), ask("b" * 30, seed=666), ask("c" * 30, seed=2))
     assert isinstance(bad, EngineError)
     assert_exact(reference, first)
     assert_exact(reference, last)
-    monkeypatch.setattr(engine, "_forward", forward)
-    assert torch.isfinite(engine.cache.kv).all()
+    monkeypatch.setattr(engine.batch, "_forward", forward)
+    assert torch.isfinite(engine.batch.cache.kv).all()
     for answer in together(engine, *(ask("b" * 30, seed=seed) for seed in range(5))):
         assert_exact(reference, answer)
 
 
 def test_a_prompt_that_cannot_be_computed_fails_without_those_under_way(engine, reference, monkeypatch):
-    prefill = engine._prefill
+    prefill = engine.batch.prefill
 
     def failing(batch):
         if any("b" * 30 in str(row.request.messages) for row in batch):
             raise RuntimeError("out of memory")
         prefill(batch)
 
-    monkeypatch.setattr(engine, "_prefill", failing)
+    monkeypatch.setattr(engine.batch, "prefill", failing)
 
     async def one_after_the_other():
         first = asyncio.create_task(engine.chat(ask("a" * 30, max_tokens=60)))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
-from components.inference import transformers_engine
 from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
+from components.inference.transformers import batch
 from components.rollout.capture import Capture
 from tests.deployment.tiny import write_adapter
 from tests.inference.exact import ask, assert_exact, go_on, logits
@@ -34,7 +34,7 @@ def force(monkeypatch, *token_ids: int) -> None:
         token = left.pop(0)
         return [token] * len(samplings), torch.log_softmax(logits_BV, -1)[:, token].tolist()
 
-    monkeypatch.setattr(transformers_engine, "draw", draw)
+    monkeypatch.setattr(batch, "draw", draw)
 
 
 def test_greedy_answers_are_those_of_generate(engine, reference):

@@ -99,17 +99,17 @@ def test_requests_that_come_and_go_at_any_time(make_engine, reference):
 
 def test_a_request_that_arrives_during_a_pass_is_not_lost(engine):
     """The pass rewrites its own lists while callers add to theirs."""
-    admit = engine._admit
+    admit = engine.batch.admit
 
-    def admit_slowly():
-        batch = admit()
+    def admit_slowly(waiting):
+        batch = admit(waiting)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)  # callers run in between
         return batch
 
     async def two_callers():
         nonlocal loop
         loop = asyncio.get_running_loop()
-        engine._admit = admit_slowly
+        engine.batch.admit = admit_slowly
         first = asyncio.create_task(engine.chat(ask("a", max_tokens=3)))
         await asyncio.sleep(0.005)
         return await asyncio.wait_for(asyncio.gather(first, engine.chat(ask("b", max_tokens=3))), 600)
@@ -164,7 +164,7 @@ def test_a_loop_that_ends_in_the_middle_of_an_answer(engine, reference, adapter_
 
 def test_a_pass_is_given_up_when_nobody_waits(engine):
     """A long prefill ends at the next forward pass."""
-    forward = engine._forward
+    forward = engine.batch._forward
     passes = 0
 
     def slowly(*arguments):
@@ -177,7 +177,7 @@ def test_a_pass_is_given_up_when_nobody_waits(engine):
     async def give_up():
         nonlocal loop
         loop = asyncio.get_running_loop()
-        engine._forward = slowly
+        engine.batch._forward = slowly
         for index in range(6):  # of unlike length: each is prefilled by a pass of its own
             asyncio.create_task(engine.chat(ask(f"{index}" * 4 * 3**index, max_tokens=50)))  # noqa: RUF006
         while not passes:
@@ -226,7 +226,7 @@ def test_a_failing_pass_fails_its_requests_and_no_others(engine, reference, monk
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_decode_logits", out_of_memory)
+        patch.setattr(engine.batch, "_decode_logits", out_of_memory)
         errors = asyncio.run(ask_three())
     assert [type(error) for error in errors] == [EngineError] * 3
     assert str(errors[0]) == "RuntimeError: out of memory"

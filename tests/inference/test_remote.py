@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from components import json_client
+from components import json_client, retry
 from components.environments.worlds.shop import Shop
 from components.errors import ContextOverflow, EngineError, ResourceError, SpecError, StalePolicy, TooManyFailures
+from components.inference.app import AppOptions
+from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.remote import RemoteEngine
 from components.inference.server import ModelServer
-from components.inference.spec import RemoteSpec
 from components.rollout.collector import run_episodes
 from components.rollout.request import episode_requests
 from components.rollout.spec import EpisodeLimits
@@ -30,7 +30,7 @@ HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(json_client, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
 
 
 def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adapter_dir, tmp_path):
-    with ModelServer(make_engine(), "shop", adapters=adapter_dir.parent) as server:
+    with ModelServer(make_engine(), "shop", AppOptions(adapters=adapter_dir.parent)) as server:
         engine = connect(server.url)
         base = ask(engine)
         engine.load_policy("v1", str(adapter_dir))

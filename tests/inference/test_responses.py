@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from components.inference.app import AppOptions
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.server import ModelServer
 
@@ -63,7 +64,7 @@ def decode(ids: list[int]) -> str:
 def episodes():
     """A server of two episodes, by key, and what they are asked."""
     engines = {"one": Forecaster(), "two": Forecaster()}
-    with ModelServer(Forecaster(), "policy", decode=decode, engines=engines) as server:
+    with ModelServer(Forecaster(), "policy", AppOptions(decode=decode, engines=engines)) as server:
         yield server, engines
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.inference.protocol import Sampling
-from components.inference.sampling import draw, truncate
+from components.inference.transformers.sampling import draw, truncate
 from components.models.distribution import Cut
 
 logits = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12)

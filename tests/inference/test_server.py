@@ -15,8 +15,9 @@ import pytest
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference import server as server_module
+from components.inference.app import AppOptions
 from components.inference.protocol import ChatCompletion, ChatRequest
-from components.inference.server import ModelServer
+from components.inference.server import ListenOptions, ModelServer
 
 WEATHER = {
     "type": "function",
@@ -71,7 +72,7 @@ def decode(ids: list[int]) -> str:
 @pytest.fixture(scope="module")
 def running():
     engine = EchoEngine()
-    with ModelServer(engine, "shop", decode=decode) as server:
+    with ModelServer(engine, "shop", AppOptions(decode=decode)) as server:
         yield server, engine
 
 
@@ -319,7 +320,7 @@ def test_an_error_nobody_expected_keeps_its_details_in_the_log(client, engine, c
 
 def test_a_request_that_takes_too_long_ends():
     with (
-        ModelServer(EchoEngine(), "shop", decode=decode, timeout=0.5) as server,
+        ModelServer(EchoEngine(), "shop", AppOptions(decode=decode, timeout=0.5)) as server,
         openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
         pytest.raises(openai.InternalServerError, match=r"did not answer within 0\.5 s") as caught,
     ):
@@ -355,7 +356,7 @@ def test_the_server_listens_on_this_machine_only_and_ends_with_its_block():
         assert server.host == "127.0.0.1"
         socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
         with pytest.raises(ResourceError, match=f"port {server.port}"):
-            ModelServer(EchoEngine(), "other", port=server.port).__enter__()
+            ModelServer(EchoEngine(), "other", listen=ListenOptions(port=server.port)).__enter__()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
     assert threading.active_count() == threads

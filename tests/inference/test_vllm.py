@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitTimeout
+from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.spec import VllmSpec
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.routing import Router
 from components.inference.vllm.server import VllmServer, environment, options
@@ -197,7 +197,7 @@ def test_what_is_not_there_or_taken_is_said(start, tmp_path):
 OWNER = """
 import os, sys
 from pathlib import Path
-from components.inference.spec import VllmSpec
+from components.inference.engines.vllm import VllmSpec
 from components.inference.vllm.server import VllmServer
 from components.models.spec import ModelSpec
 model, python, log = sys.argv[1:]

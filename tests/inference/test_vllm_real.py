@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.spec import VllmSpec
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.server import VllmServer
 from components.models.spec import ModelSpec
@@ -63,7 +63,7 @@ def vllm(server, folder):
 
 @pytest.fixture(scope="module")
 def embedded(folder):
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     engine = TransformersEngine(folder[0], max_length=MODEL.max_length, slots=16)
     yield engine
@@ -140,7 +140,7 @@ def test_log_probs_are_those_that_training_reckons_with(vllm, trainer, folder, s
     """The gap between sampler and trainer, which importance correction sees."""
     import torch
 
-    from components.inference.sampling import truncate
+    from components.inference.transformers.sampling import truncate
     from components.models.distribution import Cut
 
     hold(vllm, "v1", folder[1])

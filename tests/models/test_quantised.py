@@ -73,7 +73,7 @@ def test_four_bits_hold_the_rounded_weights_exactly(cache, dtype):
 
 
 def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
-    from components.inference.transformers_engine import TransformersEngine
+    from components.inference.transformers.engine import TransformersEngine
 
     base_dir, out = prepare(NF4, cache), tmp_path / "out"
     out.mkdir()

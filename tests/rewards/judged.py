@@ -16,7 +16,7 @@ from components.errors import SpecError
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge
 from components.rewards.llm.budget import Meter
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import ServedJudge
 from components.rewards.protocol import Means
 from components.specs import Target, validate
 from components.trajectories.schema import Score, Trajectory

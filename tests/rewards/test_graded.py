@@ -7,7 +7,7 @@ import pytest
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge
 from components.rewards.judges.graded import Graded, read
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import ServedJudge
 from components.rewards.protocol import Means
 from tests.rewards.judge_server import Reply, judge_server
 from tests.trajectories.builders import episode

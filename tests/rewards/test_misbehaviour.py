@@ -15,7 +15,8 @@ from components.models.spec import ModelSpec
 from components.rewards.judge import judge
 from components.rewards.judges.ruler import ALIKE, Ruler
 from components.rewards.llm.budget import Meter
-from components.rewards.llm.spec import PriceSpec, ServedJudge
+from components.rewards.llm.judge_model import PriceSpec
+from components.rewards.llm.models.served import ServedJudge
 from components.rewards.protocol import Means
 from components.trajectories.schema import Score, Trajectory
 from tests.rewards import judge_replies as replies
@@ -206,7 +207,7 @@ def test_a_server_that_says_when_is_asked_then():
 
 def test_those_that_were_sent_away_together_do_not_come_back_together(monkeypatch):
     """Each client draws a random extra wait; here the draw is fixed."""
-    monkeypatch.setattr("components.json_client.random.uniform", lambda low, high: 3.0)
+    monkeypatch.setattr("components.retry.random.uniform", lambda low, high: 3.0)
     with judge_server([replies.wait(0.4)]) as server:
         scored(server)
     first, second = (request.came for request in server.requests)

@@ -14,7 +14,7 @@ from components.rewards.composition.combined import Combined, Part
 from components.rewards.composition.normalised import Normalised
 from components.rewards.judges.learned import Learned
 from components.rewards.judges.ruler import Ruler
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import ServedJudge
 from components.rewards.rules.labelled import Labelled
 from components.rewards.rules.outcome import Outcome
 from components.trajectories.schema import Score

@@ -20,7 +20,8 @@ def base_dir(tmp_path_factory):
 @pytest.fixture
 def scripted(base_dir, tmp_path, monkeypatch):
     """Return a factory of a real engine with a template (None: its own) and the list of tokens to sample."""
-    from components.inference import transformers_engine
+    from components.inference.transformers import batch
+    from components.inference.transformers.engine import TransformersEngine
 
     def make(template: str | None):
         folder = shutil.copytree(base_dir, tmp_path / "model")
@@ -32,7 +33,7 @@ def scripted(base_dir, tmp_path, monkeypatch):
             tokens = [script.pop(0)]  # one conversation at a time
             return tokens, torch.log_softmax(logits_BV, -1)[[0], tokens].tolist()
 
-        monkeypatch.setattr(transformers_engine, "draw", draw)
-        return transformers_engine.TransformersEngine(folder, max_length=4096, device="cpu"), script
+        monkeypatch.setattr(batch, "draw", draw)
+        return TransformersEngine(folder, max_length=4096, device="cpu"), script
 
     return make

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from components.aio import ending_processes, run
+from components.inference.app import AppOptions
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
@@ -27,6 +28,7 @@ SCRIPT = """
     import time
 
     from components.errors import TooManyFailures
+    from components.inference.app import AppOptions
     from components.inference.server import ModelServer
     from components.rollout.own_agent import MODEL, OwnAgent
     from components.rollout.players.player import Player
@@ -51,7 +53,7 @@ SCRIPT = """
 
 
     engines = {{}}
-    with ModelServer(Parrot(), MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(Parrot(), MODEL, AppOptions(engines=engines, timeout=600)) as server:
         player = Player(OwnAgent(agent, server.url, engines))
         try:
             collect(Parrot(), Echo, scenarios(4), player=player, group_size=1, max_failures=0, timeout=600.0)
@@ -91,7 +93,7 @@ def test_a_process_ends_with_its_episode(ends):
         return 1.0
 
     engines: dict = {}
-    with ModelServer(Parrot(), MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(Parrot(), MODEL, AppOptions(engines=engines, timeout=600)) as server:
         player = Player(OwnAgent(agent, server.url, engines))
         timeout = 3.0 if ends == "by its time" else 100.0
         (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
@@ -124,7 +126,7 @@ def test_the_reason_of_a_process_is_its_error_and_not_its_command_line():
         subprocess.run(command, check=True, capture_output=True)
 
     engines: dict = {}
-    with ModelServer(Parrot(), MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(Parrot(), MODEL, AppOptions(engines=engines, timeout=600)) as server:
         player = Player(OwnAgent(agent, server.url, engines))
         (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
     assert trajectory.failure is not None

@@ -18,9 +18,8 @@ from components.environments.adapters.agentgym import AgentGym
 from components.environments.protocol import Step
 from components.environments.worlds.shop import Shop
 from components.errors import SpecError, TooManyFailures
+from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import Sampling
-from components.inference.remote import RemoteEngine
-from components.inference.spec import RemoteSpec
 from components.rollout.formats import Presentation
 from components.trajectories.schema import Trajectory
 from tests.environments.agentgym_server import FakeAgentGym

@@ -9,8 +9,9 @@ import pytest
 from components.environments.games.tictactoe import TicTacToe
 from components.environments.protocol import Restorable, Step
 from components.errors import EngineError, SpecError
-from components.inference import conversations, transformers_engine
+from components.inference import conversations
 from components.inference.protocol import ChatCompletion, Sampling
+from components.inference.transformers.engine import TransformersEngine
 from components.rollout.agent import AgentLoop
 from components.rollout.players.continuation import CONTINUED, Continuing
 from components.trajectories.step_labels import read
@@ -144,7 +145,7 @@ def test_a_real_game_is_returned_to():
 
 def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base_dir, monkeypatch):
     monkeypatch.setattr(conversations, "REMEMBERED_ANSWERS", 3)
-    engine = transformers_engine.TransformersEngine(base_dir, max_length=1024, device="cpu")
+    engine = TransformersEngine(base_dir, max_length=1024, device="cpu")
     given = []
 
     async def chat(request):

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from components.environments.tools import ToolEnvironment, tool
+from components.inference.app import AppOptions
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
@@ -230,7 +231,7 @@ def test_an_agent_of_a_framework_is_one_exact_history(agent):
     package = AGENTS[agent]
     pytest.importorskip({"openai-agents": "agents"}.get(package, package))
     engine, engines = Clerk(), {}
-    with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
         own = OwnAgent(agent, server.url, engines)
         found = collect(engine, Stock, Stock().scenarios("train"), player=Player(own), timeout=200.0, group_size=1)
     for trajectory in found:

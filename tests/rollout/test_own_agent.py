@@ -21,6 +21,7 @@ import openai
 import pytest
 
 from components.errors import EngineError, SpecError
+from components.inference.app import AppOptions
 from components.inference.protocol import Sampling
 from components.inference.server import ModelServer
 from components.rollout.capture import Capture
@@ -33,7 +34,7 @@ from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 @contextmanager
 def endpoint(engine, function):
     engines = {}
-    with ModelServer(engine, MODEL, engines=engines, timeout=600) as server:
+    with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
         yield OwnAgent(function, server.url, engines), server.url, engines
 
 

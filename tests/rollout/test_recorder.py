@@ -10,7 +10,7 @@ import pytest
 
 from components.environments.worlds.shop import Shop
 from components.inference.protocol import ChatCompletion, Sampling
-from components.inference.transformers_engine import TransformersEngine
+from components.inference.transformers.engine import TransformersEngine
 from components.rollout.collector import demonstrate
 from components.rollout.formats import Presentation
 from components.rollout.recorder import Recorder

@@ -11,7 +11,7 @@ from components.algorithms.policy.reference_logprobs import Before
 from components.algorithms.policy_gradient.training_data import Learning
 from components.algorithms.spec import GRPOSpec
 from components.inference.protocol import Sampling
-from components.inference.transformers_engine import TransformersEngine
+from components.inference.transformers.engine import TransformersEngine
 from components.models.spec import LoraSpec
 from tests.deployment.tiny import TINY
 from tests.rollout.worlds import Echo, collect, scenarios

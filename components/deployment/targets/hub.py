@@ -9,45 +9,54 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Literal
 
-from components.deployment.targets.protocol import Deployment, Release
+from pydantic import Field
+
+from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, ResourceError
 from components.redaction import secret_variable
-
-if TYPE_CHECKING:
-    from components.deployment.targets.spec import HubTarget
+from components.specs.served import VARIABLE
 
 logger = logging.getLogger(__name__)
 
 MAIN = "main"
 
 
-class Hub:
-    """Hugging Face Hub target."""
+class HubTarget(DeploymentTarget):
+    """Repository on the Hugging Face Hub; upload only, without an endpoint."""
 
-    def __init__(self, spec: HubTarget):
-        self.spec = spec
+    name: Literal["hub"] = "hub"
+    repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    """Repository as `owner/name`; created if it does not exist."""
+    private: bool = True
+    """Create the repository as private."""
+    url: str | None = None
+    """Base URL of the hub; null uses HF_ENDPOINT, or huggingface.co."""
+    key_variable: str = Field("HF_TOKEN", pattern=VARIABLE)
+    """Environment variable that holds the token, which needs write permission."""
 
-    def check(self, name: str) -> None:
+    keeps_previous: ClassVar[bool] = True
+
+    def check(self, name: str, active: Deployment | None = None) -> None:
         """Raise ResourceError if the token is missing or rejected."""
         api = self._api()
         self._call(lambda: api.whoami())
 
     def deploy(self, release: Release, root: Path) -> Deployment:
-        api, repository, branch = self._api(), self.spec.repository, f"release-{release.digest[:12]}"
-        self._call(lambda: api.create_repo(repository, private=self.spec.private, exist_ok=True))
+        api, repository, branch = self._api(), self.repository, f"release-{release.digest[:12]}"
+        self._call(lambda: api.create_repo(repository, private=self.private, exist_ok=True))
         self._call(lambda: api.create_branch(repository, branch=branch, exist_ok=True))
         self._upload(api, release, branch)
         self._compare(api, release, branch)
         commit = self._upload(api, release, MAIN)
         return Deployment(
-            target="hub",
+            target=self.name,
             version=release.version,
             digest=release.digest,
             url=None,
             model=repository,
-            key_variable=self.spec.key_variable,
+            key_variable=self.key_variable,
             details={"commit": commit, "branch": branch},
         )
 
@@ -69,7 +78,7 @@ class Hub:
         message = f"{release.name} version {release.version}"
         commit = self._call(
             lambda: api.upload_folder(
-                repo_id=self.spec.repository,
+                repo_id=self.repository,
                 folder_path=release.folder,
                 revision=branch,
                 commit_message=message,
@@ -79,13 +88,13 @@ class Hub:
         return str(commit.oid)
 
     def _compare(self, api: Any, release: Release, branch: str) -> None:
-        info = self._call(lambda: api.model_info(self.spec.repository, revision=branch, files_metadata=True))
+        info = self._call(lambda: api.model_info(self.repository, revision=branch, files_metadata=True))
         sizes = {file.rfilename: file.size for file in info.siblings or []}
         for path in sorted(release.folder.iterdir()):
             if sizes.get(path.name) != path.stat().st_size:
                 size = sizes.get(path.name, "nothing")
                 raise DeployError(
-                    f"{self.spec.repository}: {path.name} has {path.stat().st_size} bytes, but {size} on branch "
+                    f"{self.repository}: {path.name} has {path.stat().st_size} bytes, but {size} on branch "
                     f"{branch} of the hub; main is unchanged"
                 )
 
@@ -101,20 +110,20 @@ class Hub:
             reason = str(error.server_message or error).splitlines()[0][:300]
             if status in (401, 403):
                 raise ResourceError(
-                    f"the hub rejects the token for {self.spec.repository} (HTTP {status}: {reason}); "
-                    f"correct the environment variable {self.spec.key_variable}: it needs a token with write permission"
+                    f"the hub rejects the token for {self.repository} (HTTP {status}: {reason}); "
+                    f"correct the environment variable {self.key_variable}: it needs a token with write permission"
                 ) from None
-            raise DeployError(f"the hub failed at {self.spec.repository}: HTTP {status}: {reason}") from None
+            raise DeployError(f"the hub failed at {self.repository}: HTTP {status}: {reason}") from None
         except (OSError, RuntimeError) as error:  # huggingface_hub raises RuntimeError for a failed upload
             raise DeployError(f"the hub cannot be reached, or the upload failed: {error}") from None
 
     def _api(self) -> Any:
         from huggingface_hub import HfApi
 
-        token = secret_variable(self.spec.key_variable)
+        token = secret_variable(self.key_variable)
         if not token:
             raise ResourceError(
-                f"deploy.target.key_variable: the environment variable {self.spec.key_variable} is not set; set it to "
+                f"deploy.target.key_variable: the environment variable {self.key_variable} is not set; set it to "
                 "a token of the Hugging Face Hub with write permission"
             )
-        return HfApi(endpoint=self.spec.url, token=token)
+        return HfApi(endpoint=self.url, token=token)

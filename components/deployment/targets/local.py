@@ -17,17 +17,15 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 import psutil
+from pydantic import Field
 
-from components.deployment.targets.protocol import Deployment, Release
+from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
 from components.inference.spec import VLLM_PYTHON, flags, vllm_environment, vllm_on_cpu
 from components.specs.served import SERVER_KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from components.deployment.targets.spec import LocalTarget
 
 logger = logging.getLogger(__name__)
 
@@ -40,36 +38,55 @@ SHOWN = 20
 """Number of last lines of a server's log that are quoted."""
 
 
-class Local:
-    """Target on this machine."""
+class LocalTarget(DeploymentTarget):
+    """Espalier's own server on this machine, which outlives the run."""
 
-    def __init__(self, spec: LocalTarget):
-        self.spec = spec
+    name: Literal["local"] = "local"
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the server. 0 takes a free one, so the previous server stays up until the new one has passed its canary.
+    With a fixed port the previous server is stopped first, and restarted if the canary fails."""
+    start_timeout: float = Field(300.0, gt=0)
+    """Seconds in which the server must respond."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Serving engine: `transformers`, our own server, which matches the policy token for token, or `vllm`."""
+    python: str | None = None
+    """Python of the environment in which vLLM is installed; null: `.venv-vllm/bin/python` beside the code
+    (`make vllm`)."""
+    arguments: dict[str, str | int | float | bool] = {}
+    """Options of vLLM's server: `{tensor-parallel-size: 2}`; true sets an option without a value."""
 
-    def check(self, name: str) -> None:
-        """Raise ResourceError if vLLM is required and not installed."""
-        if self.spec.engine == "vllm" and not os.access(self._python, os.X_OK):
+    on_this_machine: ClassVar[bool] = True
+
+    @property
+    def fixed_port(self) -> int:
+        return self.port
+
+    def check(self, name: str, active: Deployment | None = None) -> None:
+        """Raise ResourceError if vLLM is required and not installed, or the port is in use by another server."""
+        if self.engine == "vllm" and not os.access(self._python, os.X_OK):
             raise ResourceError(
                 f"deploy.target.python: {self._python}, the Python of vLLM's environment, does not exist: create it "
                 "with `make vllm`, or set deploy.target.python, or deploy.target.engine=transformers"
             )
+        replaced = active is not None and active.details.get("port") == str(self.port) and self.alive(active)
+        if not replaced:  # an active server of this model stops before the new one starts, which frees the port
+            self._require_free_port()
 
-    def free(self) -> None:
-        """Raise ResourceError if the port is in use."""
-        if _in_use(self.spec.port):
+    def _require_free_port(self) -> None:
+        if _in_use(self.port):
             raise ResourceError(
-                f"deploy.target.port: {self.spec.port} is in use on this machine; choose another, or 0 for any free one"
+                f"deploy.target.port: {self.port} is in use on this machine; choose another, or 0 for any free one"
             )
 
     def deploy(self, release: Release, root: Path) -> Deployment:
-        self.free()
-        port = self.spec.port or _free_port()
+        self._require_free_port()
+        port = self.port or _free_port()
         log = root / f"{release.slug}-{time.strftime('%Y%m%d-%H%M%S')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             process = subprocess.Popen(
                 self._command(release, port),
-                cwd=CODE if self.spec.engine == "transformers" else log.parent,
+                cwd=CODE if self.engine == "transformers" else log.parent,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -87,11 +104,11 @@ class Local:
             raise
         process.returncode = 0  # it outlives us; otherwise Python warns about an unawaited process
         details = {"pid": str(process.pid), "began": repr(began), "log": str(log), "port": str(port)}
-        details["spec"] = self.spec.model_copy(update={"port": port}).model_dump_json()
+        details["spec"] = self.model_copy(update={"port": port}).model_dump_json()
         return Deployment("local", release.version, release.digest, url, release.name, details=details)
 
     def _command(self, release: Release, port: int) -> list[str]:
-        if self.spec.engine == "transformers":
+        if self.engine == "transformers":
             options = ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
             return [sys.executable, "-m", "components.inference.server", str(release.folder), *options]
         config = json.loads((release.folder / "config.json").read_text())
@@ -108,14 +125,14 @@ class Local:
             "enforce-eager": vllm_on_cpu(self._python),
         }
         server = "vllm.entrypoints.openai.api_server"
-        return [str(self._python), "-m", server, *flags({**settings, **self.spec.arguments})]
+        return [str(self._python), "-m", server, *flags({**settings, **self.arguments})]
 
     @property
     def _python(self) -> Path:
-        return Path(self.spec.python or VLLM_PYTHON).expanduser().absolute()
+        return Path(self.python or VLLM_PYTHON).expanduser().absolute()
 
     def _environment(self) -> dict[str, str]:
-        if self.spec.engine == "transformers":
+        if self.engine == "transformers":
             return {name: value for name, value in os.environ.items() if name != SERVER_KEY_VARIABLE}
         cache = {"VLLM_CPU_KVCACHE_SPACE": CACHE_GB} if vllm_on_cpu(self._python) else {}  # default: most of the memory
         return {**cache, **vllm_environment()}
@@ -128,7 +145,7 @@ class Local:
             _end(process, GRACE)
 
     def _wait(self, process: subprocess.Popen, url: str, log: Path) -> None:
-        deadline = time.monotonic() + self.spec.start_timeout
+        deadline = time.monotonic() + self.start_timeout
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while True:
             if process.poll() is not None:
@@ -140,7 +157,7 @@ class Local:
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > deadline:
                     raise WaitTimeout(
-                        f"timed out after {self.spec.start_timeout:g} s (deploy.target.start_timeout) waiting for the "
+                        f"timed out after {self.start_timeout:g} s (deploy.target.start_timeout) waiting for the "
                         f"server on {url}; its log is {log}"
                     ) from None
             time.sleep(0.2)

@@ -16,23 +16,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.inference.conversations import Conversations, key_of
+from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.spec import VllmSpec
+from components.inference.vllm.client import UnknownAdapter, VllmClient
 from components.inference.vllm.routing import Router
-from components.json_client import Client, Failed, Patience, Reply
-from components.json_text import read_json
+from components.json_client import Patience
 from components.models import trained_weights
 from components.models.weights import load_tokenizer
+from components.specs.served import key_hint
 from components.trajectories.chat import ChatFormat
+
+if TYPE_CHECKING:
+    from components.inference.engines.vllm import VllmSpec
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +43,6 @@ PROBE = "Zwei Fäden, 北京 42 — <b>naïve</b>\n\tdef f(x): return x**2 # �
 PROCESSED = 1e-3
 """Tolerance of the log-probability check: with top_k=1 the sampled token has log-probability 0 under the truncated
 distribution. A server below -PROCESSED returns log-probabilities of another distribution."""
-
-
-class _UnknownAdapter(Exception):
-    """The server does not have the adapter, because it was restarted."""
 
 
 class VllmEngine:
@@ -70,7 +68,7 @@ class VllmEngine:
         self.base_dir = Path(base_dir)
         self.tokenizer = load_tokenizer(self.base_dir)
         self.format = ChatFormat(self.tokenizer)
-        self.stop_ids = stop_ids(self.base_dir, self.format)
+        self.stop_ids = stop_ids(_declared_end(self.base_dir), self.format)
         self._ours = ours
         self._watch = watch
         self._conversations = Conversations(self.format, max_length)
@@ -84,10 +82,12 @@ class VllmEngine:
         self._under_way: dict[asyncio.Task[Any], str] = {}
         self._load_lock = threading.Lock()
         patience = Patience(spec.timeout, spec.retry_for, spec.key_path)
-        hint = f"set {spec.key_variable or 'one: inference.key_variable=NAME'}"
+        hint = key_hint(spec.key_variable, spec.key_path)
         key = "" if ours else spec.key()
         self._clients = [
-            Client(url.removesuffix("/v1"), key, patience, key_hint=hint, error=EngineError, at_once=spec.max_requests)
+            VllmClient(
+                url.removesuffix("/v1"), key, patience, key_hint=hint, error=EngineError, at_once=spec.max_requests
+            )
             for url in urls
         ]
 
@@ -120,13 +120,9 @@ class VllmEngine:
             raise StalePolicy(f"policy {request.policy} was replaced by {self._policy} during the request") from None
         finally:
             del self._under_way[running]
-        stopped = sampled[-1] in self.stop_ids
-        turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self.format.parse(sampled[:-1] if stopped else sampled, turn)
-        self._conversations.record_response(request, message, prompt + sampled)
-        self._router.record_response(key_of([*request.messages, message], request.tools), place)
-        reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
+        answer = self._conversations.completion(request, prompt, sampled, logprobs, self.stop_ids)
+        self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
+        return answer
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Requests in flight of the previous version are finished or cancelled, as set by
@@ -169,7 +165,7 @@ class VllmEngine:
         """Put the servers to sleep until the next stage, if `inference.sleep` is set."""
         if self.spec.sleep:
             for client in self._clients:
-                client.now("POST", "/sleep?level=1", {}, _nothing, self._no_sleep)
+                client.sleep()
 
     def close(self) -> None:
         for client in self._clients:
@@ -213,81 +209,29 @@ class VllmEngine:
             finally:
                 self._router.release(place)
 
-    async def _answer(self, client: Client, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
-        def read(reply: Reply) -> tuple[list[int], list[float]]:
-            return _tokens(reply.json(), body, policy)
-
+    async def _answer(self, client: VllmClient, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
         for _ in range(1 + self.spec.restarts):
             try:
-                return await client.post("/v1/completions", body, read, self._refused)
-            except _UnknownAdapter:
+                return await client.sample(body, policy)
+            except UnknownAdapter:
                 logger.info("%s has lost %s; the adapter is loaded again", client.url, body["model"])
                 await asyncio.to_thread(self._load_adapter, client, body["model"])
-        return await client.post("/v1/completions", body, read, self._refused)
-
-    def _refused(self, reply: Reply, text: str) -> Exception | None:
-        if reply.status == 404 and "does not exist" in text:
-            return _UnknownAdapter()
-        if reply.status == 404:
-            return ResourceError(f"a server has no /v1/completions ({text}); expected vLLM")
-        if reply.status == 400 and "maximum" in text and "length" in text:
-            return ContextOverflow(text)
-        return None
+        return await client.sample(body, policy)
 
     # Adapters
 
-    def _load_adapter(self, client: Client, name: str) -> None:
+    def _load_adapter(self, client: VllmClient, name: str) -> None:
         """Load an adapter on a server and verify it in the server's list. Concurrent threads wait for the first one."""
         with self._load_lock:
             folder = self._folders.get(name)
             if folder is None:
                 raise ResourceError(f"{client.url} does not have the model {name} any more")
-            if self._listed(client, name) != folder:
-                # In place only if another folder has the name.
-                body = {"lora_name": name, "lora_path": folder, "load_inplace": self._listed(client, name) is not None}
-                client.now("POST", "/v1/load_lora_adapter", body, _nothing, self._not_loaded(name, folder))
-            if (listed := self._listed(client, name)) != folder:
-                raise StalePolicy(f"{client.url} was given {name} from {folder}, and lists it from {listed}")
-
-    def _listed(self, client: Client, name: str) -> str | None:
-        """Return the folder of an adapter according to the server's list; None if it is not loaded."""
-        return next((model.get("root") for model in self._models(client) if model.get("id") == name), None)
-
-    def _models(self, client: Client) -> list[dict[str, Any]]:
-        def read(reply: Reply) -> list[dict[str, Any]]:
-            try:
-                return [{**model, "id": str(model["id"])} for model in reply.json()["data"]]
-            except (KeyError, TypeError):
-                raise EngineError("its list of models is invalid") from None
-
-        return client.now("GET", "/v1/models", None, read)
-
-    def _not_loaded(self, name: str, folder: str) -> Callable[[Reply, str], Exception | None]:
-        def refused(reply: Reply, text: str) -> Exception | None:
-            if "max_lora_rank" in text:
-                rank = read_json(Path(folder) / "adapter_config.json").get("r")
-                return ResourceError(
-                    f"the adapter {folder} has rank {rank}, more than the server takes ({text}); start it with "
-                    f"--max-lora-rank {rank} (for a server that the run starts: inference.max_lora_rank={rank}), or "
-                    "train one of a smaller rank (model.lora.rank)"
-                )
-            if reply.status in (404, 405) and "lora" not in text.lower():
-                return ResourceError(
-                    f"the server loads no adapters ({text}); start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and "
-                    "--enable-lora"
-                )
-            if reply.status in (400, 403, 404, 500):
-                return ResourceError(
-                    f"the server does not load {name} from {folder}, which it has to see under this path ({text})"
-                )
-            return None
-
-        return refused
+            client.load_adapter(name, folder)
 
     # The server
 
-    def _check(self, client: Client) -> None:
-        models = [model for model in self._models(client) if not model.get("parent")]
+    def _check(self, client: VllmClient) -> None:
+        models = [model for model in client.models() if not model.get("parent")]
         if not models:
             raise EngineError("it has no model")
         name, length = models[0]["id"], models[0].get("max_model_len")
@@ -307,19 +251,14 @@ class VllmEngine:
         if not self._ours:
             self._check_logprobs(client, name)
 
-    def _check_tokenizer(self, client: Client, name: str) -> None:
+    def _check_tokenizer(self, client: VllmClient, name: str) -> None:
         talk = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c"},
         ]
         text = PROBE + self.format.render(talk, [], generate=True)
-
-        def read(reply: Reply) -> list[int]:
-            return list(reply.json().get("tokens") or [])
-
-        body = {"model": name, "prompt": text, "add_special_tokens": False}
-        server_ids, local_ids = client.now("POST", "/tokenize", body, read), self.format.encode(text)
+        server_ids, local_ids = client.tokenize(name, text), self.format.encode(text)
         if server_ids != local_ids:
             at = next((i for i, (a, b) in enumerate(zip(server_ids, local_ids, strict=False)) if a != b), None)
             where = f"from token {at} on" if at is not None else f"{len(server_ids)} tokens against {len(local_ids)}"
@@ -328,7 +267,7 @@ class VllmEngine:
                 f"differently {where}. Serve the model that is trained"
             )
 
-    def _check_logprobs(self, client: Client, name: str) -> None:
+    def _check_logprobs(self, client: VllmClient, name: str) -> None:
         """Check that log-probabilities are computed after truncation: with top_k=1 they must be 0."""
         prompt = self.format.prompt_ids([{"role": "user", "content": "Name a colour."}], [])
         body = {
@@ -341,7 +280,7 @@ class VllmEngine:
             "return_token_ids": True,
             "ignore_eos": True,
         }
-        _, logprobs = client.now("POST", "/v1/completions", body, lambda reply: _tokens(reply.json(), body, name))
+        _, logprobs = client.sample_now(body, name)
         if min(logprobs) < -PROCESSED:
             raise ResourceError(
                 f"inference.urls: {client.url} gives log-probabilities of another distribution than it draws from; "
@@ -351,16 +290,7 @@ class VllmEngine:
     def _wake(self) -> None:
         if self.spec.sleep:
             for client in self._clients:
-                if client.now("GET", "/is_sleeping", None, lambda reply: reply.json()["is_sleeping"], self._no_sleep):
-                    client.now("POST", "/wake_up", {}, _nothing, self._no_sleep)
-
-    def _no_sleep(self, reply: Reply, text: str) -> Exception | None:
-        if reply.status == 404:
-            return ResourceError(
-                f"inference.sleep: the server does not sleep ({text}); start it with VLLM_SERVER_DEV_MODE=1 and "
-                "--enable-sleep-mode, on a GPU, or set inference.sleep=false"
-            )
-        return None
+                client.wake()
 
 
 def continued(request: ChatRequest) -> str | None:
@@ -371,36 +301,11 @@ def continued(request: ChatRequest) -> str | None:
     return None
 
 
-def stop_ids(base_dir: Path, chat: ChatFormat) -> frozenset[int]:
-    """Return the tokens that end a response: those in the model's files, and the end-of-turn token."""
+def _declared_end(base_dir: Path) -> int | list[int] | None:
+    """Return the tokens that the model's files declare as the end of a response."""
     from transformers import GenerationConfig
 
     try:
-        declared = GenerationConfig.from_pretrained(base_dir).eos_token_id
+        return GenerationConfig.from_pretrained(base_dir).eos_token_id
     except OSError:  # no such file: use the model's configuration, as transformers does
-        declared = json.loads((base_dir / "config.json").read_text()).get("eos_token_id")
-    listed = declared if isinstance(declared, list) else [declared]
-    return frozenset([*(token for token in listed if token is not None), chat.end_id])
-
-
-def _tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
-    """Return sampled tokens and log-probabilities of a response. Raises Failed for an invalid response, StalePolicy for
-    a response of another model, ResourceError for a response without token ids."""
-    try:
-        model, choice = str(answer["model"]), answer["choices"][0]
-        sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
-        if sampled is None or logprob_data is None:
-            raise ResourceError("a server answers without token ids and log-probabilities; expected vLLM")
-        logprobs = [float(logprob) for logprob in logprob_data["token_logprobs"]]
-        tokens = [int(token) for token in sampled]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
-    if model != body["model"]:
-        raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {model} answered")
-    if not tokens or len(tokens) != len(logprobs) or not math.isfinite(sum(logprobs)):
-        raise Failed(f"{len(tokens)} tokens and {len(logprobs)} log-probabilities, not all of them finite", empty=True)
-    return tokens, logprobs
-
-
-def _nothing(reply: Reply) -> None:
-    """Ignore the body; the status suffices."""
+        return json.loads((base_dir / "config.json").read_text()).get("eos_token_id")

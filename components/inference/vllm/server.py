@@ -20,11 +20,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, WaitTimeout
-from components.inference.spec import RANKS, VllmSpec, flags, vllm_environment, vllm_on_cpu
+from components.inference.vllm.command import RANKS, flags, vllm_environment, vllm_on_cpu
 from components.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from components.inference.engines.vllm import VllmSpec
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from components.rewards.llm.answers import read_scores
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, total_cost
-from components.rewards.llm.protocol import add_costs
+from components.rewards.llm.protocol import Messages, add_costs
 from components.rewards.llm.question import InvalidAnswer, Judgement, ask_for_json
 from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
@@ -32,10 +33,6 @@ from components.rewards.llm.transcript import ONLY_DATA, Shown, about, is_turn, 
 from components.specs import Spec
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
-    from components.rewards.llm.protocol import Messages
 
 
 class Principle(Spec):

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from components.rewards.llm.answers import read_scores
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, combine_opinions
 from components.rewards.llm.question import ask_for_json
 from components.rewards.llm.rows import by_name, raise_if_invalid
@@ -29,9 +30,6 @@ from components.rewards.llm.transcript import ONLY_DATA, about, shown, turns
 from components.specs import Spec
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
 
 
 class Dimension(Spec):

@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from components.errors import JudgeError, ResourceError
 from components.rewards.llm.answers import read_scores
+from components.rewards.llm.client import JudgeClient
+from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import as_text, shown
 from components.rewards.protocol import Means
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
-    from components.rewards.llm.protocol import JudgeAnswer, Messages
 
 QUESTION = """\
 How well did the assistant do what the user asked for? Answer with one whole number from 0 (not at all) to 10 \
@@ -59,8 +57,6 @@ class Graded:
 
     def use(self, means: Means) -> None:
         """Create the client. Raises ResourceError if an API key is not in the environment."""
-        from components.rewards.llm.client import JudgeClient
-
         self._client = JudgeClient(self.model, means)
 
     def close(self) -> None:

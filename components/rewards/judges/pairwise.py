@@ -15,23 +15,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.rewards.judges.comparison.bradley_terry import shares
 from components.rewards.judges.comparison.pairings import Pair, all_pairs, random_rounds, swiss_round
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.distinct_episodes import DistinctEpisodes
 from components.rewards.llm.judge_reward import JudgeReward, Opinion, combine_opinions, total_cost
+from components.rewards.llm.protocol import Messages
 from components.rewards.llm.question import InvalidAnswer, ask_for_json
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
-    from components.rewards.llm.protocol import Messages
 
 RUBRIC = """\
 - Reaching the goal of the task counts most.

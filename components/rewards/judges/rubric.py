@@ -9,11 +9,12 @@ to an episode does not count; if none applies, the episode is unscored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion
 from components.rewards.llm.question import ask_for_json
 from components.rewards.llm.rows import by_name, raise_if_invalid
@@ -22,9 +23,6 @@ from components.rewards.llm.transcript import ONLY_DATA, about, as_text, shown
 from components.specs import Spec, validate
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
 
 
 class RubricItem(Spec):

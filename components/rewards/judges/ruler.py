@@ -19,23 +19,21 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from components.aio import in_thread
 from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.llm.answers import read_scores
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.distinct_episodes import DistinctEpisodes
 from components.rewards.llm.judge_reward import SPREAD, JudgeReward, total_cost
+from components.rewards.llm.protocol import Messages
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.protocol import Means, ModelReward
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
-    from components.rewards.llm.protocol import Messages
 
 RUBRIC = """\
 - Reaching the goal of the task counts most: an episode that reaches it scores far above one that does not.

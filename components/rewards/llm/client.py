@@ -6,16 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from components.rewards.llm.cache import AnswerCache, digest
-from components.rewards.llm.protocol import JudgeAnswer, Messages, ModelClient
-from components.rewards.llm.rate_limits import RateLimits, TokenEstimate
-from components.rewards.llm.spec import (
-    EmbeddedJudge,
-    JudgeModel,
-    LiteLLMJudge,
-    PaidSpec,
-    PolicyJudge,
-    ServedJudge,
-)
+from components.rewards.llm.judge_model import JudgeModelSpec
+from components.rewards.llm.protocol import JudgeAnswer, Messages
+from components.rewards.llm.rate_limits import TokenEstimate
 from components.rewards.protocol import Means
 
 CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
@@ -25,15 +18,14 @@ CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refus
 class JudgeClient:
     """Client of one model, for one stage."""
 
-    def __init__(self, spec: JudgeModel, means: Means):
+    def __init__(self, spec: JudgeModelSpec, means: Means):
         self.spec = spec
-        self._client = _model_client(spec, means)
+        self._client = spec.build(means)
         self.name = self._client.label
         self._meter = means.meter
         self._cache = AnswerCache(means.answers) if means.answers is not None else None
         self._identity = [spec.key_part() | {"price": None}, getattr(self._client, "version", "")]
-        paid = spec if isinstance(spec, PaidSpec) else None
-        self._limits = RateLimits(paid.requests_per_minute, paid.tokens_per_minute) if paid else RateLimits(None, None)
+        self._limits = spec.rate_limits()
         self._tokens = TokenEstimate(spec.max_tokens)
 
     async def ask(
@@ -83,18 +75,3 @@ class JudgeClient:
         if not self._client.priced or read is None or written is None:
             return replace(answer, cost=None)
         return replace(answer, cost=answer.share * self._client.price(read, written))
-
-
-def _model_client(spec: JudgeModel, means: Means) -> ModelClient:
-    if isinstance(spec, ServedJudge):
-        from components.rewards.llm.openai_endpoint import OpenAIClient
-
-        return OpenAIClient(spec, means.answers, means.waiting)
-    if isinstance(spec, LiteLLMJudge):
-        from components.rewards.llm.providers import LiteLLMClient
-
-        return LiteLLMClient(spec)
-    assert isinstance(spec, EmbeddedJudge | PolicyJudge)
-    from components.rewards.llm.embedded import LocalModelClient
-
-    return LocalModelClient(spec, means)

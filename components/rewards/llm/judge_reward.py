@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.errors import JudgeError, ResourceError
+from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.spec import JudgeModel, labels, several
 from components.rewards.protocol import Means
 from components.trajectories.schema import Failure, Score, Trajectory
-
-if TYPE_CHECKING:
-    from components.rewards.llm.client import JudgeClient
 
 SPREAD = "spread"
 """Component with the standard deviation of the scores of several judges (of the population)."""
@@ -39,8 +37,6 @@ class JudgeReward:
 
     def use(self, means: Means) -> None:
         """Create the clients. Raises ResourceError if an API key is not in the environment."""
-        from components.rewards.llm.client import JudgeClient
-
         for name, spec in zip(labels(self.models), self.models, strict=True):
             self._clients[name] = JudgeClient(spec, means)
 

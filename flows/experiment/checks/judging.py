@@ -14,8 +14,8 @@ from components.algorithms.spec import (
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
-from components.inference.spec import InferenceSpec, RemoteSpec
-from components.rewards.llm.spec import ServedJudge, asked_by
+from components.inference.spec import InferenceSpec
+from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
 from components.rewards.rules.answers import of_input
 from components.rewards.spec import JudgeSpec
@@ -105,31 +105,11 @@ def _fields(reward: Target) -> Mapping[str, str]:
 
 
 def judges(reward: Target, judge: JudgeSpec, collect: CollectSpec, evaluate: EvaluateSpec) -> Iterator[Problem]:
-    """Check the budget, the batch size and the rate limits of the LLM judges."""
+    """Check the LLM judges against the settings of the judge stage: budget, batch size, rate limits."""
     by_group = hasattr(reward.factory(), "score_group")
     requests = max(collect.scenarios * (1 if by_group else collect.group_size), evaluate.scenarios or 0)
     for model in [*asked_by(reward), *asked_by(evaluate.reward)]:
-        if isinstance(model, ServedJudge) and model.price is None and judge.budget is not None:
-            yield Problem(
-                "judge.budget",
-                f"{judge.budget:g} cannot be enforced: the price of {model.model} is not set; expected its price per "
-                "million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null",
-            )
-        if isinstance(model, ServedJudge) and model.batch and judge.concurrency < requests:
-            unit = "groups" if by_group else "episodes"
-            yield Problem(
-                "judge.concurrency",
-                f"{judge.concurrency}: limits a batch to this many {unit}, and a batch may take a day; expected at "
-                f"least {requests}, so that a stage sends one batch",
-            )
-        limits = ("requests_per_minute", "tokens_per_minute")
-        for name in limits if isinstance(model, ServedJudge) and model.batch else ():
-            if getattr(model, name) is not None:
-                value = f"{getattr(model, name):g}"
-                yield Problem(
-                    f"reward.model.{name}",
-                    f"{value}: does not apply to batches (reward.model.batch=true); expected null, or batch=false",
-                )
+        yield from model.problems(judge, requests, "groups" if by_group else "episodes")
 
 
 def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:
@@ -212,7 +192,7 @@ def reward_model(
         )
     if not by_turn and collect.temperature == 0:
         yield Problem("collect.temperature", "0: all episodes of a scenario would be identical; expected more than 0")
-    if isinstance(inference, RemoteSpec) and not inference.tokens:
+    if not inference.returns_tokens:
         yield Problem("inference.tokens", "false, but reward_model needs the tokens of episodes; expected true")
     if reward_model.models == 1 and reward_model.combine != "mean":
         yield Problem(

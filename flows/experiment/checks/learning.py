@@ -23,7 +23,7 @@ from components.filters.distinct import Distinct
 from components.filters.everything import Everything
 from components.filters.signal import Signal
 from components.filters.top import Top
-from components.inference.spec import InferenceSpec, RemoteSpec, VllmSpec
+from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from components.specs import Target
@@ -92,7 +92,7 @@ def weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: 
                 f"{model.quantization}: 4-bit weights cannot be trained (model.lora=null); expected none, or a rank in "
                 "model.lora",
             )
-        if isinstance(inference, RemoteSpec | VllmSpec):
+        if not inference.in_process:
             yield Problem(
                 "model.quantization",
                 f"{model.quantization}: the server of inference={inference.name} does not sample from the quantized "
@@ -100,7 +100,7 @@ def weights(model: ModelSpec, inference: InferenceSpec, algorithm: Any, rounds: 
             )
     if model.lora is not None:
         return
-    if isinstance(inference, RemoteSpec | VllmSpec):
+    if not inference.in_process:
         yield Problem(
             "model.lora",
             f"null: the server of inference={inference.name} loads adapters, not full weights; expected a rank, or "

@@ -8,7 +8,6 @@ from typing import Any
 
 from components.algorithms.spec import DistillSpec
 from components.errors import ArtifactError, Problem
-from components.inference.spec import RemoteSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from flows.experiment.sections import WarmupSpec
@@ -32,18 +31,17 @@ def teachers(algorithm: Any, warmup: WarmupSpec | None, collect: CollectSpec) ->
     for path, teacher in playing.items():
         if teacher is None:
             continue
-        embedded = not isinstance(teacher.inference, RemoteSpec)
         if path == "warmup.teacher" and teacher.samples > 1 and teacher.temperature == 0:
             yield Problem(
                 f"{path}.samples",
                 f"{teacher.samples}: with {path}.temperature=0 all samples of a scenario are identical; expected 1, "
                 "or a temperature above 0",
             )
-        if embedded and teacher.model is None:
+        if teacher.inference.needs_model and teacher.model is None:
             yield Problem(
                 f"{path}.model", f"null, but inference.name={teacher.inference.name} needs a model; expected its name"
             )
-        elif teacher.model is not None and not embedded:
+        elif teacher.model is not None and not teacher.inference.needs_model:
             yield Problem(f"{path}.model", "set, but a server generates; expected null, or inference.name=embedded")
         elif teacher.model is not None:
             models[f"{path}.model"] = teacher.model

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.algorithms.spec import PolicyGradientSpec
 from components.errors import Problem
-from components.inference.spec import RANKS, InferenceSpec, RemoteSpec, VllmSpec
+from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
@@ -106,42 +106,24 @@ def play_modes(
         )
 
 
-def inference(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
-    """Check that a remote server returns tokens if rounds train on them."""
-    if isinstance(inference, RemoteSpec) and not inference.tokens and rounds:
+def tokens(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
+    """Check that the engine returns tokens if rounds train on them."""
+    if not inference.returns_tokens and rounds:
         yield Problem(
             "inference.tokens",
             f"false, but rounds={rounds} trains on the collected tokens; expected true, or rounds=0",
         )
 
 
-def vllm(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
-    """Check the LoRA rank, sampling, sleep mode and API key of a vLLM server."""
-    if not isinstance(inference, VllmSpec):
-        return
-    rank, max_rank = (model.lora.rank if model.lora else 0), inference.max_lora_rank
-    if max_rank is not None and rank > max_rank:
-        yield Problem(
-            "inference.max_lora_rank",
-            f"{max_rank}: less than model.lora.rank={rank}; expected at least {rank}, or null",
-        )
-    if rank > RANKS[-1]:
-        yield Problem("model.lora.rank", f"{rank}: vLLM supports at most {RANKS[-1]}; expected {RANKS[-1]} or less")
-    if collect.min_p > 0 and collect.top_p < 1 and rounds:
-        yield Problem(
-            "collect.min_p",
-            f"{collect.min_p:g}: vLLM applies it before collect.top_p={collect.top_p:g}, but training computes "
-            "log-probabilities with the opposite order; expected one of them",
-        )
-    if inference.sleep and collect.overlap:
-        yield Problem(
-            "inference.sleep", "true: with collect.overlap the server generates during training; expected false"
-        )
-    if inference.key_variable and not inference.urls:
-        yield Problem(
-            "inference.key_variable",
-            f"{inference.key_variable}: the server that the run starts itself has no API key; expected null",
-        )
+def engine(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
+    """Check the engine against the adapter, the sampling and the overlap of the rounds."""
+    yield from inference.problems(
+        rounds=rounds,
+        lora_rank=model.lora.rank if model.lora else 0,
+        min_p=collect.min_p,
+        top_p=collect.top_p,
+        overlap=collect.overlap,
+    )
 
 
 def lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from components.rewards.llm import batches
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.cache import SentBatches
 from components.rewards.llm.client import JudgeClient
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import ServedJudge
 from components.rewards.protocol import Means
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, judge_server, served
@@ -252,7 +252,7 @@ from pathlib import Path
 from components.rewards.llm import batches
 from components.rewards.llm.client import JudgeClient
 from tests.rewards.llm.test_batches import means, question, SCHEMA
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import ServedJudge
 batches.QUIET, batches.FIRST_PAUSE = 0.1, 0.05
 spec = ServedJudge(url=sys.argv[1], model="judge", batch=True, price={"input": 1000.0, "output": 2000.0})
 client = JudgeClient(spec, means(Path(sys.argv[2])))

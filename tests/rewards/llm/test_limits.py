@@ -9,7 +9,7 @@ import pytest
 
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.client import JudgeClient
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import ServedJudge
 from components.rewards.protocol import Means
 from tests.rewards.judge_server import Reply, judge_server
 

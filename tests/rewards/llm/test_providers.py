@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from components.errors import BudgetSpent, JudgeError, ResourceError
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.client import JudgeClient
-from components.rewards.llm.providers import LiteLLMClient
-from components.rewards.llm.spec import LiteLLMJudge
+from components.rewards.llm.models.litellm import LiteLLMClient, LiteLLMJudge
 from components.rewards.protocol import Means
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import Reply, judge_server
@@ -310,8 +309,8 @@ def looked_up(host, *rest, _real=socket.getaddrinfo, **options):
         raise OSError("no network")
     return _real(host, *rest, **options)
 socket.socket.connect, socket.getaddrinfo = guarded, looked_up
-from components.rewards.llm.providers import LiteLLMClient
-from components.rewards.llm.spec import LiteLLMJudge
+from components.rewards.llm.models.litellm import LiteLLMClient
+from components.rewards.llm.models.litellm import LiteLLMJudge
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
 assert "litellm" not in sys.modules
@@ -335,8 +334,8 @@ def test_no_connection_is_left_on_a_loop_that_was_closed():
     """A warning raised as an error there would prevent the loop from closing."""
     code = f"""
 from components.aio import in_order
-from components.rewards.llm.providers import LiteLLMClient
-from components.rewards.llm.spec import LiteLLMJudge
+from components.rewards.llm.models.litellm import LiteLLMClient
+from components.rewards.llm.models.litellm import LiteLLMJudge
 from tests.rewards.judge_server import judge_server
 async def ask(number):
     return (await way.call({QUESTION!r}, {SCHEMA!r}, str(number), False)).text

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from components.errors import ResourceError
-from components.rewards.llm.openai_endpoint import OpenAIClient
-from components.rewards.llm.spec import ServedJudge
+from components.rewards.llm.models.served import OpenAIClient, ServedJudge
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
 

@@ -9,18 +9,67 @@ import json
 import logging
 import math
 import os
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.spec import RemoteSpec
-from components.inference.wire import is_object
-from components.json_client import Client, Failed, Patience, Reply
+from pydantic import Field
+
+from components.chat_client import empty_answer, fail_on_invalid_answer
+from components.errors import EngineError, ResourceError, StalePolicy
+from components.inference.engine_spec import EngineSpec
+from components.inference.protocol import (
+    BASE_POLICY,
+    ChatCompletion,
+    ChatRequest,
+    EngineHost,
+    ModelEngine,
+    ensure_usable,
+)
+from components.json_client import Reply
+from components.models.spec import ModelSpec
+from components.specs.served import ModelEndpoint
 
 logger = logging.getLogger(__name__)
 
 MOST_IDS = 2**20
 """Maximum number of interned token ids: larger than any vocabulary."""
+
+
+class RemoteSpec(ModelEndpoint, EngineSpec):
+    """A server with OpenAI's chat completions API."""
+
+    key_path: ClassVar[str] = "inference"
+
+    name: Literal["remote"] = "remote"
+    model: str = Field(min_length=1)
+    """Served name of the model. Trained policies are loaded as adapters named `MODEL@VERSION`; the server must see the
+    run folder under the same path."""
+    tokens: bool = True
+    """Token ids and log-probabilities in responses (`return_token_ids`), which Espalier's server and vLLM return.
+    Training requires them. Without them, any such server can be evaluated."""
+    timeout: float = Field(300.0, gt=0)
+    """Time limit of one response in seconds."""
+    retry_for: float = Field(120.0, ge=0)
+    """Period in seconds in which a failed request is retried before the episode fails."""
+    max_requests: int | None = Field(None, ge=1)
+    """Maximum number of concurrent requests; further requests wait. None: as many as there are episodes."""
+
+    @property
+    def needs_model(self) -> bool:
+        return False
+
+    @property
+    def returns_tokens(self) -> bool:
+        return self.tokens
+
+    def check_prerequisites(self) -> None:
+        self.key()
+
+    def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
+        return ensure_usable(RemoteEngine(self))
+
+    def key_part(self) -> dict[str, Any]:
+        # neither the address nor the time limits
+        return {"inference": {"name": self.name, "model": self.model, "tokens": self.tokens}}
 
 
 class RemoteEngine:
@@ -33,14 +82,7 @@ class RemoteEngine:
         self.spec = spec
         self._policy = BASE_POLICY
         self._model = spec.model
-        self._client = Client(
-            spec.url,
-            spec.key(),
-            Patience(spec.timeout, spec.retry_for, spec.key_path),
-            key_hint=f"set {spec.key_variable or 'one: inference.key_variable=NAME'}",
-            error=EngineError,
-            at_once=spec.max_requests,
-        )
+        self._client = spec.client(spec.timeout, spec.retry_for, EngineError, spec.max_requests)
 
     @property
     def policy(self) -> str:
@@ -53,10 +95,10 @@ class RemoteEngine:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         body = _body(request, self._model, self.spec.tokens)
 
-        def read(reply: Reply) -> ChatCompletion:
-            return _completion(reply.json(), request.policy, self.spec)
+        def read(completion: dict[str, Any]) -> ChatCompletion:
+            return _completion(completion, request.policy, self.spec)
 
-        return await self._client.post("/chat/completions", body, read, self._refused)
+        return await self._client.complete(body, read, _stale)
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load an adapter on the server and unload the previous one. Raises ResourceError if the server rejects it,
@@ -107,16 +149,6 @@ class RemoteEngine:
     def close(self) -> None:
         self._client.close()
 
-    def _refused(self, reply: Reply, text: str) -> Exception | None:
-        code, message = reply.error()
-        if reply.status == 404:
-            return ResourceError(f"{self.spec.url} has no /chat/completions or no model {self._model} ({text})")
-        if code == "stale_policy":
-            return StalePolicy(text)
-        if code == "context_length_exceeded" or (reply.status == 400 and "maximum context length" in message):
-            return ContextOverflow(text)
-        return None
-
     def _not_loaded(self, reply: Reply, text: str) -> Exception | None:
         if reply.status not in (400, 403, 404, 405, 501):
             return None
@@ -144,6 +176,10 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
     return body
 
 
+def _stale(reply: Reply, text: str) -> Exception | None:
+    return StalePolicy(text) if reply.error()[0] == "stale_policy" else None
+
+
 def _sendable(message: dict[str, Any]) -> dict[str, Any]:
     """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
     object, even if a model wrote them, so their text is wrapped in an object."""
@@ -152,15 +188,23 @@ def _sendable(message: dict[str, Any]) -> dict[str, Any]:
     calls = []
     for call in message["tool_calls"]:
         text = call["function"]["arguments"]
-        function = {**call["function"], "arguments": text if is_object(text) else json.dumps({"unreadable": text})}
+        function = {**call["function"], "arguments": text if _is_object(text) else json.dumps({"unreadable": text})}
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
+
+
+def _is_object(text: str) -> bool:
+    """Return True for the text of a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
     """Return the parsed `chat.completion` object. Raises Failed for an invalid or empty response, StalePolicy for a
     response of another policy, ResourceError for a response without the requested token ids."""
-    try:
+    with fail_on_invalid_answer():
         answered = str(body.get("model", ""))
         choice = body["choices"][0]
         raw = choice["message"]
@@ -169,11 +213,9 @@ def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatComp
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         if not content and not calls and not choice.get("token_ids"):
-            raise Failed("an empty answer", empty=True)
+            raise empty_answer()
         prompt, sampled, logprobs = _tokens(body, choice, spec) if spec.tokens else ([], [], [])
         reason = str(choice.get("finish_reason") or "stop")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
     name, at, version = answered.partition("@")
     if at and name == spec.model and version != policy:
         raise StalePolicy(f"asked for policy {policy}, and {answered} answered")

@@ -1,4 +1,5 @@
-"""Protocol of a deployment target: it deploys a release and removes a deployment.
+"""Base class of deployment targets. A target is the configuration of a host, which deploys a release and removes a
+deployment. Each is a module of this package with a file in `conf/deploy`; `targets.spec` derives the rest.
 
 The caller (`flows.release.deployment`) sets the order: `check` before the run starts; `deploy`, which returns when the
 release answers; the canary; then `take_back` of the previous deployment, or of the new one. So the previous deployment
@@ -7,9 +8,12 @@ stays in use until the canary has passed.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
+
+from components.specs import Spec
 
 
 @dataclass(frozen=True)
@@ -50,24 +54,36 @@ class Deployment:
     """Data that the target needs to remove it: ids, no secrets."""
 
 
-class DeploymentTarget(Protocol):
-    """Deployment target."""
+class DeploymentTarget(Spec):
+    """Deployment target. A subclass that is a target has a `name`."""
 
-    def check(self, name: str) -> None:
+    name: str
+
+    on_this_machine: ClassVar[bool] = False
+    """True if deployments run on the machine of the run; their `details` then hold the target as JSON in `spec`."""
+    keeps_previous: ClassVar[bool] = False
+    """True if the previous deployment remains beside the new one, without cost."""
+
+    @property
+    def fixed_port(self) -> int:
+        """Port that every deployment listens on; 0 if each has an address of its own."""
+        return 0
+
+    @abstractmethod
+    def check(self, name: str, active: Deployment | None = None) -> None:
         """Raise ResourceError if a release called `name` could not be deployed: missing key, name in use. Called before
-        the first stage."""
-        ...
+        the first stage. active: current deployment of that name."""
 
+    @abstractmethod
     def deploy(self, release: Release, root: Path) -> Deployment:
         """Deploy the release beside the current deployment; return when it answers. root: folder for files of the
         target. Raises ResourceError for problems that the user can fix, DeployError for a failure of the host, and
         WaitTimeout; an incomplete deployment is then removed."""
-        ...
 
+    @abstractmethod
     def alive(self, deployment: Deployment) -> bool:
         """Return True if the deployment is still in use."""
-        ...
 
+    @abstractmethod
     def take_back(self, deployment: Deployment) -> None:
         """Remove a deployment."""
-        ...

@@ -1,4 +1,4 @@
-"""Judge of any provider that LiteLLM supports, at the price that LiteLLM lists or the configuration gives.
+"""Judge model of any provider that LiteLLM supports, at the price that LiteLLM lists or the configuration gives.
 
 LiteLLM sends each request once. Retries and their delays are the same as for a judge behind a URL.
 """
@@ -6,15 +6,18 @@ LiteLLM sends each request once. Retries and their delays are the same as for a 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from components.chat_client import NO_CREDIT_CODES
 from components.errors import JudgeError, ResourceError
 from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
-from components.redaction import MASK, is_secret
+from components.redaction import MASK, dereference, is_secret, secret_variable
+from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.litellm_import import completion, listed, litellm
-from components.rewards.llm.openai_endpoint import (
+from components.rewards.llm.models.served import (
     FALLBACK_FORMAT,
-    NO_CREDIT_CODES,
     Structured,
     UnsupportedFormat,
     about_format,
@@ -22,10 +25,73 @@ from components.rewards.llm.openai_endpoint import (
     of_completion,
 )
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.llm.spec import LiteLLMJudge
+from components.rewards.protocol import Means
+from components.specs.served import VARIABLE
 
 SHORTEST_KEY = 8
 """Minimum length of an environment value that is masked as a key."""
+
+
+ADDRESS = ("api_base", "base_url")
+"""Parameters that set the address of a LiteLLM model."""
+
+
+class LiteLLMJudge(PaidSpec):
+    """Model of any provider that LiteLLM supports."""
+
+    name: Literal["litellm"] = "litellm"
+    model: str = Field(pattern=r"^[^/\s]+/\S+$")
+    """Name in LiteLLM's form `PROVIDER/MODEL`: `anthropic/claude-sonnet-4-5`."""
+    key_variable: str | None = Field(None, pattern=VARIABLE)
+    """Environment variable that holds the provider's key; null uses LiteLLM's default variable."""
+
+    @property
+    def label(self) -> str:
+        return self.model
+
+    def build(self, means: Means) -> LiteLLMClient:
+        return LiteLLMClient(self)
+
+    def check_prerequisites(self, budget: float | None) -> None:
+        self.key()
+        if budget is not None and self.price is None and not listed(self.model):
+            raise ResourceError(
+                f"judge.budget={budget:g} cannot be enforced: LiteLLM has no price for {self.model}; expected its "
+                "price per million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null"
+            )
+
+    def key_part(self) -> dict[str, Any]:
+        part = super().key_part()
+        return {**part, "extra": {name: value for name, value in self.extra.items() if name not in ADDRESS}}
+
+    def key(self) -> str | None:
+        """Return the key; None leaves it to LiteLLM. Raises ResourceError if the key, or a variable that `extra` names,
+        is not in the environment."""
+        dereference(self.extra, "reward.model.extra")
+        if self.key_variable is not None:
+            key = secret_variable(self.key_variable)
+            if not key:
+                raise ResourceError(
+                    f"reward.model.key_variable: the environment variable {self.key_variable} is not set; set it to "
+                    f"the key for {self.model}"
+                )
+            return key
+        try:
+            litellm().get_llm_provider(self.model)
+        except litellm().BadRequestError:
+            provider = self.model.partition("/")[0]
+            raise ResourceError(
+                f"reward.model.model={self.model}: LiteLLM knows no provider {provider}; expected one as in "
+                "anthropic/claude-sonnet-4-5. A server of your own: judge_model@reward.model=served"
+            ) from None
+        address = next((self.extra[name] for name in ADDRESS if self.extra.get(name)), None)
+        missing = litellm().validate_environment(self.model, api_base=address)["missing_keys"]
+        if missing:
+            raise ResourceError(
+                f"reward.model.model={self.model}: the environment lacks {', '.join(missing)}; set it, or name the "
+                "variable that holds the key: reward.model.key_variable=NAME"
+            )
+        return None
 
 
 class LiteLLMClient:

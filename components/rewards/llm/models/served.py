@@ -1,4 +1,4 @@
-"""Judge behind an OpenAI-compatible chat completions URL.
+"""Judge model behind an OpenAI-compatible chat completions URL.
 
 JSON is requested by its schema. A server that does not support this is asked for any JSON object, then in words alone.
 """
@@ -6,18 +6,22 @@ JSON is requested by its schema. A server that does not support this is asked fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from components.errors import JudgeError, ResourceError
-from components.json_client import Client, Failed, Patience, Reply
+from components.chat_client import empty_answer, fail_on_invalid_answer
+from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
+from components.json_client import Failed, Refused, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
+from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.llm.spec import PaidSpec, ServedJudge
+from components.rewards.protocol import Means
+from components.rewards.spec import JudgeSpec
+from components.specs.served import ModelEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +31,59 @@ FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "
 UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
 """HTTP statuses with which servers reject an unknown parameter."""
 
-NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-"""Error codes with status 429 for which a retry is pointless: the account has no credit."""
-
-
-class ContextTooLong(JudgeError):
-    """The question exceeds the judge's context length."""
-
 
 class UnsupportedFormat(Exception):
     """The server does not support this form of requesting JSON."""
+
+
+class ServedJudge(ModelEndpoint, PaidSpec):
+    """Server with an OpenAI-compatible chat completions API."""
+
+    key_path: ClassVar[str] = "reward.model"
+
+    name: Literal["served"] = "served"
+    batch: bool = False
+    """Use OpenAI's Batch API: questions that come together are uploaded as one file, and answered within a day, usually
+    sooner, at half the price. `judge.concurrency` sets how many groups come together. Corrections, and questions that a
+    batch left unanswered, are sent one by one."""
+
+    def key(self) -> str:
+        """Return the server's key. Raises ResourceError if its variable, or one that `extra` names, is not set."""
+        dereference(self.extra, "reward.model.extra")
+        return super().key()
+
+    @property
+    def label(self) -> str:
+        return self.model
+
+    def build(self, means: Means) -> OpenAIClient:
+        return OpenAIClient(self, means.answers, means.waiting)
+
+    def check_prerequisites(self, budget: float | None) -> None:
+        self.key()
+
+    def problems(self, settings: JudgeSpec, requests: int, unit: str) -> Iterator[Problem]:
+        if self.price is None and settings.budget is not None:
+            yield Problem(
+                "judge.budget",
+                f"{settings.budget:g} cannot be enforced: the price of {self.model} is not set; expected its price per "
+                "million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null",
+            )
+        if not self.batch:
+            return
+        if settings.concurrency < requests:
+            yield Problem(
+                "judge.concurrency",
+                f"{settings.concurrency}: limits a batch to this many {unit}, and a batch may take a day; expected at "
+                f"least {requests}, so that a stage sends one batch",
+            )
+        limits = {"requests_per_minute": self.requests_per_minute, "tokens_per_minute": self.tokens_per_minute}
+        for name, limit in limits.items():
+            if limit is not None:
+                yield Problem(
+                    f"reward.model.{name}",
+                    f"{limit:g}: does not apply to batches (reward.model.batch=true); expected null, or batch=false",
+                )
 
 
 class OpenAIClient:
@@ -48,13 +95,7 @@ class OpenAIClient:
         self.priced = spec.price is not None
         self._spec = spec
         self._structured = spec.structured
-        self._client = Client(
-            spec.url,
-            spec.key(),
-            Patience(spec.timeout, spec.retry_for, spec.key_path),
-            key_hint=f"set {spec.key_variable or 'one: reward.model.key_variable=NAME'}",
-            error=JudgeError,
-        )
+        self._client = spec.client(spec.timeout, spec.retry_for, JudgeError)
         self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
 
     def price(self, read: int, written: int) -> float:
@@ -72,7 +113,9 @@ class OpenAIClient:
                     reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
                     if (answer := self._batch_answer(reply, structured)) is not None:
                         return answer
-                return await self._client.post("/chat/completions", request, read, self._error_mapper(structured))
+                return await self._client.complete(request, of_completion, self._error_mapper(structured))
+            except ContextOverflow as error:
+                raise JudgeError(f"{error}; show the judge less: reward.model.longest={self._spec.longest}") from None
             except UnsupportedFormat:
                 if self._structured == structured:
                     self._structured = FALLBACK_FORMAT[structured]
@@ -86,7 +129,7 @@ class OpenAIClient:
                 raise error
             return None
         try:
-            return replace(read(reply), share=BATCH_SHARE)
+            return replace(of_completion(reply.json()), share=BATCH_SHARE)
         except Failed:
             return None
 
@@ -95,13 +138,9 @@ class OpenAIClient:
             self._batches.close()
         self._client.close()
 
-    def _error_mapper(self, structured: Structured) -> Any:
+    def _error_mapper(self, structured: Structured) -> Refused:
         def mapped_error(reply: Reply, text: str) -> Exception | None:
             code, message = reply.error()
-            if code == "context_length_exceeded" or "maximum context length" in message:
-                return ContextTooLong(f"{text}; show the judge less: reward.model.longest={self._spec.longest}")
-            if reply.status == 402 or code in NO_CREDIT_CODES:
-                return ResourceError(f"the account at {self._spec.url} has no credit left ({text})")
             if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(message):
                 return UnsupportedFormat()
             if code in ("unsupported_parameter", "unsupported_value"):
@@ -143,14 +182,9 @@ def body(
     return {name: value for name, value in (request | extra).items() if value is not None}
 
 
-def read(reply: Reply) -> JudgeAnswer:
-    """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
-    return of_completion(reply.json())
-
-
 def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
     """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
-    try:
+    with fail_on_invalid_answer():
         choice = completion["choices"][0]
         message = choice["message"]
         usage = completion.get("usage") or {}
@@ -161,10 +195,8 @@ def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
             cut_off=choice.get("finish_reason") == "length",
             refusal=str(message.get("refusal") or ""),
         )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Failed(f"an answer that is none ({type(error).__name__}: {error})", empty=True) from None
     if not answer.text.strip() and not answer.refusal and not answer.cut_off:
-        raise Failed("an empty answer", empty=True)
+        raise empty_answer()
     return answer
 
 

@@ -1,0 +1,56 @@
+"""Client of OpenAI's chat completions, for every language model behind a URL: an engine, a judge, a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from components.errors import ContextOverflow, ResourceError
+from components.json_client import Answer, Client, Failed, Refused, Reply
+
+NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+"""Error codes for which a retry is pointless: the account has no credit."""
+
+
+class ChatClient(Client):
+    """Client of one server with chat completions."""
+
+    async def complete(
+        self, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer], refused: Refused = lambda *_: None
+    ) -> Answer:
+        """Send a request and return `read(completion)`, which may raise Failed for an invalid answer.
+
+        refused: maps errors of this use to exceptions; None leaves the error to the client. Raises ContextOverflow for
+        a prompt that the model does not take, ResourceError if the model does not exist or the account has no credit,
+        and the exceptions of `Client.post`.
+        """
+
+        def refused_completion(reply: Reply, text: str) -> Exception | None:
+            return refused(reply, text) or self._refused_completion(reply, text, body["model"])
+
+        return await self.post("/chat/completions", body, lambda reply: read(reply.json()), refused_completion)
+
+    def _refused_completion(self, reply: Reply, text: str, model: str) -> Exception | None:
+        code, message = reply.error()
+        if code == "context_length_exceeded" or "maximum context length" in message:
+            return ContextOverflow(text)
+        if reply.status == 402 or code in NO_CREDIT_CODES:
+            return ResourceError(f"the account at {self.url} has no credit left ({text})")
+        if reply.status == 404:
+            return ResourceError(f"{self.url} has no /chat/completions or no model {model} ({text})")
+        return None
+
+
+@contextmanager
+def fail_on_invalid_answer() -> Iterator[None]:
+    """Raise Failed for an answer that lacks a part or has a part of another type."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
+
+
+def empty_answer() -> Failed:
+    """Return the failure of an answer without content, which is retried."""
+    return Failed("an empty answer", empty=True)

@@ -1,0 +1,317 @@
+"""The application of an OpenAI-compatible server: its routes, and the error object of each exception.
+
+Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/models`, `/health`. The model name in a request is `name`, or
+`name@version` to require that policy version (else HTTP 409). With a folder of adapters, `/v1/load_lora_adapter` and
+`/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes the policy `version`.
+Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error object
+(`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they are sent,
+with `stream: true` as server-sent events, so that errors have their status code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field
+from starlette.exceptions import HTTPException
+
+from components.errors import (
+    ArtifactError,
+    CallsUsedUp,
+    ContextOverflow,
+    EngineBusy,
+    EngineError,
+    EspalierError,
+    Problem,
+    PromptRefused,
+    SpecError,
+    StalePolicy,
+    WaitTimeout,
+)
+from components.inference import responses, wire
+from components.inference.connection import PendingBytes, read_json_object
+from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
+from components.inference.refusals import refusal
+from components.specs import Spec, validate
+
+SHOWN_PROBLEMS = 8
+"""Maximum number of problems of a request in the error message."""
+
+
+class AdapterName(Spec):
+    """Body of a request to unload an adapter."""
+
+    lora_name: str = Field(max_length=wire.LONGEST_NAME)
+
+
+class LoadedAdapter(AdapterName):
+    """Body of a request to load an adapter."""
+
+    lora_path: str = Field(min_length=1, max_length=4096)
+    load_inplace: bool = True
+    """No effect: one adapter is loaded at a time."""
+
+
+@dataclass(frozen=True)
+class AppOptions:
+    """Options of the application."""
+
+    decode: wire.Decode | None = None
+    """Conversion of token ids to text, for log-probabilities; without it their tokens are `token_id:17`."""
+    default_max_tokens: int = 512
+    """Maximum number of tokens of a response if the request does not specify it."""
+    timeout: float = 600.0
+    """Time limit of a request in seconds."""
+    adapters: Path | None = None
+    """Folder of adapters that may be loaded; None allows none."""
+    engines: Mapping[str, Engine] | None = None
+    """Engine of each API key (`Authorization: Bearer KEY`); requests with another key, or none, are rejected. None: one
+    engine serves all requests. With `engines`, responses are stored (`previous_response_id`) for the lifetime of each
+    engine, and the model name may be `name:agent`, to distinguish several agents of one episode."""
+
+
+def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
+    """Return the application that serves `engine` under the model name `name`."""
+    decode, engines = options.decode, options.engines
+    app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
+    remembered: WeakKeyDictionary[Engine, dict[str, responses.Messages]] = WeakKeyDictionary()
+    """Conversations including a response, by the response's id."""
+    pending = PendingBytes()
+
+    def split_agent(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the request with the plain model name, and the agent of `name:agent` if `engines` is set."""
+        model, mark, agent = str(body.get("model")).partition(":")
+        if engines is None or not mark:
+            return body, MAIN
+        if not re.fullmatch(r"[\w.-]{1,64}", agent):
+            raise HTTPException(
+                404, f"the model '{model}:{agent}' is not here; an agent's name is letters, digits, '.', '_' and '-'"
+            )
+        return {**body, "model": model}, agent
+
+    def requested_version(model: str) -> str:
+        if model == name:
+            return engine.policy
+        if model.startswith(f"{name}@"):
+            return model.removeprefix(f"{name}@")
+        raise HTTPException(404, f"the model '{model}' is not here; this server has '{name}'")
+
+    def served_name(version: str) -> str:
+        """Return the model name of a policy version. The base model, or an export, has the plain name."""
+        return name if version == BASE_POLICY else f"{name}@{version}"
+
+    def adapter_version(adapter: str) -> str:
+        if not adapter.startswith(f"{name}@") or adapter == f"{name}@":
+            raise SpecError([Problem("lora_name", f"{adapter!r} is no adapter of '{name}'; expected '{name}@VERSION'")])
+        return adapter.removeprefix(f"{name}@")
+
+    def listing(model: str) -> dict[str, Any]:
+        return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
+
+    def engine_of(request: Request) -> Engine:
+        if engines is None:
+            return engine
+        keyed = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if keyed is None:
+            raise HTTPException(401, "this key belongs to no running episode")
+        return keyed
+
+    def spoken_by(engine: Engine) -> Collection[str]:
+        """Return the call arguments that an engine's model wrote, if the engine records them."""
+        return getattr(engine, "spoken", ())
+
+    async def answers(request: Request, requests: Sequence[ChatRequest], engine: Engine) -> list[ChatCompletion]:
+        """Return the engine's responses. Raises WaitTimeout after `options.timeout` seconds."""
+        try:
+            async with asyncio.timeout(options.timeout):
+                return await _unless_disconnected(request, _answer_all(engine, requests))
+        except TimeoutError:
+            raise WaitTimeout(f"the engine did not answer within {options.timeout:g} s") from None
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        request_engine = engine_of(request)
+        body, agent = split_agent(await read_json_object(request, pending))
+        parsed = wire.read_request(
+            body,
+            requested_version,
+            options.default_max_tokens,
+            strict_tools=engines is not None,
+            spoken=spoken_by(request_engine),
+        )
+        completions = await answers(request, [replace(chat, agent=agent) for chat in parsed.requests], request_engine)
+        head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": served_name(completions[0].policy),
+        }
+        if not parsed.stream:
+            return JSONResponse(wire.completion_body(completions, parsed, head, decode))
+        chunks = wire.completion_chunks(completions, parsed, head, decode)
+        return StreamingResponse(_events(chunks), media_type="text/event-stream")
+
+    @app.post("/v1/responses")
+    async def create_response(request: Request) -> Response:
+        request_engine = engine_of(request)
+        body, agent = split_agent(await read_json_object(request, pending))
+        stored = {} if engines is None else remembered.setdefault(request_engine, {})
+
+        def earlier(response_id: str) -> responses.Messages:
+            if response_id not in stored:
+                text = f"{response_id!r} is no stored response of this episode"
+                raise SpecError([Problem("previous_response_id", text)])
+            return stored[response_id]
+
+        parsed = responses.read_request(
+            body,
+            requested_version,
+            options.default_max_tokens,
+            earlier if engines is not None else None,
+            strict_tools=engines is not None,
+            spoken=spoken_by(request_engine),
+        )
+        (answer,) = await answers(request, [replace(parsed.request, agent=agent)], request_engine)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        head = {
+            "id": response_id,
+            "created_at": int(time.time()),
+            "model": served_name(answer.policy),
+        }
+        if engines is not None and parsed.body.store is not False:
+            stored[response_id] = [*parsed.conversation, answer.message]
+        if not parsed.stream:
+            return JSONResponse(responses.response_body(answer, parsed, head, decode))
+        events = responses.response_events(answer, parsed, head, decode)
+        return StreamingResponse(_named_events(events), media_type="text/event-stream")
+
+    @app.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(request: Request) -> Response:
+        if options.adapters is None:
+            raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
+        adapter = validate(LoadedAdapter, await read_json_object(request, pending), configuration=False)
+        folder = _folder_below(options.adapters, adapter.lora_path)
+        await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
+        return Response()
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(request: Request) -> Response:
+        adapter = validate(AdapterName, await read_json_object(request, pending), configuration=False)
+        if options.adapters is None or adapter_version(adapter.lora_name) != engine.policy:
+            raise HTTPException(404, f"no adapter '{adapter.lora_name}' is loaded; this server has '{engine.policy}'")
+        await asyncio.to_thread(engine.load_policy, BASE_POLICY, None)
+        return Response()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {
+            "object": "list",
+            "data": [listing(model) for model in dict.fromkeys((name, served_name(engine.policy)))],
+        }
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        if requested_version(model) != engine.policy:
+            raise HTTPException(404, f"the model '{model}' is not here; this server has '{served_name(engine.policy)}'")
+        return listing(model)
+
+    @app.get("/health")
+    async def health() -> dict[str, str | None]:
+        return {"status": "ok", "model": name, "policy": None if engine.policy == BASE_POLICY else engine.policy}
+
+    for kind in (EspalierError, HTTPException, Exception):
+        app.add_exception_handler(kind, _refuse)
+    return app
+
+
+def _folder_below(adapters: Path, path: str) -> Path:
+    """Return the adapter's folder with resolved links. Raises HTTPException if it is not below `adapters`."""
+    try:
+        folder = Path(path).resolve()
+        if folder.is_relative_to(adapters.resolve()) and folder.is_dir():
+            return folder
+    except (OSError, ValueError, RuntimeError):  # name too long, null byte, link cycle
+        pass
+    raise HTTPException(404, f"there is no adapter {path!r:.300} below {adapters}, the folder of --adapters")
+
+
+async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
+    """Return all responses, or raise the first error. Uses the engine's `chat_all` if it has one."""
+    if hasattr(engine, "chat_all"):
+        return await engine.chat_all(requests)
+    return await gather_completions(engine.chat, requests)
+
+
+async def _unless_disconnected(
+    request: Request, answers: Coroutine[Any, Any, list[ChatCompletion]]
+) -> list[ChatCompletion]:
+    """Return the responses. If the client disconnects, cancel them and raise HTTPException."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, disconnect = asyncio.create_task(answers), asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait({answering, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise HTTPException(499, "the client hung up")
+        return answering.result()
+    finally:
+        disconnect.cancel()
+        if answering.cancel():
+            await asyncio.gather(answering, return_exceptions=True)
+
+
+async def _events(chunks: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+    for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def _named_events(events: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+    for event in events:
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    """Return OpenAI's error object, with the status that its clients expect."""
+    status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
+    match error:
+        case SpecError():
+            status, kind, param = 400, "invalid_request_error", error.problems[0].path
+            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
+            message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
+        case ArtifactError():
+            status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
+        case ContextOverflow():
+            status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
+        case PromptRefused():
+            status, kind, code = 400, "invalid_request_error", "prompt_refused"
+        case StalePolicy():
+            status, kind, code = 409, "invalid_request_error", "stale_policy"
+        case EngineBusy():
+            status, kind, code = 409, "invalid_request_error", "engine_busy"
+        case WaitTimeout():
+            status, code = 504, "timeout"
+        case CallsUsedUp():
+            status, kind, code = 403, "invalid_request_error", "calls_used_up"
+        case HTTPException():
+            status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
+            headers = error.headers
+            code = "model_not_found" if status == 404 and message.startswith("the model ") else None
+        case EngineError():
+            code = "engine_error"
+        case _:
+            message = f"internal error ({type(error).__name__}); the server's log has the rest"
+    return refusal(status, message, kind=kind, code=code, param=param, headers=headers)

@@ -1,0 +1,65 @@
+"""Base class of inference engines: the configuration of an engine, and what is known of it.
+
+Each engine is a module of `components.inference.engines` with a file in `conf/inference`; `components.inference.spec`
+derives the rest.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from components.errors import Problem
+from components.inference.protocol import EngineHost, ModelEngine
+from components.models.spec import ModelSpec
+from components.specs import Spec
+
+
+class EngineSpec(Spec):
+    """Base class of engines. A subclass that is an engine has a `name`."""
+
+    name: str
+
+    @property
+    def in_process(self) -> bool:
+        """True if the engine runs in the process of the stage, with the trainer's implementation of the model."""
+        return False
+
+    @property
+    def needs_model(self) -> bool:
+        """True if the engine loads the weights that it is built for; False if its server has a model of its own."""
+        return True
+
+    @property
+    def returns_tokens(self) -> bool:
+        """True if responses have token ids and log-probabilities, which training requires."""
+        return True
+
+    @abstractmethod
+    def key_part(self) -> dict[str, Any]:
+        """Return the settings that determine results, for stage keys."""
+
+    @abstractmethod
+    def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
+        """Return the engine of a model, checked to be usable. Raises ResourceError and EngineError."""
+
+    def check_prerequisites(self) -> None:
+        """Raise ResourceError if something is missing without which the engine cannot be built: an API key, or the
+        environment of its server."""
+
+    def for_rank(self, rank: int) -> EngineSpec:
+        """Return the spec of an engine that loads adapters of this rank."""
+        return self
+
+    def share(self, model: ModelSpec, host: EngineHost) -> EngineSpec:
+        """Return the spec for another process on this machine, which uses the server of this process if there is
+        one."""
+        return self
+
+    def problems(self, *, rounds: int, lora_rank: int, min_p: float, top_p: float, overlap: int) -> Iterator[Problem]:
+        """Yield the problems of the engine with the rest of an experiment.
+
+        lora_rank: 0 without an adapter. min_p, top_p: of the collection. overlap: rounds between the policy that
+        collects and the one in training."""
+        yield from ()

@@ -1,0 +1,1 @@
+"""The embedded engine: transformers in the process of the stage."""

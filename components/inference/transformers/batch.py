@@ -1,0 +1,241 @@
+"""The sequences that the embedded engine computes together: their slots in the cache, prefill, and sampling.
+
+A sequence gets a slot whose contents are a prefix of its prompt, or a copy of them, and computes only the tokens after
+the prefix. A finished sequence leaves its keys and values in its slot, which is parked behind the active ones until
+another sequence needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from components.errors import EngineError
+from components.inference.protocol import ChatRequest
+from components.inference.transformers.kv_slots import KVSlots
+from components.inference.transformers.sampling import draw
+
+PREFILL_TOKENS = 4096
+"""Maximum number of tokens per prefill pass, including padding."""
+PADDING_TOKENS = 2048
+"""Maximum padding per prefill pass: about the tokens that are computed in the overhead of one more pass."""
+PADDING_TOKENS_CPU = 32
+"""Maximum padding on a CPU, where the overhead of a pass is small."""
+
+
+class PassInterrupted(Exception):
+    """Interruption of a pass after cancellation."""
+
+
+@dataclass(eq=False)
+class Row:
+    """State of a request in the engine."""
+
+    request: ChatRequest
+    future: asyncio.Future
+    uniform: random.Random
+    prompt: list[int] = field(default_factory=list)
+    """Prompt tokens; empty before tokenization."""
+    limit: int = 0
+    """Maximum number of tokens to sample."""
+    error: Exception | None = None
+    """Cause of failure."""
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    slot: int = -1
+    cached: int = 0
+    """Number of leading tokens whose keys and values are in the slot."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.sampled
+
+
+class Batch:
+    """Active sequences of a model. slots: maximum number of them. stop_ids: tokens that end a sequence."""
+
+    def __init__(self, model: Any, *, slots: int, max_length: int, device: str, stop_ids: frozenset[int]):
+        self.model = model
+        self.slots = slots
+        self.max_length = max_length
+        self.device = device
+        self.stop_ids = stop_ids
+        self.active: list[Row] = []
+        self.stop = threading.Event()
+        """Ends the forward passes with PassInterrupted while it is set."""
+        self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
+        """Totals: prompt tokens, prompt tokens computed (not cached), sampled tokens, forward passes."""
+        self.release()
+
+    def release(self) -> None:
+        """Free the cache; it is allocated again on use."""
+        self.cache = KVSlots(
+            self.model.config.get_text_config(), self.slots, self.max_length, self.model.dtype, self.device
+        )
+        self._held: list[list[int]] = [[] for _ in range(self.slots)]
+        """Tokens whose keys and values are in each slot."""
+        self._used = [0] * self.slots
+        """Time of last use of each slot, for eviction."""
+        self._clock = 0
+
+    def park_cancelled_rows(self) -> None:
+        """Remove the active rows whose callers have gone."""
+        for row in [row for row in self.active if row.future.done()]:
+            self.park(row)
+
+    def admit(self, waiting: list[Row]) -> list[Row]:
+        """Assign slots to waiting rows, remove these from the list, and return them. A row that shares a prefix with
+        another one of them waits for the next call, when that prefix is cached."""
+        admitted: list[Row] = []
+        for row in list(waiting):
+            if len(self.active) == self.slots:
+                break
+            if sum(missing(other) for other in admitted) >= PREFILL_TOKENS:
+                break
+            shared = [shared_prefix(cached, row.prompt) for cached in self._held]
+            donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
+            prefix = min(shared[donor], len(row.prompt) - 1)  # the last token is computed for its logits
+            if any(shared_prefix(other.prompt, row.prompt) > prefix + 16 for other in admitted):
+                continue
+            slot = self._slot_for(donor, prefix)
+            if slot != donor:
+                self.cache.copy(donor, slot, prefix)
+            self._held[slot] = row.prompt[:prefix]
+            row.slot, row.cached = slot, prefix
+            self._swap(slot, len(self.active))
+            self.active.append(row)
+            waiting.remove(row)
+            admitted.append(row)
+            self.counters["prompt_tokens"] += len(row.prompt)
+        for index, row in enumerate(self.active):
+            row.slot = index
+        return admitted
+
+    def _slot_for(self, donor: int, prefix: int) -> int:
+        """Return the donor slot if it is parked and would be extended; else the least recently used slot."""
+        parked = range(len(self.active), self.slots)
+        if donor in parked and prefix >= len(self._held[donor]) - 1:
+            return donor
+        return min(parked, key=lambda slot: (bool(self._held[slot]), slot == donor, self._used[slot], slot))
+
+    def _swap(self, a: int, b: int) -> None:
+        length = max(len(self._held[a]), len(self._held[b]))
+        self.cache.swap(a, b, length)
+        self._held[a], self._held[b] = self._held[b], self._held[a]
+        self._used[a], self._used[b] = self._used[b], self._used[a]
+
+    def park(self, row: Row) -> None:
+        """Remove a row from the active ones; its slot keeps its keys and values."""
+        self._clock += 1
+        self._held[row.slot] = row.tokens[: row.cached]
+        self._used[row.slot] = self._clock
+        last = len(self.active) - 1
+        self._swap(row.slot, last)
+        moved = self.active[last]
+        self.active[row.slot] = moved
+        moved.slot = row.slot
+        self.active.pop()
+
+    def fail(self, row: Row, error: Exception) -> None:
+        """Remove a failed row from the active ones and clear its slot."""
+        row.error = error
+        row.cached = 0
+        self.cache.clear(row.slot)
+        self.park(row)
+
+    def prefill(self, batch: list[Row]) -> None:
+        """Compute all prompt tokens but the last, in passes of similar length to limit padding."""
+        pending = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: missing(row))
+        while pending:
+            part = [pending.pop()]
+            width = missing(part[0])
+            padding = 0
+            while pending and width * (len(part) + 1) <= PREFILL_TOKENS:
+                padding += width - missing(pending[-1])
+                if padding > (PADDING_TOKENS_CPU if self.device == "cpu" else PADDING_TOKENS):
+                    break
+                part.append(pending.pop())
+            tokens = torch.zeros(len(part), width, dtype=torch.long)
+            positions = torch.zeros(len(part), width, dtype=torch.long)
+            for index, row in enumerate(part):
+                new = row.prompt[row.cached : -1]
+                tokens[index, : len(new)] = torch.tensor(new)
+                positions[index] = torch.arange(row.cached, row.cached + width).clamp(max=self.max_length - 1)
+                self.counters["prefilled_tokens"] += len(new)
+                row.cached += len(new)
+            self._forward(tokens, positions, torch.tensor([row.slot for row in part]))
+        for row in batch:
+            self._held[row.slot] = row.tokens[: row.cached]
+
+    def _decode_logits(self) -> torch.Tensor:
+        """Return the (B, V) logits after the last token of every active row."""
+        rows = self.active
+        last = [row.sampled[-1] if row.sampled else row.prompt[-1] for row in rows]
+        tokens = torch.tensor(last)[:, None]
+        positions = torch.tensor([[row.cached] for row in rows])
+        logits = self._forward(tokens, positions, slice(0, len(rows)))[:, -1]
+        for row, token in zip(rows, last, strict=True):
+            row.cached += 1
+            self._held[row.slot].append(token)
+        return logits
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+        if self.stop.is_set():
+            raise PassInterrupted
+        self.counters["passes"] += 1
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
+        mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
+        return self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+
+    def sample(self) -> list[Row]:
+        """Sample a token for every active row. Return the rows that finished or failed."""
+        if not self.active:
+            return []
+        logits = self._decode_logits()
+        rows = list(self.active)
+        tokens, logprobs = draw(
+            logits.float(), [row.request.sampling for row in rows], [row.uniform.random() for row in rows]
+        )
+        self.counters["sampled_tokens"] += len(rows)
+        done = []
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            if math.isnan(logprob):
+                self.fail(row, EngineError("the model's logits are not finite"))
+                done.append(row)
+                continue
+            row.sampled.append(token)
+            row.logprobs.append(logprob)
+            if token in self.stop_ids or len(row.sampled) >= row.limit:
+                self.park(row)
+                done.append(row)
+        return done
+
+
+def missing(row: Row) -> int:
+    """Return the number of prompt tokens, without the last, that are not cached."""
+    return len(row.prompt) - 1 - row.cached
+
+
+def shared_prefix(a: list[int], b: list[int]) -> int:
+    """Return the length of the common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # bisection, because list comparison in C is faster than a loop over tokens
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

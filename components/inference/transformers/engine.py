@@ -1,0 +1,243 @@
+"""The embedded engine: transformers in this process, with concurrent conversations.
+
+Requests are batched continuously: each pass of the loop admits waiting requests (prefill), then samples one token for
+every active sequence (decode). Prefixes are cached: a prompt starts from the longest prefix in any cache slot, so the
+turns of an episode extend their own keys and values, the episodes of a group share their prompt, and all share the
+system message.
+
+Tokens are exact: a conversation that continues a response of this engine continues from the tokens of that response,
+which are never retokenized (`conversations`).
+
+A request that cannot be rendered, does not fit, or has logits that are not finite fails alone and does not affect the
+others of its batch. The worker thread also tokenizes prompts, so that long ones do not block the event loop.
+
+The loop runs one pass at a time in a worker thread and yields to the event loop in between. Therefore, with
+environments that respond immediately, the order of requests and all samples are the same in every run.
+
+The policy is the base model with the trained weights (`components.models.trained_weights.changed_tensors`). Its version
+is checked for every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from pathlib import Path
+
+import torch
+
+from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
+from components.inference.conversations import Conversations, stop_ids
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
+from components.inference.transformers.batch import Batch, PassInterrupted, Row
+from components.inference.transformers.kv_slots import heads_and_dim
+from components.models import attention, trained_weights
+from components.models.weights import load_model, load_tokenizer, pick_device
+from components.trajectories.chat import ChatFormat
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersEngine:
+    """An engine with one model in this process; implements `components.inference.protocol.Engine`.
+
+    base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
+    conversations, reduced if their cache would exceed `cache_bytes`.
+    Raises ResourceError for models that it cannot run exactly (sliding windows, recurrent layers, no chat template).
+    """
+
+    def __init__(
+        self,
+        base_dir: Path,
+        *,
+        max_length: int,
+        dtype: str = "float32",
+        device: str = "auto",
+        slots: int = 128,
+        cache_bytes: int = 8_000_000_000,
+    ):
+        self.base_dir = Path(base_dir)
+        self.device = pick_device(device)
+        self.tokenizer = load_tokenizer(self.base_dir)
+        self.format = ChatFormat(self.tokenizer)
+        self.model = load_model(self.base_dir, dtype=dtype, device=self.device)
+        self.config = self.model.config.get_text_config()
+        self.max_length = min(max_length, self.config.max_position_embeddings)
+        attention.refuse_inexact(self.config, self.max_length, self.base_dir.name)
+        self.model.set_attn_implementation(attention.register())
+        heads, dim = heads_and_dim(self.config)
+        size = self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize
+        per_sequence = 2 * size * self.max_length
+        self.slots = max(1, min(slots, cache_bytes // per_sequence))
+        self.stop_ids = stop_ids(self.model.generation_config.eos_token_id, self.format)
+        self._parameters = dict(
+            self.model.named_parameters(remove_duplicate=False)
+        )  # tied weights under each of their names
+        self._changed: list[str] = []
+        self._policy = BASE_POLICY
+        self._conversations = Conversations(self.format, self.max_length)
+        self._vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        self._arrived: list[Row] = []
+        """Requests that the loop has not fetched yet: the only list that callers modify during a pass."""
+        self._waiting: list[Row] = []
+        self._task: asyncio.Task | None = None
+        self.batch = Batch(
+            self.model, slots=self.slots, max_length=self.max_length, device=self.device, stop_ids=self.stop_ids
+        )
+        self.counters = self.batch.counters
+
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    def load_policy(self, version: str, folder: str | None) -> None:
+        """Load `version`. Raises EngineBusy while requests are in flight, ArtifactError for an adapter that does not
+        fit the model; the engine then keeps its version."""
+        if in_flight := len(self.batch.active) + len(self._waiting) + len(self._arrived):
+            raise EngineBusy(f"policy {version} cannot be loaded: {in_flight} requests are in flight")
+        if version == self._policy:
+            return
+        changed = dict(trained_weights.changed_tensors(self.base_dir, Path(folder))) if folder else {}
+        if unknown := sorted(changed.keys() - self._parameters.keys()):
+            raise ArtifactError(f"{folder} changes {unknown[:3]}, which the loaded model does not have")
+        restored = dict(
+            trained_weights.base_tensors(self.base_dir, [name for name in self._changed if name not in changed])
+        )
+        with torch.no_grad():
+            for name, tensor in (changed | restored).items():
+                self._parameters[name].copy_(tensor)
+        self._changed = list(changed)
+        self._policy = version
+        self.release()
+
+    def release(self) -> None:
+        """Free the cache; it is allocated again on use."""
+        self.batch.release()
+
+    def close(self) -> None:
+        self.release()
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError."""
+        if request.policy != self._policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
+        loop = asyncio.get_running_loop()
+        row = Row(request, loop.create_future(), random.Random(request.seed))
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+        elif self._task.get_loop() is not loop:
+            if not self._task.get_loop().is_closed():
+                raise EngineError("the engine is in use by another event loop; give each its own engine")
+            self._drop_requests()
+            self._task = loop.create_task(self._run())
+        self._arrived.append(row)
+        await row.future
+        return self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
+
+    # The loop
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._arrived or self._waiting or self.batch.active:
+                self._waiting += self._arrived
+                self._arrived = []
+                for row in await self._in_thread(loop):
+                    if row.future.done():
+                        continue
+                    if row.error is not None:
+                        row.future.set_exception(row.error)
+                    else:
+                        row.future.set_result(None)
+                for _ in range(4):  # let finished requests submit their next turn before the next pass
+                    await asyncio.sleep(0)
+        except Exception as error:
+            logger.exception("generation failed")
+            for row in [*self.batch.active, *self._waiting, *self._arrived]:
+                if not row.future.done():
+                    row.future.set_exception(EngineError(f"{type(error).__name__}: {error}"))
+            self._drop_requests()
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            for row in [*self.batch.active, *self._waiting, *self._arrived]:
+                row.future.cancel()
+            self._drop_requests()
+            raise
+
+    async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[Row]:
+        """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's
+        state until it ends."""
+        running = loop.run_in_executor(None, self._pass)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.batch.stop.set()
+            while not running.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            self.batch.stop.clear()
+            if running.exception() is None:  # else `PassInterrupted` or an error, which has no recipient
+                for row in running.result():
+                    row.future.cancel()
+            raise
+
+    def _drop_requests(self) -> None:
+        self.batch.active, self._waiting, self._arrived = [], [], []
+        self.release()
+
+    @torch.inference_mode()
+    def _pass(self) -> list[Row]:
+        """Admit waiting rows, then sample one token for every active row. Return the rows that finished or failed."""
+        self.batch.park_cancelled_rows()
+        failed = self._tokenize()
+        self._waiting = [row for row in self._waiting if not row.future.done()]
+        while admitted := self.batch.admit(self._waiting):
+            try:
+                self.batch.prefill(admitted)
+            except PassInterrupted:
+                raise
+            except Exception as error:
+                logger.exception("%d prompts cannot be computed", len(admitted))
+                for row in admitted:
+                    self.batch.fail(row, EngineError(f"{type(error).__name__}: {error}"))
+                failed += admitted
+        return failed + self.batch.sample()
+
+    def _tokenize(self) -> list[Row]:
+        """Tokenize the waiting prompts. Return the rows that failed, which are removed from the queue."""
+        failed = []
+        for row in self._waiting:
+            if row.prompt or row.future.done():
+                continue
+            try:
+                row.prompt, row.limit = self._prompt(row.request)
+            except EngineError as error:
+                row.error = error
+            except Exception as error:
+                logger.exception("a prompt cannot be tokenized")
+                row.error = EngineError(f"{type(error).__name__}: {error}")
+            if row.error is not None:
+                failed.append(row)
+        if failed:
+            self._waiting = [row for row in self._waiting if row.error is None]
+        return failed
+
+    def _prompt(self, request: ChatRequest) -> tuple[list[int], int]:
+        """Return the tokens of the conversation, and the maximum number of tokens to sample."""
+        prompt = self._conversations.prompt(request)
+        room = self.max_length - len(prompt)
+        if room < 1:
+            if self.max_length < self.config.max_position_embeddings:
+                limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
+            else:
+                limit = f"the model takes {self.max_length} at most: shorten the task"
+            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
+        if not prompt:
+            raise PromptRefused("the chat template renders the conversation as an empty text")
+        if max(prompt) >= self._vocabulary:
+            raise PromptRefused(
+                f"the tokenizer gives token {max(prompt)}, and the model has {self._vocabulary}: the conversation "
+                "contains a token that was added to the tokenizer only"
+            )
+        return prompt, min(request.sampling.max_tokens, room)
