@@ -83,7 +83,7 @@ class JsonProgram:
     new_session: bool = False
     """True starts a session: `kill` then also kills the processes that the child has started."""
     completes_calls: bool = False
-    """True lets a call in progress end after the parent; it saves the child a thread, which takes 75 MB of RLIMIT_AS."""
+    """True completes a call in progress after the end of the parent; this saves a thread, so 75 MB of RLIMIT_AS."""
     show_stderr: bool = False
     """True forwards stderr to that of this process, without a copy in `ProcessExited`."""
 

@@ -14,8 +14,6 @@ import hashlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +28,7 @@ from components.environments.optional_packages import import_optional
 from components.environments.scenario_counts import Count
 from components.environments.tools import Invalid, TextEnvironment, acts
 from components.errors import EnvironmentFailed
+from components.json_process import JsonProgram, ProcessExited, RequestFailed
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -65,6 +64,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 """Settings of the generator by kind; index 0 is difficulty 1."""
 
 
+_GENERATOR = JsonProgram(
+    f"{Path(__file__).with_name('textworld_game.py')}:make",
+    python=(sys.executable, "-W", "ignore"),
+    limits={"RLIMIT_AS": 8 << 30, "RLIMIT_CPU": 120},
+    new_session=True,
+)
+"""Generator of games; its limits in bytes and seconds include the compiler."""
 ONE_AT_A_TIME = threading.Lock()
 """Lock for the package's shared parser of games and rules, which is not thread-safe."""
 
@@ -211,24 +217,14 @@ class TextWorld(TextEnvironment):
         return path
 
     def _generate(self, settings: str, path: Path) -> None:
-        script = Path(__file__).with_name("textworld_game.py")
-        command = [sys.executable, "-P", "-W", "ignore", str(script), settings, str(path)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, cwd=path.parent
-        )
         try:
-            _, stderr = process.communicate(timeout=self.make_timeout)
-        except subprocess.TimeoutExpired:
+            _GENERATOR.call({**json.loads(settings), "path": str(path.resolve())}, self.make_timeout)
+        except TimeoutError:
             raise EnvironmentFailed(
                 f"generating the game {settings} timed out after {self.make_timeout:g} s (environment.make_timeout)"
             ) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        if process.returncode or not path.exists():
-            reason = stderr.decode(errors="replace")[-500:].strip()
-            raise EnvironmentFailed(f"generating the game {settings} failed: {reason}")
+        except (ProcessExited, RequestFailed) as error:
+            raise EnvironmentFailed(f"generating the game {settings} failed: {error!s:.500}") from None
 
 
 def _settings(kind: str, difficulty: int) -> dict[str, Any]:
