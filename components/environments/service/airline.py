@@ -25,8 +25,9 @@ from components.environments.service.airline_policy import (
     TODAY,
     distance,
 )
-from components.environments.service.airline_scenarios import generate
+from components.environments.service.airline_scenarios import AirlineScenario
 from components.environments.service.desk import ServiceDesk, answer
+from components.environments.service.scenarios import generate
 from components.environments.tools import Invalid, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -53,7 +54,7 @@ class Airline(ServiceDesk):
     }
 
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        return generate(type(self), seed, train, heldout)
+        return generate(type(self), AirlineScenario, seed, train, heldout)
 
     # Looking up
 

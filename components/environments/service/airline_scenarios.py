@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import random
+from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Any
 
@@ -17,67 +16,46 @@ from components.environments.service.airline_policy import (
     TODAY,
     distance,
 )
-from components.environments.service.desk import ServiceDesk
-from components.environments.service.plan import ConversationPlan, Intent, write
-from components.trajectories.schema import Scenario
+from components.environments.service.plan import ConversationPlan, Intent
+from components.environments.service.scenarios import ScenarioWriter
 
 CITIES = ("Aldmoor", "Brisewick", "Corvane", "Dunhaven", "Eastray", "Farrow", "Glenport", "Holmsey")
 FIRST = ("Alma", "Boris", "Cleo", "Diego", "Elsa", "Franz", "Gina", "Henrik", "Ida", "Jakob", "Kaja", "Leon", "Mira")
 LAST = ("Anders", "Bergmann", "Castell", "Duval", "Eriksen", "Fontana", "Grimaldi", "Holt", "Iversen", "Jovanova")
-KINDS = (
-    *("cancel", "move", "cabin", "bags", "name", "compensation", "book") * 2,
-    *("question", "child", "stranger", "other"),
-)
-"""Scenario types, in the order in which they alternate."""
-SECOND = ("cancel", "cabin", "bags", "name", "compensation")
-"""Kinds that may also be a second request in a scenario."""
 
 
-@functools.lru_cache(maxsize=4)  # a collector creates many desks with the same scenarios
-def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
-    """Return the scenarios of both splits."""
-    if not train + heldout:
-        return ()
-    desk = desk_type(train=0, heldout=0)
-    return write(desk, _Writer, KINDS, "B", seed=seed, train=train, heldout=heldout)
+class AirlineScenario(ScenarioWriter):
+    """Scenario of the airline desk; its records are bookings."""
 
+    letter = "B"
+    first_names, last_names = FIRST, LAST
+    kinds = (
+        *("cancel", "move", "cabin", "bags", "name", "compensation", "book") * 2,
+        *("question", "child", "stranger", "other"),
+    )
+    second_kinds = ("cancel", "cabin", "bags", "name", "compensation")
+    colleague_kind = "child"
+    ask = "I will gladly help. May I have your full name and your date of birth?"
+    credit = ("travel credit", 50, 900)
+    identity = ("born", "birth", "I was born on {}.")
 
-class _Writer:
-    """A writer of one scenario: its database, then the requests of the customer."""
+    def draw_database(self, numbers: Sequence[str]) -> dict[str, Any]:
+        self.cities = self.rng.sample(CITIES, 5)
+        self.flight_numbers = iter(self.rng.sample(range(100, 1000), 40))
+        return {"customers": {}, "flights": {}, "bookings": {}, "next": 100_000 + int(numbers[0][1:])}
 
-    def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
-        self.desk, self.rng, self.numbers = desk, rng, numbers[:2]
-        self.cities = rng.sample(CITIES, 5)
-        self.flight_numbers = iter(rng.sample(range(100, 1000), 40))
-        self.database: dict[str, Any] = {
-            "customers": {},
-            "flights": {},
-            "bookings": {},
-            "next": 100_000 + int(numbers[0][1:]),
-        }
-        names = [f"{first} {last}" for first, last in zip(rng.sample(FIRST, 3), rng.sample(LAST, 3), strict=True)]
-        for number, name in enumerate(names):
-            self._customer(f"C{number + 1}", name, numbers[2 * number :][:2], number)
-        self.customer = self.database["customers"]["C1"]
+    def draw_profile(self) -> dict[str, Any]:
+        born = date(1950, 1, 1) + timedelta(self.rng.randrange(19_000))
+        return {"born": str(born), "level": self.rng.choice(sorted(FREE))}
 
-    def _customer(self, key: str, name: str, bookings: list[str], number: int) -> None:
-        rng = self.rng
-        card, credit = (f"P{number}" for number in rng.sample(range(10, 100), 2))
-        self.database["customers"][key] = {
-            "name": name,
-            "born": str(date(1950, 1, 1) + timedelta(rng.randrange(19_000))),
-            "level": rng.choice(sorted(FREE)),
-            "payments": {
-                card: {"kind": "card", "ending": str(rng.randrange(1000, 9999))},
-                credit: {"kind": "travel credit", "balance": rng.randrange(50, 900)},
-            },
-        }
-        for booking, destination in zip(bookings, rng.sample(self.cities[1:], 2), strict=True):
+    def draw_records(self, customer: str, numbers: Sequence[str], card: str) -> None:
+        rng, name = self.rng, self.database["customers"][customer]["name"]
+        for booking, destination in zip(numbers, rng.sample(self.cities[1:], 2), strict=True):
             flight = self._flight(self.cities[0], destination, TODAY + timedelta(rng.randrange(3, 40)))
             others = [other for other in (f"{rng.choice(FIRST)} {name.split()[1]}" for _ in range(6)) if other != name]
             passengers = [name, *sorted(set(others))[: rng.randrange(0, 3)]]
             self.database["bookings"][booking] = {
-                "customer": key,
+                "customer": customer,
                 "flight": flight,
                 "cabin": "economy",
                 "fare": rng.choice(("light", "flex")),
@@ -109,42 +87,20 @@ class _Writer:
         }
         return key
 
-    def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
-        kinds = [kind]
-        if kind in SECOND and self.rng.random() < 0.35:
-            kinds.append(self.rng.choice([second for second in SECOND if second != kind]))
-        intents = [getattr(self, f"_{request}")(booking) for request, booking in zip(kinds, self.numbers, strict=False)]
-        born = self.customer["born"]
-        if kind == "stranger":
-            born = str(date.fromisoformat(born) + timedelta(1))
-        plan = ConversationPlan(self.desk, self.database, self.rng, hand_over=kind == "child")
-        ask = "I will gladly help. May I have your full name and your date of birth?"
-        if not plan.converse(intents, ask, name=self.customer["name"], born=born):
-            return None
-        who = {"name": f"{self.customer['name']}.", "birth": f"I was born on {born}."}
-        return plan.scenario(name, split, kind, intents, who)
+    def other_identity(self, identity: str) -> str:
+        return str(date.fromisoformat(identity) + timedelta(1))
 
-    # Bookings and their descriptions
+    def describe(self, number: str) -> str:
+        return f"the booking to {self._flight_of(number)['destination']}"
+
+    def view(self, plan: ConversationPlan, number: str) -> None:
+        plan.do("view_flight", flight=plan.do("view_booking", booking=number)["flight"])
 
     def _destination(self, booking: str) -> str:
         return str(self._flight_of(booking)["destination"])
 
     def _flight_of(self, booking: str) -> dict[str, Any]:
         return self.database["flights"][self.database["bookings"][booking]["flight"]]
-
-    def _which(self, booking: str) -> tuple[str, int]:
-        """Return the customer's description of a booking, by number or destination, and its complications."""
-        if self.rng.random() < 0.5:
-            return f"The booking to {self._destination(booking)} is {booking}.", 0
-        return f"I do not have the number; it is the booking to {self._destination(booking)}.", 1
-
-    def _open(self, plan: ConversationPlan, booking: str, complications: int) -> None:
-        """Open the booking and its flight; if its number is unknown, try the bookings of the customer in turn."""
-        for candidate in self.numbers if complications else [booking]:
-            record = plan.do("view_booking", booking=candidate)
-            plan.do("view_flight", flight=record["flight"])
-            if candidate == booking:
-                return
 
     def _maybe_departed(self, booking: str, probability: float) -> None:
         """Move the departure into the past with the given probability."""
@@ -161,10 +117,10 @@ class _Writer:
             record["booked"] = str(TODAY - timedelta(rng.randrange(0, 2)))
         self._flight_of(booking)["cancelled"] = case == "cancelled"
         self._maybe_departed(booking, float(case == "gone"))
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             plan.change(
                 "I would cancel booking {0}; {1} dollars go back to where they came from.",
                 "this fare cannot be cancelled any more, or it has departed",
@@ -184,7 +140,7 @@ class _Writer:
     def _move(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
         self._maybe_departed(booking, 0.15)
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         origin, destination = (self._flight_of(booking)[name] for name in ("origin", "destination"))
         day = TODAY + timedelta(rng.randrange(5, 40))
         flights = self.database["flights"]
@@ -202,16 +158,14 @@ class _Writer:
         limit = rng.randrange(10, 40) if rng.random() < 0.35 else None
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             for flight in plan.do("find_flights", origin=origin, destination=to, date=str(day))["flights"]:
                 plan.do("view_flight", flight=flight)
             text = "Booking {0} would be moved to flight {1}; that costs {2} dollars in all."
             rules, terms = plan.trial("change_flight", booking=booking, flight=options[0])
             if limit is not None and not rules and int(terms[2]) > limit:
                 reply = f"No, I will not pay more than {limit} dollars for that. Then leave it as it is."
-                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.complications += 1
-                return
+                return plan.offer_in_vain(terms, text, reply)
             plan.change(
                 text,
                 "it has departed, or goes between other cities",
@@ -236,7 +190,7 @@ class _Writer:
     def _cabin(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
         self._maybe_departed(booking, 0.15)
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         cabins = self._flight_of(booking)["cabins"]
         case = rng.choice(("up", "up", "up", "full", "down"))
         if case == "full":
@@ -247,14 +201,12 @@ class _Writer:
         refuses = rng.random() < 0.3
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             text = "All passengers of booking {0} would fly in {1}; that costs {2} dollars in all."
             rules, terms = plan.trial("change_cabin", booking=booking, cabin=target)
             if refuses and not rules:
                 reply = f"No, {terms[2]} dollars is too much for me. Then leave it as it is."
-                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.complications += 1
-                return
+                return plan.offer_in_vain(terms, text, reply)
             plan.change(
                 text,
                 "there are not enough seats, it has departed, or it leads to economy",
@@ -274,12 +226,12 @@ class _Writer:
     def _bags(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
         self._maybe_departed(booking, 0.1)
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         room = BAGS_EACH * len(record["passengers"]) - record["bags"]
         more = room + rng.randrange(1, 3) if rng.random() < 0.25 else rng.randrange(1, room + 1)
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             plan.change(
                 f"Booking {{0}} would get {more} more bags; that costs {{1}} dollars.",
                 "these are too many bags, or it has departed",
@@ -299,7 +251,7 @@ class _Writer:
     def _name(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
         self._maybe_departed(booking, 0.15)
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         passenger = rng.choice(record["passengers"])
         at = rng.randrange(1, len(passenger.split()[0]))
         right = passenger[:at] + rng.choice("aeiou") + passenger[at:]
@@ -307,7 +259,7 @@ class _Writer:
             right = f"{rng.choice([name for name in FIRST if distance(name, passenger.split()[0]) > 3])} Quint"
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             plan.change(
                 "In booking {0} the name would become {1}.",
                 "that is more than a misspelling, or it has departed",
@@ -326,7 +278,7 @@ class _Writer:
 
     def _compensation(self, booking: str) -> Intent:
         rng, record, flight = self.rng, self.database["bookings"][booking], self._flight_of(booking)
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         flight["date"] = str(TODAY - timedelta(rng.randrange(1, 30)))
         case = rng.choice(("late", "late", "cancelled", "early"))
         flight["cancelled"] = case == "cancelled"
@@ -336,7 +288,7 @@ class _Writer:
         dollars = (FOR_CANCELLED if case == "cancelled" else FOR_DELAY) * len(record["passengers"])
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             plan.change(
                 "For booking {0} I would give you {1} dollars in all.",
                 "that flight and fare earn no compensation, or it was paid",
@@ -407,7 +359,7 @@ class _Writer:
 
     def _question(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         form = rng.choice(("arrives", "bags", "fee"))
         if form == "bags" and rng.random() < 0.5:
             record["cabin"] = "business"
@@ -425,7 +377,7 @@ class _Writer:
         words = [fact, *(["no", "none", "nothing", "free"] if fact == "0" and form == "fee" else [])]
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             plan.tell(words, question)
             plan.say(f"The answer is {fact}.")
 
@@ -447,11 +399,8 @@ class _Writer:
             )
         )
         wish = self.rng.choice(("What can you do?", "I want to book that.", "I want my money back."))
-        which, _ = self._which(booking)
-        return Intent(f"{change} {wish}", f"{change} {wish}", {"booking": which}, "", _nothing)
-
-    def _stranger(self, booking: str) -> Intent:
-        return self._cancel(booking)
+        which, _ = self.which(booking)
+        return Intent(f"{change} {wish}", f"{change} {wish}", {"booking": which}, "")
 
     def _other(self, booking: str) -> Intent:
         """Return a request about a booking of another customer, which the customer admits or claims as its own."""
@@ -471,7 +420,3 @@ class _Writer:
             act,
             int(claimed),
         )
-
-
-def _nothing(plan: ConversationPlan) -> None:
-    """Do nothing: a colleague handles the rest."""

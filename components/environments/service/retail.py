@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from components.environments.service.desk import ServiceDesk, answer
 from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, order_total
-from components.environments.service.retail_scenarios import generate
+from components.environments.service.retail_scenarios import RetailScenario
+from components.environments.service.scenarios import generate
 from components.environments.tools import Invalid, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -37,7 +38,7 @@ class Retail(ServiceDesk):
     }
 
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        return generate(type(self), seed, train, heldout)
+        return generate(type(self), RetailScenario, seed, train, heldout)
 
     # Looking up
 
