@@ -37,7 +37,7 @@ LONGEST_ERROR = 10_000
 """Maximum length of an error message in characters."""
 
 
-class Connection:
+class ParentConnection:
     """The request and response pipes of this process."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def load(target: str) -> Callable[..., Any]:
     return value() if inspect.isclass(value) else value
 
 
-def serve(answer: Callable[..., Any], connection: Connection) -> None:
+def serve(answer: Callable[..., Any], connection: ParentConnection) -> None:
     """Answer requests one after the other until the parent closes the connection."""
     for line in connection.requests:
         request = json.loads(line)
@@ -102,7 +102,7 @@ def serve(answer: Callable[..., Any], connection: Connection) -> None:
         answer.close()
 
 
-async def serve_concurrently(answer: Callable[..., Any], connection: Connection) -> None:
+async def serve_concurrently(answer: Callable[..., Any], connection: ParentConnection) -> None:
     """Answer requests concurrently until the parent closes the connection; then cancel the unfinished ones."""
     import asyncio
 
@@ -130,7 +130,7 @@ async def serve_concurrently(answer: Callable[..., Any], connection: Connection)
 def main(options: dict[str, Any]) -> None:
     """Set the limits, import the target, and answer requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    connection = Connection()
+    connection = ParentConnection()
     if not options["completes_calls"]:
         threading.Thread(target=connection.exit_with_parent, daemon=True).start()
     for name, value in options["limits"].items():

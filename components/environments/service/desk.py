@@ -55,6 +55,10 @@ class ServiceDesk(ToolEnvironment):
     """Number of the rule about the customer's agreement to a change."""
     colleagues: ClassVar[str]
     """Number of the rule about handing over to a colleague."""
+    credit: ClassVar[str]
+    """Kind of the payment that has a balance."""
+    credit_rule: ClassVar[str]
+    """Number of the rule about the balance."""
 
     def __init__(
         self,
@@ -205,6 +209,27 @@ class ServiceDesk(ToolEnvironment):
             return self.database[table][key]
         except KeyError:
             raise Invalid(f"no {noun} {key[:40]}") from None
+
+    def verify_customer(self, name: str, field: str, value: str, noun: str) -> str:
+        """Verify the customer with this name and this value of a field; return the result for the agent."""
+        for key, customer in self.database["customers"].items():
+            if customer["name"].lower() == name.strip().lower() and customer[field] == value.strip():
+                self.verified = key
+                return answer(customer=key, verified=True)
+        return f"no customer with this name and {noun}"
+
+    def require_payment(self, customer: str, payment: str) -> None:
+        """Raise Invalid if the customer does not have this payment."""
+        if payment not in self.database["customers"][customer]["payments"]:
+            raise Invalid(f"this customer has no payment {payment[:40]}")
+
+    def pay(self, customer: str, payment: str, amount: int) -> None:
+        """Charge a payment, or refund it if the amount is negative. Only credit has a balance."""
+        record = self.database["customers"][customer]["payments"][payment]
+        if record["kind"] == self.credit:
+            record["balance"] -= amount
+            if record["balance"] < 0:
+                self.breach(self.credit_rule, f"{self.credit} that does not cover it")
 
     def check_access(self, customer: str) -> None:
         """Record a breach if the account of this customer may not be read."""

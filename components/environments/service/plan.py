@@ -18,6 +18,8 @@ from components.environments.service.customer import PATIENCE, says
 from components.environments.service.desk import ServiceDesk
 from components.trajectories.schema import Scenario
 
+CONSENT = " Shall I go ahead?"
+"""End of an offer."""
 INSISTS = "I hear that, but surely you can make an exception for me."
 """Reply of the customer to a refusal that it does not yet accept."""
 
@@ -38,6 +40,20 @@ class Intent:
     """Function that adds the correct actions to a plan; the default leaves the request to a colleague."""
     complications: int = 0
     """Number of conditions and indirections beyond the plain case."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that the customer requests."""
+
+    offer: str
+    """Offer of the agent, with placeholders for the terms."""
+    cannot: str
+    """Reasons for which the rules may forbid it."""
+    words: str
+    """The request, repeated by the customer."""
+    tool: str
+    arguments: dict[str, Any]
 
 
 @dataclass
@@ -73,11 +89,11 @@ class ConversationPlan:
         result = getattr(self.desk, tool)(**arguments)
         return json.loads(result) if result.startswith(("{", "[")) else result
 
-    def trial(self, tool: str, /, **arguments: Any) -> tuple[list[str], list[str]]:
+    def trial(self, change: Change) -> tuple[list[str], list[str]]:
         """Return the rules that a change would break if the customer agreed, and its terms. The state is restored."""
         desk = self.desk
         before = {name: deepcopy(getattr(desk, name)) for name in ("database", "breaches", "changes", "quoted")}
-        getattr(desk, tool)(**arguments)
+        getattr(desk, change.tool)(**change.arguments)
         rules = {breach.partition(":")[0] for breach in desk.breaches} - {desk.consent}
         terms = desk.quoted
         for name, value in before.items():
@@ -91,23 +107,19 @@ class ConversationPlan:
         self.wishes.append({"terms": terms, "yes": yes, "reply": reply, "words": words})
         self.say(text, reply)
 
-    def offer_in_vain(self, terms: list[str], text: str, reply: str) -> None:
+    def reject(self, change: Change, terms: list[str], reply: str) -> None:
         """Offer a change that the customer rejects."""
-        self.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
+        self.offer(terms, change.offer + CONSENT, reply=reply, yes=False)
         self.complications += 1
 
-    def change(self, offer: str, cannot: str, words: str, tool: str, /, **arguments: Any) -> bool:
-        """Offer a change and make it, or decline it if a rule forbids it; return True if it was made.
-
-        offer: text with placeholders for the terms.
-        """
-        rules, terms = self.trial(tool, **arguments)
+    def change(self, change: Change) -> None:
+        """Offer a change and make it, or decline it if a rule forbids it."""
+        rules, terms = self.trial(change)
         if rules:
-            self.decline(rules, cannot)
-            return False
-        self.offer(terms, offer + " Shall I go ahead?", reply="Yes, please do that.", words=words)
-        self.do(tool, **arguments)
-        return True
+            self.decline(rules, change.cannot)
+            return
+        self.offer(terms, change.offer + CONSENT, reply="Yes, please do that.", words=change.words)
+        self.do(change.tool, **change.arguments)
 
     def decline(self, rules: list[str], why: str) -> None:
         """Refuse a request and name a rule; any of `rules` is correct. Customers who are not calm need two refusals."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from components.environments.service.plan import ConversationPlan, Intent
+from components.environments.service.plan import Change, ConversationPlan, Intent
 from components.environments.service.retail_policy import LATE, TODAY, VOUCHER, WINDOW, order_total
 from components.environments.service.scenarios import ScenarioWriter
 
@@ -32,7 +32,7 @@ class RetailScenario(ScenarioWriter):
     second_kinds = ("cancel", "address", "payment", "return", "delay")
     colleague_kind = "danger"
     ask = "I will gladly help. May I have your full name and your postcode?"
-    credit = ("store credit", 0, 300)
+    balances = range(300)
     identity = ("postcode", "postcode", "The postcode is {}.")
     suffix = " in it"
 
@@ -126,21 +126,19 @@ class RetailScenario(ScenarioWriter):
         reason = self.rng.choice(("mistake", "not needed"))
         why = "I ordered it by mistake." if reason == "mistake" else "I do not need it any more."
 
-        def act(plan: ConversationPlan) -> None:
-            self.open(plan, order, complications)
-            words = f"I still want the order with the {self._item(order)} cancelled."
-            plan.change(
-                "I would cancel order {0}; {1} dollars go back to where they came from.",
-                "the order is no longer open", words, "cancel_order", order=order, reason=reason,
-            )  # fmt: skip
-
-        item = self._item(order)
+        change = Change(
+            "I would cancel order {0}; {1} dollars go back to where they came from.",
+            "the order is no longer open",
+            f"I still want {self.describe(order)} cancelled.",
+            "cancel_order",
+            {"order": order, "reason": reason},
+        )
         return Intent(
             "I want to cancel an order.",
-            f"I want my order with the {item} cancelled.",
+            f"I want my order with the {self._item(order)} cancelled.",
             {"order": which, "reason": why},
             "Which order should be cancelled, and what is the reason?",
-            act,
+            self.act(order, complications, change),
             complications,
         )
 
@@ -150,21 +148,19 @@ class RetailScenario(ScenarioWriter):
         record = self.database["orders"][order]
         new = next(key for key in self.customer["payments"] if key != record["payment"])
 
-        def act(plan: ConversationPlan) -> None:
-            self.open(plan, order, complications)
-            plan.change(
-                "Order {0} would be paid with your store credit, {1}.",
-                "the order is no longer open, or the credit does not cover it",
-                f"I still want {self.describe(order)} paid with my store credit.",
-                "change_payment", order=order, payment=new,
-            )  # fmt: skip
-
+        change = Change(
+            "Order {0} would be paid with your store credit, {1}.",
+            "the order is no longer open, or the credit does not cover it",
+            f"I still want {self.describe(order)} paid with my store credit.",
+            "change_payment",
+            {"order": order, "payment": new},
+        )
         return Intent(
             "I want to pay for an order in another way.",
             f"I want to pay for {self.describe(order)} in another way.",
             {"order": which, "payment": "I want to use my store credit."},
             "Which order is it, and which payment should be used?",
-            act,
+            self.act(order, complications, change),
             complications,
         )
 
@@ -194,25 +190,29 @@ class RetailScenario(ScenarioWriter):
             product["variants"][others[0]]["price"] = line["price"] + limit + rng.randrange(3, 20)
             product["variants"][others[1]]["price"] = line["price"] + rng.randrange(0, limit)
         finish, second = (product["variants"][key]["finish"] for key in others)
+        changes = [
+            Change(
+                f"The {item} of order {{0}} would become {{1}}; the difference is {{2}} dollars.",
+                "the time for it is over, or that variant cannot be had",
+                f"I still want the other {item}.",
+                tool,
+                {"order": order, "variant": line["variant"], "new": new},
+            )
+            for new in others
+        ]
 
         def act(plan: ConversationPlan) -> None:
             self.open(plan, order, complications)
             plan.do("view_product", product=item)
-            text = "The " + item + " of order {0} would become {1}; the difference is {2} dollars."
-            words = f"I still want the other {item}."
-            new = others[0]
-            rules, terms = plan.trial(tool, order=order, variant=line["variant"], new=new)
-            if limit is not None and not rules:
-                fallback = rng.random() < 0.6
-                then = f"Then take the {second} one, if that is cheaper." if fallback else "Then leave it as it is."
-                reply = f"No, I will not pay more than {limit} dollars for that. {then}"
-                plan.offer_in_vain(terms, text, reply)
-                plan.complications += fallback
-                if not fallback:
-                    return
-                new = others[1]
-            cannot = "the time for it is over, or that variant cannot be had"
-            plan.change(text, cannot, words, tool, order=order, variant=line["variant"], new=new)
+            rules, terms = plan.trial(changes[0])
+            if limit is None or rules:
+                return plan.change(changes[0])
+            fallback = rng.random() < 0.6
+            then = f"Then take the {second} one, if that is cheaper." if fallback else "Then leave it as it is."
+            plan.reject(changes[0], terms, f"No, I will not pay more than {limit} dollars for that. {then}")
+            if fallback:
+                plan.complications += 1
+                plan.change(changes[1])
 
         return Intent(
             f"I want something {request}.",
@@ -228,21 +228,19 @@ class RetailScenario(ScenarioWriter):
         which, complications = self.which(order)
         address = self._street()
 
-        def act(plan: ConversationPlan) -> None:
-            self.open(plan, order, complications)
-            plan.change(
-                "Order {0} would go to {1}.",
-                "the order is no longer open",
-                f"I still want {self.describe(order)} sent elsewhere.",
-                "change_address", order=order, address=address,
-            )  # fmt: skip
-
+        change = Change(
+            "Order {0} would go to {1}.",
+            "the order is no longer open",
+            f"I still want {self.describe(order)} sent elsewhere.",
+            "change_address",
+            {"order": order, "address": address},
+        )
         return Intent(
             "I have moved, and an order has to go to my new place.",
             f"I want {self.describe(order)} sent to my new place.",
             {"order": which, "address": f"The new address is {address}."},
             "Which order is it, and to which address should it go?",
-            act,
+            self.act(order, complications, change),
             complications,
         )
 
@@ -259,18 +257,21 @@ class RetailScenario(ScenarioWriter):
         if credit:
             payment = next(key for key in self.customer["payments"] if key != payment)
 
+        change = Change(
+            f"I would take the {items} of order {{0}} back; {{1}} dollars go to {{2}}.",
+            "the time for it is over, or it was on clearance",
+            f"I still want to return the {items}.",
+            "return_items",
+            {"order": order, "variants": [line["variant"] for line in lines], "payment": payment},
+        )
+
         def act(plan: ConversationPlan) -> None:
             self.open(plan, order, vague)
             if complications:
                 plan.do("days_between", first=record["delivered"], last=str(TODAY))
             for number in range(len(lines)):
                 plan.do("view_product", product=self._item(order, number))
-            plan.change(
-                f"I would take the {items} of order {{0}} back; {{1}} dollars go to {{2}}.",
-                "the time for it is over, or it was on clearance",
-                f"I still want to return the {items}.",
-                "return_items", order=order, variants=[line["variant"] for line in lines], payment=payment,
-            )  # fmt: skip
+            plan.change(change)
 
         where = "as store credit" if credit else "back to where it came from"
         return Intent(
@@ -292,15 +293,18 @@ class RetailScenario(ScenarioWriter):
         has_voucher = late > LATE and rng.random() < 0.2
         record["voucher"] = VOUCHER[self.customer["tier"]] if has_voucher else 0
 
+        change = Change(
+            "For the delay of order {0} I would give you a voucher of {1} dollars.",
+            "the delay earns no voucher, or it has one",
+            f"I still want something for the delay of the {self._item(order)}.",
+            "give_voucher",
+            {"order": order, "dollars": VOUCHER[self.customer["tier"]]},
+        )
+
         def act(plan: ConversationPlan) -> None:
             self.open(plan, order, complications)
             plan.do("days_between", first=record["promised"], last=record["delivered"])
-            plan.change(
-                "For the delay of order {0} I would give you a voucher of {1} dollars.",
-                "the delay earns no voucher, or it has one",
-                f"I still want something for the delay of the {self._item(order)}.",
-                "give_voucher", order=order, dollars=VOUCHER[self.customer["tier"]],
-            )  # fmt: skip
+            plan.change(change)
 
         return Intent(
             "An order of mine came far too late!",

@@ -8,11 +8,11 @@ from __future__ import annotations
 import abc
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from components.environments.service.desk import ServiceDesk
-from components.environments.service.plan import ConversationPlan, Intent
+from components.environments.service.plan import Change, ConversationPlan, Intent
 from components.trajectories.schema import Scenario
 
 CUSTOMERS, RECORDS_EACH = 3, 2
@@ -37,8 +37,8 @@ class ScenarioWriter(abc.ABC):
     """Kind that a colleague handles."""
     ask: ClassVar[str]
     """Question for the name and the identity of the customer."""
-    credit: ClassVar[tuple[str, int, int]]
-    """Kind of the payment that has a balance, with the range of the balance."""
+    balances: ClassVar[range]
+    """Range of the balance of a credit."""
     identity: ClassVar[tuple[str, str, str]]
     """Field of a customer that proves its identity, the topic of it, and the sentence that tells it."""
     suffix: ClassVar[str] = ""
@@ -53,14 +53,13 @@ class ScenarioWriter(abc.ABC):
         self.customer: dict[str, Any] = self.database["customers"]["C1"]
 
     def _draw_customer(self, key: str, name: str, numbers: Sequence[str]) -> None:
-        kind, low, high = self.credit
         card, credit = (f"P{number}" for number in self.rng.sample(range(10, 100), 2))
         self.database["customers"][key] = {
             "name": name,
             **self.draw_profile(),
             "payments": {
                 card: {"kind": "card", "ending": str(self.rng.randrange(1000, 9999))},
-                credit: {"kind": kind, "balance": self.rng.randrange(low, high)},
+                credit: {"kind": self.desk.credit, "balance": self.rng.choice(self.balances)},
             },
         }
         self.draw_records(key, numbers, card)
@@ -109,6 +108,15 @@ class ScenarioWriter(abc.ABC):
             self.view(plan, candidate)
             if candidate == number:
                 return
+
+    def act(self, number: str, complications: int, change: Change) -> Callable[[ConversationPlan], None]:
+        """Return the correct actions of a request: view the record, then make the change or decline it."""
+
+        def act(plan: ConversationPlan) -> None:
+            self.open(plan, number, complications)
+            plan.change(change)
+
+        return act
 
     def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
         """Return the scenario; None if the draw is unusable and must be repeated."""
