@@ -84,7 +84,7 @@ def load(target: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
-    value = getattr(module, name)
+    value: Any = getattr(module, name)
     return value() if inspect.isclass(value) else value
 
 

@@ -163,6 +163,17 @@ class TextEnvironment(ToolEnvironment):
             return f"error: {error}"
 
 
+def shorten(text: str, limit: int = 4_000) -> str:
+    """Return an observation of at most `limit` characters, and a mark where it is cut."""
+    return text if len(text) <= limit else text[:limit] + " … (cut)"
+
+
+def with_commands(text: str, commands: Sequence[str], limit: int) -> str:
+    """Return an observation with at most `limit` of the possible commands."""
+    more = f", and {len(commands) - limit} more" if len(commands) > limit else ""
+    return f"{text}\nPossible: {', '.join(commands[:limit])}{more}."
+
+
 def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
     """Return an assistant message that calls one tool, for solvers. number: index of the message."""
     function = {"name": name, "arguments": json.dumps(arguments)}

@@ -24,10 +24,11 @@ from pydantic import Field
 
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count
+from components.environments.scenario_counts import Count, scenario_numbers
 from components.environments.tools import ACT
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.exceptions import PASSING, passes
+from components.json_text import reject_constant
 from components.specs.registered import registered
 from components.specs.served import check_address
 from components.trajectories.schema import Scenario
@@ -109,9 +110,7 @@ class OpenEnv:
         return {name: value for name, value in arguments.items() if name not in ("url", "timeout", "patience")}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Return the scenarios of a split. Held-out seeds come first, so they do not depend on the train size."""
-        first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
-        seeds = [(self.seed * 1_000_003 + first + number) % 2**31 for number in range(self.counts.get(split, 0))]
+        seeds = [(self.seed * 1_000_003 + number) % 2**31 for number in scenario_numbers(self.counts, split)]
         return [Scenario(f"{self.name}-{seed}", {"seed": seed}, split, self.name) for seed in seeds]
 
     async def tools(self) -> list[dict[str, Any]]:
@@ -168,7 +167,7 @@ class OpenEnv:
             return self._reject(f"no tool {str(function['name'])[:80]}; there are {', '.join(names)}")
         text = function["arguments"]
         try:
-            arguments = json.loads(text if isinstance(text, str) else json.dumps(text), parse_constant=_no_number)
+            arguments = json.loads(text if isinstance(text, str) else json.dumps(text), parse_constant=reject_constant)
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
@@ -378,7 +377,3 @@ def _tool_result(observation: Mapping[str, Any]) -> str:
     if isinstance(result, Mapping) and "data" in result:
         result = result["data"]
     return result if isinstance(result, str) else json.dumps(result)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")

@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
+from components.environments.restorable import RestorableState
 from components.environments.service.customer import (
     MAX_LENGTH,
     STOP,
@@ -31,14 +32,14 @@ from components.environments.service.customer import (
     clear,
     says,
 )
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import Invalid, call, tool
 from components.trajectories.schema import Scenario
 
 MAX_MESSAGES = 40
 """Number of messages to the customer after which it leaves."""
 
 
-class ServiceDesk(ToolEnvironment):
+class ServiceDesk(RestorableState):
     """A service desk: the agent serves a customer under a policy.
 
     Args:
@@ -47,6 +48,7 @@ class ServiceDesk(ToolEnvironment):
         user: `scripted`, or a model that plays the customer: `{url, model, key_variable, timeout}`.
     """
 
+    saved = ("database", "verified", "handed_over", "breaches", "changes", "quoted", "talk", "missing")
     topics: ClassVar[dict[str, str]]
     """Topics that the agent may ask about, each with a pattern of the words that ask for it."""
     identity: ClassVar[str]
@@ -174,19 +176,11 @@ class ServiceDesk(ToolEnvironment):
         ]
 
     def save(self) -> dict[str, Any]:
-        state = {name: deepcopy(getattr(self, name)) for name in self._state}
-        return {**state, "customer": self.customer.save()}
+        return {"desk": super().save(), "customer": self.customer.save()}
 
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
-        self.reset(scenario)
-        for name in self._state:
-            setattr(self, name, deepcopy(state[name]))
+        super().restore(scenario, state["desk"])
         self.customer.restore(state["customer"])
-
-    _state = (
-        "database", "verified", "handed_over", "breaches", "changes", "quoted", "talk", "missing", "invalid_actions",
-        "done",
-    )  # fmt: skip
 
     # Shared by the tools
 
