@@ -84,8 +84,8 @@ def load(target: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
-    value: Any = getattr(module, name)
-    return value() if inspect.isclass(value) else value
+    value = getattr(module, name)
+    return value() if isinstance(value, type) else value
 
 
 def serve(answer: Callable[..., Any], connection: ParentConnection) -> None:

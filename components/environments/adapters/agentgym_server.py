@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from components.environments.adapters.agentgym_kinds import AgentGymKind
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.exceptions import PASSING
 from components.json_text import reject_constant
+from components.retry import Backoff
 
 if TYPE_CHECKING:
     import ssl
@@ -174,7 +174,7 @@ class AgentGymServer:
 
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
         error: type[EnvironmentFailed]
-        until, pause = time.monotonic() + self.patience, 0.1
+        backoff = Backoff(self.patience)
         while True:
             try:
                 status, content = await self._send(method, address, body, timeout)
@@ -200,10 +200,10 @@ class AgentGymServer:
                 problem, again, error = f"returned status {status}: {content[:200]!r}", passing, Overloaded
             if not again:
                 self.fail(method, address, body, problem, error)
-            if time.monotonic() + pause > until:
+            pause = backoff.pause()
+            if pause is None:
                 self.fail(method, address, body, f"{problem} (retried for {self.patience:g} s)", error)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
     async def _send(self, method: str, address: str, body: Any, timeout: float) -> tuple[int, bytes]:
         content = None if body is None else json.dumps(body).encode()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -29,6 +28,7 @@ from components.environments.tools import ACT
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.exceptions import PASSING, passes
 from components.json_text import reject_constant
+from components.retry import Backoff
 from components.specs.registered import registered
 from components.specs.served import check_address
 from components.trajectories.schema import Scenario
@@ -41,8 +41,6 @@ FULL = "CAPACITY_REACHED"
 """Error code of a server at capacity."""
 INVALID = ("VALIDATION_ERROR", "INVALID_JSON")
 """Error codes for an invalid action."""
-PAUSE = 0.25
-"""Delay before the first retry in seconds; doubled for each further retry, up to 4."""
 HIDDEN = ("metadata", "type")
 """Fields of an action that are not shown to the agent."""
 TOOL_FIELDS = {"tool_name", "arguments"}
@@ -217,8 +215,7 @@ class OpenEnv:
 
     async def _schema(self) -> dict[str, Any]:
         """Return the JSON schema of an action; retry while the server is unreachable."""
-        deadline = time.monotonic() + self.patience
-        pause = PAUSE
+        backoff = Backoff(self.patience)
         while True:
             try:
                 async with httpx.AsyncClient(timeout=self.timeout) as client:
@@ -234,10 +231,10 @@ class OpenEnv:
                 raise EnvironmentFailed(
                     f"{self.url}/schema returned no schema; check that it is an OpenEnv server"
                 ) from None
-            if not again or time.monotonic() + pause > deadline:
+            pause = backoff.pause() if again else None
+            if pause is None:
                 raise (EnvironmentAway if away else EnvironmentFailed)(f"the OpenEnv server {problem}")
             await asyncio.sleep(pause)
-            pause = min(4.0, 2 * pause)
 
     async def _list_tools(self) -> list[dict[str, Any]]:
         """Return the tools of a server whose actions are tool calls."""
@@ -267,8 +264,7 @@ class OpenEnv:
         errors = import_optional("websockets.exceptions", EXTRA)
         parts = urlsplit(f"{self.url}/ws")
         address = urlunsplit(parts._replace(scheme="wss" if parts.scheme == "https" else "ws"))
-        deadline = time.monotonic() + self.patience
-        pause = PAUSE
+        backoff = Backoff(self.patience)
         while True:
             try:
                 self._socket = await client.connect(address, max_size=MAX_MESSAGE, open_timeout=self.timeout)
@@ -283,11 +279,11 @@ class OpenEnv:
                 away = True
                 reason = f"{error}; lower collect.concurrency and evaluate.concurrency"
             await self.close()
-            if time.monotonic() + pause > deadline:
+            pause = backoff.pause()
+            if pause is None:
                 kind = EnvironmentAway if away else EnvironmentFailed
                 raise kind(f"the OpenEnv server {self.url} accepts no connection: {reason}")
             await asyncio.sleep(pause)
-            pause = min(4.0, 2 * pause)
 
     async def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a reset or a step; return the result with its observation, reward and end."""
