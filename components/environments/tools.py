@@ -59,10 +59,15 @@ def tool(method: Method) -> Method:
 
 
 class ToolEnvironment(abc.ABC):
-    """Base class: subclasses define `scenarios`, `begin`, `outcome`, and methods that are tools."""
+    """Base class: subclasses define `scenarios`, `begin`, `outcome`, and methods that are tools.
+
+    A constructor that sets `_scenarios` to those of all splits replaces `scenarios`.
+    """
 
     system = ""
     """System prompt; empty for none."""
+
+    _scenarios: Sequence[Scenario]
 
     scenario: Scenario
     """Scenario of the current episode."""
@@ -73,9 +78,9 @@ class ToolEnvironment(abc.ABC):
     invalid_actions: int
     """Number of invalid actions in the episode."""
 
-    @abc.abstractmethod
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """Return all scenarios of a split in a fixed order; empty if the split does not exist."""
+        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     @abc.abstractmethod
     def begin(self, scenario: Scenario) -> str:

@@ -107,9 +107,6 @@ class ALFWorld(RestorableActions):
         inputs = [scenario.input for scenario in ALFWorld(**arguments)._scenarios]
         return relevant | {"games": hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()}
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
         self.game = self.game or AlfworldGame()
         self.game.begin(self._path(scenario))

@@ -119,7 +119,7 @@ class Gym(RestorableActions):
         self.system = f"{text} {self._action_help()}"
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+        return [scenario for scenario in self._generated if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         kwargs = {**self.kwargs, **scenario.input["kwargs"]}
@@ -191,7 +191,7 @@ class Gym(RestorableActions):
             self.solve(scenario)
 
     @functools.cached_property
-    def _scenarios(self) -> list[Scenario]:
+    def _generated(self) -> list[Scenario]:
         """Return all scenarios, held-out ones first, so they do not depend on the size of the train split."""
         scenarios: list[Scenario] = []
         variants: set[str] = set()

@@ -139,9 +139,6 @@ class ScienceWorld(RestorableActions):
         with self._lock:
             return super().step(action)
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
         self.action_log = []
         self.score, self.over = 0.0, False

@@ -82,9 +82,6 @@ class ServiceDesk(RestorableState):
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
         """Return the scenarios of both splits."""
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     # The episode
 
     def begin(self, scenario: Scenario) -> str:

@@ -16,7 +16,7 @@ import math
 import operator
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
@@ -56,9 +56,6 @@ class Calculator(RestorableState):
         if train + heldout > 20_000:
             raise ValueError(f"train + heldout = {train + heldout}: expected at most 20000")
         self._scenarios = _generate(seed, train, heldout, steps)
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         self.submitted, self.calculations = "", 0

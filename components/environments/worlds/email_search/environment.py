@@ -9,7 +9,6 @@ success, but the outcome distinguishes it from a wrong answer, so that a reward 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
 
@@ -62,9 +61,6 @@ class EmailSearch(RestorableState):
     ):
         self._scenarios = scenarios(seed, mails, train, heldout, train_mailboxes, heldout_mailboxes)
         self._seed, self._mails = seed, mails
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         self.box = self._mailbox(scenario)

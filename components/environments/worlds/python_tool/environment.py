@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -71,9 +70,6 @@ class PythonTool(RestorableState):
         self._sandbox = Sandbox(limits)
         self._scenarios = _generate(seed, train, heldout)
         self._stop = threading.Event()
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         check()

@@ -72,9 +72,6 @@ class Questions(RestorableState):
         """Return the forms of question."""
         return [name.removeprefix("ask_") for name in vars(cls) if name.startswith("ask_")]
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
         self.data = _world(type(self), scenario.input["world"])
         self.submitted: str | None = None

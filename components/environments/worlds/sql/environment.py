@@ -13,7 +13,6 @@ import random
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,9 +71,6 @@ class Sql(RestorableState):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: list[Database] = []
         self._stop = threading.Event()
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         self.close()
