@@ -128,8 +128,8 @@ class JsonProcess:
         self._numbers = itertools.count(READY + 1)
         # The threads hold no reference to this object, so it can be garbage-collected.
         _start_thread(_write, self._process, self._requests)
-        _start_thread(_read, self._process, self._responses)
-        self.kill = weakref.finalize(self, _kill, self._process, self._requests, program.new_session)
+        _start_thread(_read, self._process, self._responses, program.new_session)
+        self.kill = weakref.finalize(self, _end, self._process, self._requests, program.new_session)
         """Kills the child, and waits for its exit."""
 
     @property
@@ -213,7 +213,7 @@ def _write(process: subprocess.Popen[bytes], requests: queue.SimpleQueue[bytes])
             pipe.flush()
 
 
-def _read(process: subprocess.Popen[bytes], responses: _Responses) -> None:
+def _read(process: subprocess.Popen[bytes], responses: _Responses, session: bool) -> None:
     """Deliver responses until the child exits or violates the protocol; then fail the remaining requests."""
     assert process.stdout is not None
     tail = bytearray()
@@ -224,7 +224,7 @@ def _read(process: subprocess.Popen[bytes], responses: _Responses) -> None:
                 responses.settle(line)
         process.wait(EXIT)
     except (ValueError, LookupError, TypeError, RecursionError, subprocess.TimeoutExpired):
-        process.kill()
+        _kill(process, session)
     code = process.wait()
     stderr.join(EXIT)  # longer only if a process that the child started holds its stderr
     responses.fail(ProcessExited(code, bytes(tail).decode(errors="replace").strip()))
@@ -245,10 +245,14 @@ def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Threa
     return thread
 
 
-def _kill(process: subprocess.Popen[bytes], requests: queue.SimpleQueue[bytes], session: bool) -> None:
+def _kill(process: subprocess.Popen[bytes], session: bool) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL) if session else process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(EXIT)
+
+
+def _end(process: subprocess.Popen[bytes], requests: queue.SimpleQueue[bytes], session: bool) -> None:
+    _kill(process, session)
     requests.put(b"")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(EXIT)

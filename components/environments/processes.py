@@ -87,7 +87,7 @@ class InProcesses:
         if process is None:
             return
         if self._waiting:  # an abandoned call still runs there
-            process.kill()
+            await asyncio.to_thread(process.kill)
         await asyncio.to_thread(process.close, EXIT)
 
     async def _solve(self, scenario: Scenario) -> Any:

@@ -212,7 +212,7 @@ class VerifiersWorker:
     async def open(self, config: str, timeout: float) -> None:
         """Read the tasks. Raises EnvironmentFailed on timeout, SpecError if loading fails."""
         try:
-            await self._ask(timeout, action="open", play=True, **json.loads(config))
+            await self._ask({"action": "open", "play": True, **json.loads(config)}, timeout)
         except RequestFailed as error:
             self._process.kill()
             raise SpecError([Problem("environment.taskset", str(error)[:LONGEST_ERROR])]) from None
@@ -223,11 +223,11 @@ class VerifiersWorker:
 
     async def begin(self, episode: str, task: int, timeout: float) -> dict[str, Any]:
         """Start an episode; return its first model call, or its end."""
-        return await self._event(timeout, action="play", episode=episode, task=task)
+        return await self._event({"action": "play", "episode": episode, "task": task}, timeout)
 
     async def answer(self, episode: str, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Send the model's reply; return the next model call, or the end of the episode."""
-        return await self._event(timeout, action="answer", episode=episode, message=message)
+        return await self._event({"action": "answer", "episode": episode, "message": message}, timeout)
 
     def stop(self, episode: str) -> None:
         """Cancel an episode."""
@@ -237,15 +237,15 @@ class VerifiersWorker:
     def alive(self) -> bool:
         return self._process.alive
 
-    async def _event(self, timeout: float, **arguments: Any) -> dict[str, Any]:
+    async def _event(self, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         try:
-            return dict(await self._ask(timeout, **arguments))
+            return dict(await self._ask(arguments, timeout))
         except TimeoutError:
             raise EnvironmentFailed(f"verifiers: timed out after {timeout:g} s (environment.timeout)") from None
         except RequestFailed as error:
             raise EnvironmentFailed(f"verifiers: {error}") from None
 
-    async def _ask(self, timeout: float, **arguments: Any) -> Any:
+    async def _ask(self, arguments: Mapping[str, Any], timeout: float) -> Any:
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.wrap_future(self._process.request(arguments))
