@@ -45,7 +45,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def reject_constant(text: str) -> NoReturn:
     """Raise ValueError for NaN or an infinity, as the argument `parse_constant` of `json.loads`."""
-    raise ValueError(f"{text} is not valid JSON")
+    raise ValueError(f"{text} is no JSON number")
 
 
 def _finite(text: str) -> float:

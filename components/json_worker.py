@@ -27,7 +27,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,16 +47,20 @@ class ParentConnection:
             os.dup2(empty.fileno(), 0)
         os.dup2(2, 1)
 
+    @contextlib.contextmanager
+    def reporting(self, request: int) -> Iterator[None]:
+        """Send an exception of the block as the response."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  reported to the parent
+            self._send({"id": request, "error": [type(error).__name__, str(error)[:LONGEST_ERROR]]})
+
     def respond(self, request: int, result: Any) -> None:
-        """Send a result; an error if it is no JSON data. NumPy's scalars become floats."""
+        """Send a result; NumPy's scalars become floats. Raises TypeError if it is no JSON data."""
         try:
             self._send({"id": request, "result": result})
         except (TypeError, ValueError, RecursionError) as error:
-            self.fail(request, TypeError(f"the result is not JSON-serializable: {error}"))
-
-    def fail(self, request: int, error: Exception) -> None:
-        """Send an exception."""
-        self._send({"id": request, "error": [type(error).__name__, str(error)[:LONGEST_ERROR]]})
+            raise TypeError(f"the result is not JSON-serializable: {error}") from None
 
     def _send(self, response: dict[str, Any]) -> None:
         line = json.dumps(response, default=float).encode() + b"\n"
@@ -92,12 +96,8 @@ def serve(answer: Callable[..., Any], connection: ParentConnection) -> None:
     """Answer requests one after the other until the parent closes the connection."""
     for line in connection.requests:
         request = json.loads(line)
-        try:
-            result = answer(**request["arguments"])
-        except Exception as error:  # noqa: BLE001  reported to the parent
-            connection.fail(request["id"], error)
-        else:
-            connection.respond(request["id"], result)
+        with connection.reporting(request["id"]):
+            connection.respond(request["id"], answer(**request["arguments"]))
     if hasattr(answer, "close"):
         answer.close()
 
@@ -107,12 +107,8 @@ async def serve_concurrently(answer: Callable[..., Any], connection: ParentConne
     import asyncio
 
     async def handle(request: dict[str, Any]) -> None:
-        try:
-            result = await answer(**request["arguments"])
-        except Exception as error:  # noqa: BLE001  reported to the parent
-            connection.fail(request["id"], error)
-        else:
-            connection.respond(request["id"], result)
+        with connection.reporting(request["id"]):
+            connection.respond(request["id"], await answer(**request["arguments"]))
 
     tasks: set[asyncio.Task[None]] = set()
     while line := await asyncio.get_running_loop().run_in_executor(None, connection.requests.readline):

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 from components.environments.adapters.agentgym_kinds import AgentGymKind
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.exceptions import PASSING
-from components.json_text import reject_constant
 from components.retry import Backoff
 
 if TYPE_CHECKING:
@@ -221,7 +220,7 @@ class AgentGymServer:
         if status != 200:
             self.fail(method, address, body, f"returned status {status}: {content[:200]!r}")
         try:
-            answer = json.loads(content.decode("utf-8"), parse_constant=reject_constant)
+            answer = json.loads(content.decode("utf-8"), parse_constant=_no_number)
         except (ValueError, RecursionError) as cause:
             problem = f"returned invalid JSON ({cause!s:.100}): {content[:200]!r}"
             self.fail(method, address, body, problem.replace("\n", " "), EnvironmentFailed)
@@ -260,6 +259,10 @@ def server_address(url: str, prefix: str) -> str:
 
 class _TooLong(Exception):
     """A response is longer than MAX_ANSWER."""
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _is_connection_refused(error: BaseException | None) -> bool:
