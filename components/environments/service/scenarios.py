@@ -138,17 +138,17 @@ def generate(
     desk_type: type[ServiceDesk], writer: type[ScenarioWriter], seed: int, train: int, heldout: int
 ) -> tuple[Scenario, ...]:
     """Return the scenarios of both splits, cycling through the kinds. Numbers of records are unique."""
-    count, each = train + heldout, CUSTOMERS * RECORDS_EACH
+    count, per_scenario = train + heldout, CUSTOMERS * RECORDS_EACH
     if not count:
         return ()
     desk, name = desk_type(train=0, heldout=0), desk_type.__name__.lower()
     rng = random.Random(f"{name} {seed}")
-    numbers = [f"{writer.letter}{number}" for number in rng.sample(range(1000, 100_000), each * count)]
+    numbers = [f"{writer.letter}{number}" for number in rng.sample(range(1000, 100_000), per_scenario * count)]
     scenarios: list[Scenario] = []
     attempt = 0
     while len(scenarios) < count:
         index = len(scenarios)
-        reserved = numbers[each * index :][:each]
+        reserved = numbers[per_scenario * index :][:per_scenario]
         draw = writer(desk, random.Random(f"{name} {seed} {index} {attempt}"), reserved)
         split = "train" if index < train else "heldout"
         scenario = draw.scenario(f"{name}-{reserved[0]}", split, writer.kinds[index % len(writer.kinds)])
