@@ -123,6 +123,21 @@ async def in_thread(work: Callable[[], Any]) -> Any:
     return await future
 
 
+async def stoppable(
+    work: Callable[[], Result], stop: threading.Event, pool: concurrent.futures.Executor | None = None
+) -> Result:
+    """Return the result of `work`, run in a thread. On cancellation, set `stop` and wait for the work to end. pool:
+    separate threads, for work that waits for the results of other threads."""
+    task = asyncio.get_running_loop().run_in_executor(pool, work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        with contextlib.suppress(Exception):
+            await task
+        raise
+
+
 def in_order(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int) -> Iterator[Result]:
     """Yield work(item) of each item, in the order of the items.
 

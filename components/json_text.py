@@ -43,7 +43,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _no_constant(text: str) -> NoReturn:
+def reject_constant(text: str) -> NoReturn:
+    """Raise ValueError for NaN or an infinity, as the argument `parse_constant` of `json.loads`."""
     raise ValueError(f"{text} is no JSON number")
 
 
@@ -54,5 +55,5 @@ def _finite(text: str) -> float:
     return value
 
 
-STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _no_constant, "parse_float": _finite}
+STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": reject_constant, "parse_float": _finite}
 """Keyword arguments of `json.loads`."""

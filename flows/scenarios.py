@@ -24,8 +24,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from components.environments.adapters.mcp import chosen
 from components.environments.adapters.mcp_session import Address, McpSession
+from components.environments.adapters.mcp_tools import chosen
 from components.environments.tool_tasks import DIFFICULTIES, Author, write_tasks
 from components.errors import EspalierError, ResourceError
 from components.specs.served import VARIABLE, check_address

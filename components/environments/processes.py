@@ -10,24 +10,16 @@ Each instance has one subprocess. Its computation blocks neither other episodes 
 its episode fails and a new subprocess replaces it. A step that exceeds `collect.step_timeout` kills the subprocess.
 Scenarios, tools, seeds and results are identical to those of the wrapped environment.
 
-Subprocess and collector exchange JSON over a socket; nothing is unpickled. Responses of the subprocess are untrusted:
-their size is limited, and they are validated like those of any environment.
+Subprocess and collector exchange JSON (`components.json_process`). Results are validated like those of any environment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -35,20 +27,18 @@ from pydantic import Field
 from components.environments.protocol import Messages, Step
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError
 from components.exceptions import passes
+from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
 from components.specs import Target, validate
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
-MAX_ANSWER = 64 * 2**20
-"""Maximum size of one response of a subprocess, in bytes."""
 START = 120.0
 """Timeout for building the environment in the subprocess, in seconds."""
-HEAD = struct.Struct("!I")
-"""Message header: length of the body in bytes."""
-CLOSING = 3.0
-"""Time that the environment has to close in its subprocess, in seconds."""
+EXIT = 5.0
+"""Time that the subprocess has to close its environment and exit, in seconds."""
 OPTIONAL = ("solve", "save", "restore")
 """Optional methods of an environment."""
+_PROGRAM = JsonProgram(f"{__name__}:WrappedEnvironment", show_stderr=True)
 
 
 @registered("environment.in_processes")
@@ -66,8 +56,7 @@ class InProcesses:
     def __init__(self, environment: Target, processes: Annotated[int, Field(ge=1)] | None = None):
         self.instances = processes or os.cpu_count() or 1
         self._target = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._process: JsonProcess | None = None
         self._waiting = False
         inside = environment.factory()
         self.good_for = getattr(inside, "good_for", None)
@@ -94,18 +83,12 @@ class InProcesses:
         return Step(**result) if isinstance(result, dict) and set(result) == set(Step.__slots__) else result
 
     async def close(self) -> None:
-        process, connection = self._process, self._socket
-        self._process = self._socket = None
-        if process is None or connection is None:
+        process, self._process = self._process, None
+        if process is None:
             return
         if self._waiting:  # an abandoned call still runs there
-            process.kill()
-        connection.close()  # the subprocess closes its environment and exits
-        try:
-            await asyncio.to_thread(process.wait, 5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            await asyncio.to_thread(process.wait)
+            await asyncio.to_thread(process.kill)
+        await asyncio.to_thread(process.close, EXIT)
 
     async def _solve(self, scenario: Scenario) -> Any:
         return await self._ask("solve", _plain(scenario))
@@ -124,54 +107,47 @@ class InProcesses:
         """
         if self._waiting:
             raise EnvironmentFailed(f"{name}: the environment is busy: its subprocess still runs an abandoned call")
-        connection = self._socket
         self._waiting = True
-        if connection is None:
-            connection = await self._start()
-        try:
-            await _send(connection, [name, *arguments])
-            kind, result = await _receive(connection)
-        except (OSError, EOFError):
-            raise EnvironmentFailed(f"{name}: {await self._kill()}") from None
+        process = self._process or await self._start()
+        answer = await self._answer(name, process.request({"method": name, "arguments": arguments}))
         self._waiting = False
-        if kind == "returned":
-            return result
-        raise _exception(kind, result)
+        return _result(answer)
 
-    async def _start(self) -> socket.socket:
-        connection, remote = socket.socketpair()
-        with remote:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(remote.fileno())],
-                pass_fds=[remote.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # stdout of the environment must not mix with the output of the run
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            )
-        connection.setblocking(False)
-        self._socket = connection
-        data = self._target.model_dump()
+    async def _start(self) -> JsonProcess:
+        process = self._process = JsonProcess(_PROGRAM)
+        name, data = self._target.target, self._target.model_dump()
+        request = process.request({"method": "build", "arguments": [data, sorted(_packages(data))]})
         try:
             async with asyncio.timeout(START):
-                await _send(connection, [data, sorted(_packages(data))])
-                kind, result = await _receive(connection)
+                _result(await self._answer(name, request))
         except TimeoutError:
-            raise EnvironmentFailed(
-                f"{self._target.target}: building the environment in its subprocess timed out after {START:g} s"
-            ) from None
-        except (OSError, EOFError):
-            raise EnvironmentFailed(f"{self._target.target}: {await self._kill()}") from None
-        if kind != "returned":
-            raise _exception(kind, result)
-        return connection
+            message = f"building the environment in its subprocess timed out after {START:g} s"
+            raise EnvironmentFailed(f"{name}: {message}") from None
+        return process
 
-    async def _kill(self) -> str:
-        """Kill the subprocess after a broken connection; return the reason for an error message."""
-        process = self._process
-        assert process is not None
-        process.kill()
-        code = await asyncio.to_thread(process.wait)
-        return f"its subprocess died ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+    async def _answer(self, name: str, response: Future[Any]) -> Any:
+        try:
+            return await asyncio.wrap_future(response)
+        except ProcessExited as error:
+            raise EnvironmentFailed(f"{name}: its subprocess died ({error})") from None
+        except RequestFailed as error:
+            return ["EnvironmentFailed", error.text]
+
+
+def _result(answer: Any) -> Any:
+    """Return the result in a response of the subprocess, or raise the exception in it."""
+    match answer:
+        case ["returned", result]:
+            return result
+        case ["SpecError", problems]:
+            raise SpecError([Problem(str(path), str(message)) for path, message in problems])
+        case ["ResourceError", message]:
+            raise ResourceError(str(message))
+        case ["EnvironmentAway", message]:
+            raise EnvironmentAway(str(message))
+        case [_, message]:
+            raise EnvironmentFailed(str(message))
+    raise EnvironmentFailed(f"the subprocess returned the invalid response {answer!r:.200}")
 
 
 def _packages(data: Any) -> set[str]:
@@ -186,104 +162,47 @@ def _plain(scenario: Scenario) -> dict[str, Any]:
     return {name: getattr(scenario, name) for name in Scenario.__slots__}
 
 
-def _exception(kind: Any, detail: Any) -> Exception:
-    """Return the exception that the subprocess reported."""
-    if kind == "SpecError":
-        return SpecError([Problem(str(path), str(message)) for path, message in detail])
-    kinds: dict[Any, type[Exception]] = {"ResourceError": ResourceError, "EnvironmentAway": EnvironmentAway}
-    return kinds.get(kind, EnvironmentFailed)(str(detail))
-
-
-async def _send(connection: socket.socket, data: Any) -> None:
-    content = json.dumps(data).encode()
-    await asyncio.get_running_loop().sock_sendall(connection, HEAD.pack(len(content)) + content)
-
-
-async def _receive(connection: socket.socket) -> tuple[Any, Any]:
-    (length,) = HEAD.unpack(await _read(connection, HEAD.size))
-    if length > MAX_ANSWER:
-        raise EOFError
-    message = json.loads(await _read(connection, length))
-    if not isinstance(message, list) or len(message) != 2:
-        raise EOFError
-    return message[0], message[1]
-
-
-async def _read(connection: socket.socket, count: int) -> bytes:
-    loop, content = asyncio.get_running_loop(), bytearray()
-    while len(content) < count:
-        part = await loop.sock_recv(connection, min(count - len(content), 2**20))
-        if not part:
-            raise EOFError
-        content += part
-    return bytes(content)
-
-
 # Code that runs in the subprocess
 
 
-def main(descriptor: int) -> None:
-    """Build the requested environment and serve calls of its methods until the parent closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when the subprocess exits
-    connection = socket.socket(fileno=descriptor)
-    requests: list[Any] = []
-    arrival = threading.Condition()
-    threading.Thread(target=_listen, args=(connection, requests, arrival), daemon=True).start()
+class WrappedEnvironment:
+    """The environment in its subprocess: the first call builds it, further ones call its methods."""
 
-    def next_request() -> Any:
-        with arrival:
-            arrival.wait_for(lambda: requests)
-            return requests.pop(0)
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._environment: Any = None
 
-    def respond(kind: str, result: Any) -> None:
+    def __call__(self, method: str, arguments: list[Any]) -> list[Any]:
+        """Return `["returned", result]`, or the kind and the description of an exception."""
         try:
-            content = json.dumps([kind, result], default=float).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            content = json.dumps(["EnvironmentFailed", f"the result is not JSON-serializable: {error}"]).encode()
-        with contextlib.suppress(OSError):
-            connection.sendall(HEAD.pack(len(content)) + content)
-
-    if (first := next_request()) is None:
-        return
-    with asyncio.Runner() as runner:
-        environment = _serve(respond, lambda: _build(*first), runner, send_result=False)
-        while environment is not None and (request := next_request()) is not None:
-            name, *arguments = request
-            if name in ("reset", "solve", "restore"):
+            if method == "build":
+                target, packages = arguments
+                self._environment = validate(Target, target, allow=packages).build()
+                return ["returned", None]
+            if method in ("reset", "solve", "restore"):
                 arguments[0] = Scenario(**arguments[0])
-            _serve(respond, lambda: getattr(environment, name)(*arguments), runner)  # noqa: B023  called at once
+            return ["returned", _data(self._resolve(getattr(self._environment, method)(*arguments)))]
+        except SpecError as error:
+            return ["SpecError", [[problem.path, problem.message] for problem in error.problems]]
+        except Exception as error:  # noqa: BLE001  exceptions of an environment are data
+            classified = isinstance(error, EnvironmentFailed | ResourceError)
+            away = isinstance(error, EnvironmentAway) or (not classified and passes(error))
+            kind = "ResourceError" if isinstance(error, ResourceError) else "EnvironmentFailed"
+            return [
+                "EnvironmentAway" if away else kind,
+                str(error) if classified else f"{type(error).__name__}: {error}",
+            ]
+
+    def close(self) -> None:
         with contextlib.suppress(Exception):
-            _result(environment.close(), runner)
+            self._resolve(self._environment.close())
+        self._runner.close()
 
+    def _resolve(self, value: Any) -> Any:
+        async def resolve() -> Any:
+            return await value
 
-def _build(target: dict[str, Any], packages: list[str]) -> Any:
-    return validate(Target, target, allow=packages).build()
-
-
-def _serve(
-    respond: Callable[[str, Any], None], work: Callable[[], Any], runner: asyncio.Runner, send_result: bool = True
-) -> Any:
-    """Run `work` and respond with its result or its exception; return the result, None after an exception."""
-    try:
-        result = _result(work(), runner)
-    except SpecError as error:
-        respond("SpecError", [[problem.path, problem.message] for problem in error.problems])
-        return None
-    except Exception as error:  # noqa: BLE001  exceptions of an environment are data
-        classified = isinstance(error, EnvironmentFailed | ResourceError)
-        away = isinstance(error, EnvironmentAway) or (not classified and passes(error))
-        kind = "ResourceError" if isinstance(error, ResourceError) else "EnvironmentFailed"
-        respond("EnvironmentAway" if away else kind, str(error) if classified else f"{type(error).__name__}: {error}")
-        return None
-    respond("returned", _data(result) if send_result else None)
-    return result
-
-
-def _result(value: Any, runner: asyncio.Runner) -> Any:
-    async def resolve() -> Any:
-        return await value
-
-    return runner.run(resolve()) if asyncio.iscoroutine(value) else value
+        return self._runner.run(resolve()) if asyncio.iscoroutine(value) else value
 
 
 def _data(result: Any) -> Any:
@@ -293,22 +212,3 @@ def _data(result: Any) -> Any:
     if isinstance(result, list | tuple) and any(isinstance(item, Scenario) for item in result):
         return [_plain(item) for item in result]
     return result
-
-
-def _listen(connection: socket.socket, requests: list[Any], arrival: threading.Condition) -> None:
-    """Queue incoming requests. Exit the subprocess when the parent closes the connection, also during a step."""
-    with connection.makefile("rb") as file:
-        while len(head := file.read(HEAD.size)) == HEAD.size:
-            request = json.loads(file.read(*HEAD.unpack(head)))
-            with arrival:
-                requests.append(request)
-                arrival.notify()
-    with arrival:
-        requests.append(None)
-        arrival.notify()
-    time.sleep(CLOSING)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

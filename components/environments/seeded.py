@@ -78,6 +78,3 @@ class GeneratedGame(TextEnvironment):
         self._scenarios = generate(
             self.name, self.task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
         )
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]

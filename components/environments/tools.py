@@ -59,10 +59,15 @@ def tool(method: Method) -> Method:
 
 
 class ToolEnvironment(abc.ABC):
-    """Base class: subclasses define `scenarios`, `begin`, `outcome`, and methods that are tools."""
+    """Base class: subclasses define `scenarios`, `begin`, `outcome`, and methods that are tools.
+
+    A constructor that sets `_scenarios` to those of all splits replaces `scenarios`.
+    """
 
     system = ""
     """System prompt; empty for none."""
+
+    _scenarios: Sequence[Scenario]
 
     scenario: Scenario
     """Scenario of the current episode."""
@@ -73,9 +78,9 @@ class ToolEnvironment(abc.ABC):
     invalid_actions: int
     """Number of invalid actions in the episode."""
 
-    @abc.abstractmethod
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """Return all scenarios of a split in a fixed order; empty if the split does not exist."""
+        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     @abc.abstractmethod
     def begin(self, scenario: Scenario) -> str:
@@ -161,6 +166,17 @@ class TextEnvironment(ToolEnvironment):
         except Invalid as error:
             self.invalid_actions += 1
             return f"error: {error}"
+
+
+def shorten(text: str, limit: int = 4_000) -> str:
+    """Return an observation of at most `limit` characters, and a mark where it is cut."""
+    return text if len(text) <= limit else text[:limit] + " … (cut)"
+
+
+def with_commands(text: str, commands: Sequence[str], limit: int) -> str:
+    """Return an observation with at most `limit` of the possible commands."""
+    more = f", and {len(commands) - limit} more" if len(commands) > limit else ""
+    return f"{text}\nPossible: {', '.join(commands[:limit])}{more}."
 
 
 def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:

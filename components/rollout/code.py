@@ -23,13 +23,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from components.aio import stoppable
 from components.environments.protocol import Messages, Step
 from components.errors import AgentError, Problem, ResourceError, SpecError
 from components.rollout.action_format import Take, Tools, Unreadable, append_system_text
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
 from components.sandbox import Limits, Sandbox, cells
-from components.sandbox.bubblewrap import check, stoppable
+from components.sandbox.bubblewrap import check
 from components.trajectories.tool_calls import literal
 
 _BLOCK = re.compile(r"^```(\w*+)[ \t]*+\n(.*?)(?:^(```)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)

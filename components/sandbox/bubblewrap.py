@@ -22,7 +22,6 @@ with a mark between them.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import functools
 import itertools
@@ -34,12 +33,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from components.aio import stoppable
 from components.errors import ResourceError
 from components.sandbox import cgroups, seccomp
 from components.sandbox.calls import Answer, CallServer
@@ -137,19 +136,6 @@ class Sandbox:
         """Run a command as `run` does, without blocking the event loop. Cancelling the task kills the program."""
         stop = threading.Event()
         return await stoppable(functools.partial(self.run, command, stdin=stdin, files=files, stop=stop), stop)
-
-
-async def stoppable(work: Callable[[], T], stop: threading.Event, pool: Executor | None = None) -> T:
-    """Return the result of `work`, run in a thread. On cancellation, set `stop` and wait for the work to end. pool:
-    separate threads, for work that waits for the results of other threads."""
-    task = asyncio.get_running_loop().run_in_executor(pool, work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        with suppress(Exception):
-            await task
-        raise
 
 
 @functools.cache

@@ -15,10 +15,12 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from components.environments.adapters import agentgym_server
-from components.environments.adapters.agentgym import AgentGym, parse_action
+from components.environments.adapters import agentgym_pool
+from components.environments.adapters.agentgym import AgentGym
+from components.environments.adapters.agentgym_actions import parse_action
 from components.environments.adapters.agentgym_kinds import KINDS, Action
-from components.environments.adapters.agentgym_server import MAX_ANSWER, close_pools
+from components.environments.adapters.agentgym_pool import close_pools
+from components.environments.adapters.agentgym_server import MAX_ANSWER
 from components.environments.tools import Invalid, acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.specs.target import Target
@@ -32,7 +34,7 @@ FEW = {"train": 6, "heldout": 4}
 @pytest.fixture(autouse=True)
 def no_pools():
     yield
-    agentgym_server._pools.clear()
+    agentgym_pool._pools.clear()
 
 
 def say(action: str, thought: str = "I see.") -> dict[str, Any]:
@@ -286,7 +288,7 @@ def test_episodes_do_not_share_an_instance_that_a_full_server_returns_twice():
 
 
 def test_waiting_for_an_instance_times_out(monkeypatch):
-    monkeypatch.setattr(agentgym_server, "QUEUE", 0.2)
+    monkeypatch.setattr(agentgym_pool, "QUEUE", 0.2)
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, instances=1, **FEW)
         other = AgentGym("maze", server.url, instances=1, timeout=0.2, patience=0.0, **FEW)
@@ -394,7 +396,7 @@ def test_instance_created_during_cancellation_is_reused():
             while not server.paths("/create"):
                 await asyncio.sleep(0.01)
             task.cancel()
-            while not agentgym_server.pool_of(gym._server)._free:
+            while not agentgym_pool.pool_of(gym._server)._free:
                 await asyncio.sleep(0.01)
             await gym.reset(first(gym))
 
@@ -436,7 +438,7 @@ def test_lost_responses_to_steps_are_not_retried():
         assert "/step" in failure(gym, right("sciworld", 0))
         assert server.instances[0].steps == 1
         server.faults["/create"] = [Fault(503, b"busy")]
-        agentgym_server._pools.clear()
+        agentgym_pool._pools.clear()
         server.log.clear()
         assert "/create returned status 503" in failure(gym, [])
         assert len(server.paths("/create")) == 1
@@ -489,7 +491,7 @@ def test_error_with_status_200_fails_the_episode_or_is_shown():
         server.faults["/reset"] = [Fault(body=gone)]
         assert play(telling, right("textcraft", 0))[-1].info["success"]
         server.faults["/create"] = [Fault(body=b'{"error": "no Java"}')]
-        agentgym_server._pools.clear()
+        agentgym_pool._pools.clear()
         assert "/create {} returned the error 'no Java'" in failure(gym, [])
     with FakeAgentGym("maze") as server:
         gym = AgentGym("maze", server.url, **FEW)
@@ -532,7 +534,7 @@ def test_malformed_responses_fail_the_episode(body, expected):
         server.faults["/reset"] = [Fault(body=b'{"observation": 7}')]
         assert "has no observation" in failure(gym, [])
         server.faults["/create"] = [Fault(body=b'{"id": true}')]
-        agentgym_server._pools.clear()
+        agentgym_pool._pools.clear()
         assert "has no instance number" in failure(gym, [])
 
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from components.environments.adapters.gym import Gym, Move, Variant, View, frozen_lakes
+from components.environments.adapters.gym import Gym, Move, Variant, frozen_lakes
+from components.environments.adapters.gym_presets import View
 from components.environments.tools import acts
 from components.errors import ResourceError, SpecError
 from components.specs import Target

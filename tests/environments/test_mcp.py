@@ -19,7 +19,8 @@ import pytest
 
 from components.environments import tool_tasks
 from components.environments.adapters import mcp as module
-from components.environments.adapters.mcp import Judge, Mcp
+from components.environments.adapters.mcp import Mcp
+from components.environments.adapters.mcp_judge import Judge
 from components.environments.tools import call
 from components.errors import EnvironmentAway, EnvironmentFailed, JudgeError, ResourceError, SpecError
 from tests.environments import checks

@@ -21,10 +21,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from components.environments.adapters.agentgym_actions import FORMATS, parse_action, storable
 from components.environments.adapters.agentgym_items import (
     Listing,
     Record,
@@ -35,24 +35,24 @@ from components.environments.adapters.agentgym_items import (
     records,
 )
 from components.environments.adapters.agentgym_kinds import KINDS, Action
-from components.environments.adapters.agentgym_server import AgentGymServer, Instance, Refused, ServerGone, pool_of
+from components.environments.adapters.agentgym_pool import pool_of
+from components.environments.adapters.agentgym_server import (
+    AgentGymServer,
+    Instance,
+    Refused,
+    ServerGone,
+    server_address,
+)
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT, Invalid, call
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
-FORMATS = {
-    "react": "Say what you think, then what you do, once:\nThought: ...\nAction: ...",
-    "tool": f"Act by the tool {ACT.name}.",
-    "plain": "Answer with the action and nothing else.",
-}
 MAX_ACTION = 20_000
 """Maximum length of an action with its thought, in characters."""
 TRIES = 3
 """Maximum number of attempts to start an episode if the server lost its instance, for example by a restart."""
-ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
-NEXT = re.compile(r"^[ \t]*(?:Observation|Thought):", re.MULTILINE)
 UNKNOWN = re.compile(r"The id -?\d+ is not valid")
 """Error of servers for an instance that they do not have."""
 ENDED = re.compile(r"The task with environment -?\d+ has (?:been deleted|finished)")
@@ -120,7 +120,10 @@ class AgentGym:
         about = self.kind.system if system is None else system
         self.system = "\n".join(part for part in (about, FORMATS[format]) if part)
         self._server = AgentGymServer(
-            self.kind, _address(url, self.kind.prefix), self.kind.timeout if timeout is None else timeout, patience
+            self.kind,
+            server_address(url, self.kind.prefix),
+            self.kind.timeout if timeout is None else timeout,
+            patience,
         )
         self._instance: Instance | None = None
         self._pending = False
@@ -251,13 +254,13 @@ class AgentGym:
                 raise Invalid(f"at most {MAX_ACTION} characters")
             if not action.text:
                 raise Invalid("the action is empty")
-            sent = _storable(self.kind.send(action))
+            sent = storable(self.kind.send(action))
             if not sent:
                 raise Invalid("the action is empty")
             observation = await self._act(sent)
         except Invalid as error:
             self._invalid += 1
-            observation = f"error: {_storable(str(error))}"
+            observation = f"error: {storable(str(error))}"
         self._turns += 1
         if self._done or self._turns >= self.max_turns:
             self._done = True
@@ -294,7 +297,7 @@ class AgentGym:
             first = self.kind.first(answer)
             if isinstance(answer, dict):
                 about = answer.get("task_type", answer.get("task_name"))
-                self._about = _storable(about)[:200] if isinstance(about, str) else ""
+                self._about = storable(about)[:200] if isinstance(about, str) else ""
         return self._text(first, answer)
 
     async def _was_lost(self, error: EnvironmentFailed, instance: Instance) -> bool:
@@ -368,7 +371,7 @@ class AgentGym:
             text = f"{text}\nAvailable actions: {', '.join(actions)}"
         if len(text) > self.max_observation:
             text = f"{text[: self.max_observation]}\n... ({len(text) - self.max_observation} characters are left out)"
-        return _storable(text)
+        return storable(text)
 
     def _reject(self, answer: Any, reason: str) -> NoReturn:
         raise EnvironmentFailed(
@@ -385,48 +388,5 @@ class AgentGym:
             pool.release(instance)
 
 
-def parse_action(text: str) -> Action | None:
-    """Parse `Thought: ...` and `Action: ...`; return None if there is no action.
-
-    Observations and thoughts that the agent invents after its action are dropped. Raises Invalid for several actions.
-    """
-    text = text.strip().removesuffix("</s>").rstrip()
-    matches = list(ACTION.finditer(text))
-    if len(matches) > 1 and not NEXT.search(text, matches[0].end(), matches[1].start()):
-        raise Invalid("one action at a time: write Action: once")
-    if matches:
-        thought, action = text[: matches[0].start()], text[matches[0].end() :]
-    else:
-        thought, colon, action = text.rpartition("Action:")
-        if not colon:
-            return None
-    if end := NEXT.search(action):
-        action = action[: end.start()]
-    return Action(action.strip(), thought.strip().removeprefix("Thought:").strip())
-
-
 def _done(answer: dict[str, Any]) -> Any:
     return answer["done"] if "done" in answer else answer["terminated"] or answer["truncated"]
-
-
-def _storable(text: str) -> str:
-    """Replace unpaired surrogates, which can be stored neither in a request nor in a file."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _address(url: str, prefix: str) -> str:
-    """Return the URL of a server without the prefix of its kind. Raises SpecError."""
-    invalid = SpecError(
-        [Problem("environment.url", f"{url!r:.200}: expected an address such as http://127.0.0.1:36001")]
-    )
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port
-    except ValueError:
-        raise invalid from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise invalid
-    if parts.username is not None or parts.password is not None:
-        message = "contains a user name or a password, which would be stored; add them in a proxy before the server"
-        raise SpecError([Problem("environment.url", message)])
-    return url.strip().rstrip("/").removesuffix(prefix or "/").rstrip("/")

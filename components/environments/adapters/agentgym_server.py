@@ -1,8 +1,4 @@
-"""HTTP client of AgentGym servers, and the pool of instances that this process owns on each server.
-
-Most servers cannot close an instance, so it lives until the server ends. Instances are therefore pooled, one pool per
-server and process, and an episode acquires one. A pool never exceeds its limit. Some servers return an instance that is
-in use when they are full: this lowers the limit. After a restart of the server, the pool drops its instances.
+"""HTTP client of AgentGym servers.
 
 Idempotent requests (the health check, /reset, /observation) are retried after transient failures: 429, 502, 503, 504,
 or a broken connection. /create and /step are not idempotent: they are retried only if no connection was established.
@@ -15,42 +11,29 @@ size is limited, and they must be JSON without NaN or infinity.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import functools
 import json
-import logging
-import os
-import threading
-import time
 import weakref
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from components.environments.adapters.agentgym_kinds import AgentGymKind
-from components.errors import EnvironmentAway, EnvironmentFailed
+from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.exceptions import PASSING
+from components.retry import Backoff
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx
 
-logger = logging.getLogger(__name__)
-
-QUEUE = 3600.0
-"""Maximum time that an episode waits for an instance, in seconds. Many episodes may precede it in the queue; `timeout`
-of the stage may end it earlier."""
 MAX_ANSWER = 8 * 2**20
 """Maximum size of a response, in bytes."""
 CONNECT_TIMEOUT = 10.0
 """Timeout for establishing a connection, in seconds."""
-FAILURES = 3
-"""Consecutive failed episodes after which an instance is retired."""
-MAX_RETIRED = 8
-"""Maximum number of retired instances per server; beyond it, the items are the likely cause of the failures."""
 CLOSE_TIMEOUT = 5.0
 """Timeout for closing an instance, in seconds."""
 
@@ -154,6 +137,16 @@ class AgentGymServer:
             return None
         return status == 200 and b"error" not in content and content.strip() != b"false"
 
+    def close_all(self, numbers: Sequence[int]) -> None:
+        """Close instances if the server supports it, without an event loop."""
+        import httpx
+
+        with contextlib.suppress(httpx.HTTPError), httpx.Client(trust_env=not _is_local(self.url)) as client:
+            for number in numbers:
+                answer = client.post(f"{self._base}/close", json={self.kind.key: number}, timeout=CLOSE_TIMEOUT)
+                if answer.status_code != 200:
+                    return
+
     @property
     def _base(self) -> str:
         return self.url + self.kind.prefix
@@ -180,7 +173,7 @@ class AgentGymServer:
 
         timeout = self.timeout if timeout is None else min(timeout, self.timeout)
         error: type[EnvironmentFailed]
-        until, pause = time.monotonic() + self.patience, 0.1
+        backoff = Backoff(self.patience)
         while True:
             try:
                 status, content = await self._send(method, address, body, timeout)
@@ -206,10 +199,10 @@ class AgentGymServer:
                 problem, again, error = f"returned status {status}: {content[:200]!r}", passing, Overloaded
             if not again:
                 self.fail(method, address, body, problem, error)
-            if time.monotonic() + pause > until:
+            pause = backoff.pause()
+            if pause is None:
                 self.fail(method, address, body, f"{problem} (retried for {self.patience:g} s)", error)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
     async def _send(self, method: str, address: str, body: Any, timeout: float) -> tuple[int, bytes]:
         content = None if body is None else json.dumps(body).encode()
@@ -241,179 +234,27 @@ class AgentGymServer:
         return answer
 
 
-class InstancePool:
-    """The instances that this process owns on one server."""
-
-    def __init__(self) -> None:
-        self.instances: dict[int, Instance] = {}
-        """All instances of the current generation, by number."""
-        self._free: list[Instance] = []
-        self._waiting: deque[object] = deque()
-        self._creating = 0
-        self._capacity: int | None = None
-        self._retired = 0
-        self._generation = 0
-        self._can_close = True
-        self._lock = threading.Lock()
-
-    async def acquire(self, server: AgentGymServer, limit: int) -> Instance:
-        """Return an instance for one episode: a free one, a new one, or the next one that is released; first come,
-        first served."""
-        until, ticket = time.monotonic() + QUEUE, object()
-        with self._lock:
-            self._waiting.append(ticket)
-        try:
-            while True:
-                create = False
-                with self._lock:
-                    capacity = limit if self._capacity is None else min(limit, self._capacity)
-                    if self._waiting[0] is ticket:
-                        if self._free:
-                            return self._free.pop()
-                        if create := len(self.instances) + self._creating < capacity:
-                            self._creating += 1
-                            self._waiting.popleft()  # others need not wait for this creation
-                if create:
-                    creation = asyncio.create_task(self._create(server))
-                    try:
-                        instance = await asyncio.shield(creation)
-                    except asyncio.CancelledError:
-                        creation.add_done_callback(self._adopt)  # the server creates the instance anyway
-                        raise
-                    if instance is not None:
-                        return instance
-                    with self._lock:
-                        self._waiting.appendleft(ticket)
-                elif time.monotonic() > until:
-                    raise EnvironmentFailed(
-                        f"AgentGym server: {server.url}: timed out after {QUEUE:g} s: all {capacity} instances are in "
-                        "use; lower concurrency or raise environment.instances"
-                    )
-                else:
-                    await asyncio.sleep(0.02)
-        finally:
-            with self._lock, contextlib.suppress(ValueError):
-                self._waiting.remove(ticket)
-
-    async def _create(self, server: AgentGymServer) -> Instance | None:
-        """Create an instance; return None if the server returned one that this pool already owns."""
-        generation = self._generation
-        try:
-            number = await server.create()
-        finally:
-            with self._lock:
-                self._creating -= 1
-        with self._lock:
-            if generation != self._generation:
-                return None
-            if number in self.instances:
-                self._capacity = len(self.instances)
-                logger.warning(
-                    "the AgentGym server at %s is full: it returned instance %d twice; the limit is now %d instances",
-                    server.url,
-                    number,
-                    self._capacity,
-                )
-                return None
-            instance = self.instances[number] = Instance(number, generation)
-        return instance
-
-    def _adopt(self, creation: asyncio.Task[Instance | None]) -> None:
-        """Release an instance whose episode was cancelled during its creation."""
-        if not creation.cancelled() and creation.exception() is None and (instance := creation.result()) is not None:
-            self.release(instance)
-
-    def is_current(self, instance: Instance) -> bool:
-        """Return False if an instance was lost because its server restarted or went down."""
-        return instance.generation == self._generation
-
-    def release(self, instance: Instance) -> None:
-        """Return an instance to the pool after an episode."""
-        with self._lock:
-            if instance.generation == self._generation:
-                instance.failures = 0
-                self._free.append(instance)
-
-    async def release_broken(self, server: AgentGymServer, instance: Instance) -> None:
-        """Close an instance after a failed episode.
-
-        If the server cannot close it, return it to the pool as the last choice; retire it after repeated failures.
-        """
-        if instance.generation != self._generation:
-            return
-        if self._can_close:
-            closed = await server.close(instance)
-            self._can_close = closed is not None
-            if closed:
-                self.forget(instance)
-                return
-        with self._lock:
-            if instance.generation != self._generation:
-                return
-            instance.failures += 1
-            if instance.failures < FAILURES or self._retired >= MAX_RETIRED:
-                self._free.insert(0, instance)
-                return
-            self._retired += 1
-        logger.warning(
-            "instance %d of the AgentGym server at %s failed %d times in a row and is retired",
-            instance.id,
-            server.url,
-            FAILURES,
-        )
-        self.forget(instance)
-
-    def forget(self, instance: Instance) -> None:
-        """Remove an instance that no longer exists."""
-        with self._lock:
-            if instance.generation == self._generation:
-                self.instances.pop(instance.id, None)
-                self._capacity = None
-
-    def invalidate(self, instance: Instance) -> None:
-        """Drop all instances of this instance's generation: the server restarted or is down."""
-        with self._lock:
-            if instance.generation == self._generation:
-                self._generation += 1
-                self.instances, self._free, self._capacity = {}, [], None
-
-    def close_all(self, server: AgentGymServer) -> None:
-        """Close all instances if the server supports it."""
-        import httpx
-
-        with self._lock:
-            numbers, self.instances, self._free = list(self.instances), {}, []
-            self._generation += 1
-        with contextlib.suppress(httpx.HTTPError), httpx.Client(trust_env=not _is_local(server.url)) as client:
-            for number in numbers:
-                address = f"{server.url}{server.kind.prefix}/close"
-                answer = client.post(address, json={server.kind.key: number}, timeout=CLOSE_TIMEOUT)
-                if answer.status_code != 200:
-                    return
-
-
-_pools: dict[tuple[int, str], tuple[InstancePool, AgentGymServer]] = {}
-_lock = threading.Lock()
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, httpx.AsyncClient]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def pool_of(server: AgentGymServer) -> InstancePool:
-    """Return the pool that all environments of this process share for a server."""
-    with _lock:
-        key = (os.getpid(), server.url + server.kind.prefix)  # a forked process must not use inherited pools
-        if key not in _pools:
-            _pools[key] = (InstancePool(), server)
-        return _pools[key][0]
-
-
-@atexit.register
-def close_pools() -> None:
-    """Close the instances of this process on all servers that support it."""
-    for (pid, _), (pool, server) in list(_pools.items()):
-        if pid == os.getpid() and pool.instances:
-            pool.close_all(server)
+def server_address(url: str, prefix: str) -> str:
+    """Return the URL of a server without the prefix of its kind. Raises SpecError."""
+    invalid = SpecError(
+        [Problem("environment.url", f"{url!r:.200}: expected an address such as http://127.0.0.1:36001")]
+    )
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        raise invalid from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise invalid
+    if parts.username is not None or parts.password is not None:
+        message = "contains a user name or a password, which would be stored; add them in a proxy before the server"
+        raise SpecError([Problem("environment.url", message)])
+    return url.strip().rstrip("/").removesuffix(prefix or "/").rstrip("/")
 
 
 class _TooLong(Exception):

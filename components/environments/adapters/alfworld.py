@@ -21,8 +21,9 @@ from pydantic import Field
 
 from components.environments.adapters.alfworld_game import EXTRA, AlfworldGame, run_planner
 from components.environments.optional_packages import import_optional
+from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.tools import Invalid, acts, shorten, with_commands
 from components.errors import EnvironmentFailed, ResourceError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -31,8 +32,6 @@ SYSTEM = (
     "You do a task in a household. Each turn, say one command, such as: go to X, open X, close X, take X from Y, "
     "move X to Y, clean X with Y, heat X with Y, cool X with Y, use X, examine X, look, inventory."
 )
-LONGEST = 4_000
-"""Maximum length of an observation in characters; longer ones are truncated."""
 SHOWN = 100
 """Maximum number of possible commands in an observation."""
 GAMES = "json_2.1.1"
@@ -51,7 +50,7 @@ DIFFICULTY = dict(zip(get_args(Task), (1, 2, 3, 3, 3, 4), strict=True))
 
 
 @registered("environment.alfworld")
-class ALFWorld(TextEnvironment):
+class ALFWorld(RestorableActions):
     """ALFWorld's household tasks.
 
     Scenario types: the tasks. Difficulty: 1 to 4 by task, see DIFFICULTY.
@@ -108,13 +107,10 @@ class ALFWorld(TextEnvironment):
         inputs = [scenario.input for scenario in ALFWorld(**arguments)._scenarios]
         return relevant | {"games": hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()}
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
         self.game = self.game or AlfworldGame()
         self.game.begin(self._path(scenario))
-        self.command_log: list[str] = []
+        self.action_log = []
         self.over = False
         return self._observation()
 
@@ -124,14 +120,14 @@ class ALFWorld(TextEnvironment):
         command = " ".join(action[:200].lower().strip(' .!"`').split())
         self.invalid_actions += command not in self.game.state["admissible_commands"]
         self.game.step(command)
-        self.command_log.append(command)
+        self.action_log.append(command)
         self.reward += float(self.game.state["won"])
-        self.over = self.done = bool(self.game.state["won"]) or len(self.command_log) >= self.max_steps
+        self.over = self.done = bool(self.game.state["won"]) or len(self.action_log) >= self.max_steps
         return self._observation()
 
     def outcome(self, answer: str) -> dict[str, Any]:
         won = self.game is not None and bool(self.game.state["won"])
-        return {"success": won, "progress": float(won), "steps": len(self.command_log)}
+        return {"success": won, "progress": float(won), "steps": len(self.action_log)}
 
     def close(self) -> None:
         if self.game is not None:
@@ -153,16 +149,6 @@ class ALFWorld(TextEnvironment):
             game.close()
         raise EnvironmentFailed(f"{scenario.input['game']}: neither the walkthrough nor the planner wins")
 
-    def save(self) -> Any:
-        return [self.command_log, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: Any) -> None:
-        self.reset(scenario)
-        commands, invalid = state
-        for command in commands:
-            self.act(command)
-        self.invalid_actions = invalid
-
     def _path(self, scenario: Scenario) -> str:
         return str(self.root / GAMES / scenario.input["game"] / "game.tw-pddl")
 
@@ -170,12 +156,10 @@ class ALFWorld(TextEnvironment):
         assert self.game is not None
         lines = str(self.game.state["feedback"]).split("\n")
         text = "\n".join(line for line in lines if line.strip() and not line.startswith("-="))
-        text = text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)"
+        text = shorten(text)
         if not self.commands or self.over:
             return text
-        possible = list(self.game.state["admissible_commands"])
-        more = f", and {len(possible) - SHOWN} more" if len(possible) > SHOWN else ""
-        return f"{text}\nPossible: {', '.join(possible[:SHOWN])}{more}."
+        return with_commands(text, list(self.game.state["admissible_commands"]), SHOWN)
 
 
 def data_folder(data: str | None) -> Path:

@@ -2,16 +2,13 @@
 
 Loading a game temporarily replaces stdout and permanently replaces `sys.argv`, and the engine's parsers are shared. A
 lock therefore serializes calls of the engine, and `sys.argv` is restored. Objects have ALFWorld's names ("mug 2"), so
-the walkthroughs of its data apply. The planner's search has no time limit, so it runs in a subprocess:
-
-    python -m components.environments.adapters.alfworld_game PATH        prints the plan as a JSON list
+the walkthroughs of its data apply. The planner's search has no time limit, so it runs in a child process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +18,7 @@ from typing import Any
 from components.environments.adapters.textworld import ONE_AT_A_TIME
 from components.environments.optional_packages import import_optional
 from components.errors import EnvironmentFailed
+from components.json_process import JsonProgram, ProcessExited, RequestFailed
 
 EXTRA = "alfworld"
 _idle: list[Any] = []
@@ -93,20 +91,22 @@ class AlfworldGame:
                 sys.argv = arguments
 
 
+def plan(path: str) -> list[str]:
+    """Return the commands of the planner for a game, in the child process that `run_planner` starts."""
+    return AlfworldGame().plan(path)
+
+
 def run_planner(path: str, seconds: float) -> list[str]:
-    """Return the planner's commands, computed in a subprocess. Raises EnvironmentFailed on failure and on timeout."""
-    root, module = Path(__file__).resolve().parents[3], "components.environments.adapters.alfworld_game"
-    command = [sys.executable, "-W", "ignore", "-m", module, path]
+    """Return the planner's commands, computed in a child process. Raises EnvironmentFailed on failure and timeout."""
+    planner = JsonProgram(f"{__name__}:plan", python=(sys.executable, "-W", "ignore"))
     try:
-        process = subprocess.run(command, capture_output=True, cwd=root, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
+        return list(planner.call({"path": path}, seconds))
+    except TimeoutError:
         raise EnvironmentFailed(
             f"the planner timed out for {path} after {seconds:g} s (environment.plan_timeout)"
         ) from None
-    if process.returncode:
-        stderr = process.stderr.decode(errors="replace")[-500:].strip()
-        raise EnvironmentFailed(f"the planner failed for {path}: {stderr}")
-    return list(json.loads(process.stdout.splitlines()[-1]))
+    except (ProcessExited, RequestFailed) as error:
+        raise EnvironmentFailed(f"the planner failed for {path}: {error!s:.500}") from None
 
 
 def names(identifiers: Iterable[str]) -> dict[str, str]:
@@ -124,7 +124,3 @@ def names(identifiers: Iterable[str]) -> dict[str, str]:
         named[identifier] = f"{kind} {remaining[kind]}" if kind else identifier
         remaining[kind] -= 1
     return named
-
-
-if __name__ == "__main__":
-    print(json.dumps(AlfworldGame().plan(sys.argv[1])))  # noqa: T201  stdout is the result

@@ -20,8 +20,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.environments.optional_packages import import_optional
-from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.restorable import RestorableActions
+from components.environments.scenario_counts import Count, scenario_numbers
+from components.environments.tools import Invalid, acts
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
@@ -51,7 +52,7 @@ DIFFICULTY = {kind: difficulty for difficulty, kinds in _KINDS.items() for kind 
 
 
 @registered("environment.babyai")
-class BabyAI(TextEnvironment):
+class BabyAI(RestorableActions):
     """A mix of BabyAI levels.
 
     Scenario types: the levels. Difficulty: 1 one object in one room; 2 pick up or open in one room, or find the right
@@ -86,18 +87,16 @@ class BabyAI(TextEnvironment):
         self.system = SYSTEM
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Return the scenarios of a split. Held-out seeds come first, so they do not depend on the train size."""
-        first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
         return [
-            self._scenario(split, self.levels[number % len(self.levels)], self.seed * 1_000_003 + first + number)
-            for number in range(self.counts.get(split, 0))
+            self._scenario(split, self.levels[index % len(self.levels)], self.seed * 1_000_003 + number)
+            for index, number in enumerate(scenario_numbers(self.counts, split))
         ]
 
     def begin(self, scenario: Scenario) -> str:
         self.world = self._world(scenario)
         with contextlib.redirect_stdout(io.StringIO()):  # minigrid prints when it redraws a mission
             self.world.reset(seed=scenario.input["seed"])
-        self.moves: list[int] = []
+        self.action_log = []
         self.won = self.over = False
         return f"Mission: {self.world.mission}.\n{describe_view(self.world)}"
 
@@ -108,7 +107,7 @@ class BabyAI(TextEnvironment):
         for step in range(repeats):
             position = tuple(self.world.agent_pos)
             _, reward, terminated, truncated, _ = self.world.step(move)
-            self.moves.append(move)
+            self.action_log.append(move)
             self.reward += float(reward)
             self.won = bool(terminated) and reward > 0
             self.over = self.done = bool(terminated or truncated)
@@ -121,7 +120,7 @@ class BabyAI(TextEnvironment):
         return describe_view(self.world)
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        return {"success": self.won, "steps": len(self.moves)}
+        return {"success": self.won, "steps": len(self.action_log)}
 
     def close(self) -> None:
         for world in self.worlds.values():
@@ -151,15 +150,8 @@ class BabyAI(TextEnvironment):
         world.close()
         return acts(_action_texts(moves) or [ACTIONS[0]])
 
-    def save(self) -> Any:
-        return [self.moves, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: Any) -> None:
-        self.reset(scenario)
-        moves, invalid = state
-        for move in moves:
-            self.act(ACTIONS[move])
-        self.invalid_actions = invalid
+    def repeat(self, action: Any) -> None:
+        self.act(ACTIONS[action])
 
     def _scenario(self, split: str, level: str, seed: int) -> Scenario:
         difficulty = DIFFICULTY.get(self.registered_levels[level][1], 0)

@@ -18,32 +18,24 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.environments.adapters.gym_presets import PRESETS, Goal, View, general
 from components.environments.optional_packages import import_optional
+from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.tools import Invalid, acts, shorten
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 LONGEST = 4_000
-"""Maximum length of an observation in characters; longer ones are truncated."""
+"""Maximum length of an action of numbers in characters; the end of a longer one is ignored."""
 DISCOUNT = 0.99
 """Discount of value iteration."""
-
-Goal = float | Literal["terminated", "truncated"]
-
-
-@dataclass(frozen=True)
-class View:
-    """Argument of a `render` function."""
-
-    observation: Any
-    environment: Any
 
 
 @dataclass(frozen=True)
@@ -70,18 +62,8 @@ class Variant:
     difficulty: int = 0
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Defaults of this module for an environment."""
-
-    about: str
-    actions: tuple[str, ...]
-    success: Goal
-    render: Callable[[View], str]
-
-
 @registered("environment.gym")
-class Gym(TextEnvironment):
+class Gym(RestorableActions):
     """A Gymnasium environment played through text.
 
     For `actions`, `about`, `render` and `success`, null takes the preset of the environment or a general default.
@@ -137,7 +119,7 @@ class Gym(TextEnvironment):
         self.system = f"{text} {self._action_help()}"
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
+        return [scenario for scenario in self._generated if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         kwargs = {**self.kwargs, **scenario.input["kwargs"]}
@@ -146,7 +128,7 @@ class Gym(TextEnvironment):
             self.environment = self._make_environment(kwargs)
             self._current_kwargs = json.dumps(kwargs, sort_keys=True)
         self.observation, _ = self.environment.reset(seed=scenario.input["seed"])
-        self.actions_taken: list[str] = []
+        self.action_log = []
         self.total, self.terminated, self.truncated = 0.0, False, False
         return self._render()
 
@@ -156,10 +138,10 @@ class Gym(TextEnvironment):
         move = self._move(action)
         before = self.observation
         self.observation, reward, terminated, truncated, _ = self.environment.step(move)
-        self.actions_taken.append(action)
+        self.action_log.append(action)
         self.total += float(reward)
         self.terminated = bool(terminated)
-        self.truncated = not self.terminated and (bool(truncated) or len(self.actions_taken) >= self.max_steps)
+        self.truncated = not self.terminated and (bool(truncated) or len(self.action_log) >= self.max_steps)
         self.done = self.terminated or self.truncated
         shaped = float(reward)
         if self.shaping is not None:
@@ -168,7 +150,7 @@ class Gym(TextEnvironment):
         return f"{self._render()}\nReward: {float(reward):g}."
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        steps = len(self.actions_taken)
+        steps = len(self.action_log)
         outcome: dict[str, Any] = {"return": self.total, "steps": steps}
         if self.success == "terminated":
             return {"success": self.terminated, **outcome}
@@ -208,18 +190,8 @@ class Gym(TextEnvironment):
         for scenario in scenarios[:1]:
             self.solve(scenario)
 
-    def save(self) -> Any:
-        return [self.actions_taken, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: Any) -> None:
-        self.reset(scenario)
-        actions, invalid = state
-        for action in actions:
-            self.act(action)
-        self.invalid_actions = invalid
-
     @functools.cached_property
-    def _scenarios(self) -> list[Scenario]:
+    def _generated(self) -> list[Scenario]:
         """Return all scenarios, held-out ones first, so they do not depend on the size of the train split."""
         scenarios: list[Scenario] = []
         variants: set[str] = set()
@@ -302,8 +274,7 @@ class Gym(TextEnvironment):
         return move
 
     def _render(self) -> str:
-        text = str(self.render(View(self.observation, self.environment)))
-        return text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)"
+        return shorten(str(self.render(View(self.observation, self.environment))))
 
 
 @registered("environment.frozen_lakes")
@@ -318,27 +289,6 @@ def frozen_lakes(seed: int, sizes: Sequence[int] = (4, 5, 6, 7, 8)) -> Variant:
 def _lake_map(seed: int, size: int) -> tuple[str, ...]:
     maps = import_optional("gymnasium.envs.toy_text.frozen_lake", "gym")
     return tuple(maps.generate_random_map(size=size, p=0.75, seed=seed))
-
-
-def general(view: View) -> str:
-    """Render numbers, arrays, mappings and text, for environments without a dedicated renderer."""
-    return _readable(view.observation)
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_readable(item)}" for name, item in value.items())
-    if isinstance(value, tuple | list):
-        return ", ".join(_readable(item) for item in value)
-    array = import_optional("numpy", "gym").asarray(value)
-    if array.ndim == 0:
-        number = array.item()
-        return f"{number:.4g}" if isinstance(number, float) else str(number)
-    if array.ndim == 1:
-        return " ".join(_readable(item) for item in array[:500])
-    return "\n".join(_readable(row) for row in array[:100]) + "\n" * (array.ndim - 2)
 
 
 def _policy(table: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]) -> dict[int, int]:
@@ -361,76 +311,3 @@ def _policy(table: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, b
 
 def _plain(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").strip(" .!\"'`").split())
-
-
-def _grid(rows: Sequence[str], state: int) -> str:
-    """Return the grid with the agent marked as A."""
-    row, column = divmod(int(state), len(rows[0]))
-    marked = [list(line) for line in rows]
-    marked[row][column] = "A"
-    drawn = "\n".join("".join(line) for line in marked)
-    return f"{drawn}\nYou are in row {row + 1}, column {column + 1}."
-
-
-def _lake(view: View) -> str:
-    return _grid([b"".join(row).decode() for row in view.environment.unwrapped.desc], view.observation)
-
-
-def _cliff(view: View) -> str:
-    return _grid(["." * 12] * 3 + ["S" + "C" * 10 + "G"], view.observation)
-
-
-def _taxi(view: View) -> str:
-    row, column, passenger, goal = view.environment.unwrapped.decode(int(view.observation))
-    places = [
-        f"{name} (row {at[0] + 1}, column {at[1] + 1})"
-        for name, at in zip(("Red", "Green", "Yellow", "Blue"), view.environment.unwrapped.locs, strict=True)
-    ]
-    rows = "\n".join(b"".join(line).decode() for line in view.environment.unwrapped.desc)
-    where = "in the taxi" if passenger == 4 else f"at {places[passenger]}"
-    return (
-        f"{rows}\nThe taxi is in row {row + 1}, column {column + 1}. The passenger is {where} and wants to "
-        f"{places[goal]}."
-    )
-
-
-def _cards(view: View) -> str:
-    total, dealer, ace = (int(value) for value in view.observation)
-    shown = "an ace" if dealer == 1 else dealer
-    return f"Your cards sum to {total}{' with an ace as 11' if ace else ''}. The dealer shows {shown}."
-
-
-def _pole(view: View) -> str:
-    place, speed, angle, turning = (float(value) for value in view.observation)
-    return (
-        f"Cart at {place:+.2f} (ends at 2.4), moving {speed:+.2f}. "
-        f"Pole at {math.degrees(angle):+.1f} degrees (falls at 12), turning {math.degrees(turning):+.0f} a second. "
-        "Plus is right."
-    )
-
-
-PRESETS: dict[str, Preset] = {
-    "FrozenLake": Preset(
-        "Cross the lake from S to G (A is you, F is ice, H is a hole: falling in ends it).",
-        ("left", "down", "right", "up"),
-        1.0,
-        _lake,
-    ),
-    "CliffWalking": Preset(
-        "Walk from S to G (A is you). C is a cliff: stepping there costs 100 and takes you back to S.",
-        ("up", "right", "down", "left"),
-        "terminated",
-        _cliff,
-    ),
-    "Taxi": Preset(
-        "Drive the taxi to the passenger, pick up, drive to where the passenger wants, drop off. | is a wall, : none.",
-        ("south", "north", "east", "west", "pick up", "drop off"),
-        "terminated",
-        _taxi,
-    ),
-    "Blackjack": Preset(
-        "Play blackjack: come closer to 21 than the dealer, and not above.", ("stick", "hit"), 1.0, _cards
-    ),
-    "CartPole": Preset("Keep the pole upright by pushing the cart.", ("push left", "push right"), "truncated", _pole),
-}
-"""Presets by environment id, without the version."""

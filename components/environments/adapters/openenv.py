@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -24,10 +23,12 @@ from pydantic import Field
 
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count
+from components.environments.scenario_counts import Count, scenario_numbers
 from components.environments.tools import ACT
 from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
 from components.exceptions import PASSING, passes
+from components.json_text import reject_constant
+from components.retry import Backoff
 from components.specs.registered import registered
 from components.specs.served import check_address
 from components.trajectories.schema import Scenario
@@ -40,8 +41,6 @@ FULL = "CAPACITY_REACHED"
 """Error code of a server at capacity."""
 INVALID = ("VALIDATION_ERROR", "INVALID_JSON")
 """Error codes for an invalid action."""
-PAUSE = 0.25
-"""Delay before the first retry in seconds; doubled for each further retry, up to 4."""
 HIDDEN = ("metadata", "type")
 """Fields of an action that are not shown to the agent."""
 TOOL_FIELDS = {"tool_name", "arguments"}
@@ -109,9 +108,7 @@ class OpenEnv:
         return {name: value for name, value in arguments.items() if name not in ("url", "timeout", "patience")}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Return the scenarios of a split. Held-out seeds come first, so they do not depend on the train size."""
-        first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
-        seeds = [(self.seed * 1_000_003 + first + number) % 2**31 for number in range(self.counts.get(split, 0))]
+        seeds = [(self.seed * 1_000_003 + number) % 2**31 for number in scenario_numbers(self.counts, split)]
         return [Scenario(f"{self.name}-{seed}", {"seed": seed}, split, self.name) for seed in seeds]
 
     async def tools(self) -> list[dict[str, Any]]:
@@ -168,7 +165,7 @@ class OpenEnv:
             return self._reject(f"no tool {str(function['name'])[:80]}; there are {', '.join(names)}")
         text = function["arguments"]
         try:
-            arguments = json.loads(text if isinstance(text, str) else json.dumps(text), parse_constant=_no_number)
+            arguments = json.loads(text if isinstance(text, str) else json.dumps(text), parse_constant=reject_constant)
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
@@ -218,8 +215,7 @@ class OpenEnv:
 
     async def _schema(self) -> dict[str, Any]:
         """Return the JSON schema of an action; retry while the server is unreachable."""
-        deadline = time.monotonic() + self.patience
-        pause = PAUSE
+        backoff = Backoff(self.patience)
         while True:
             try:
                 async with httpx.AsyncClient(timeout=self.timeout) as client:
@@ -235,10 +231,10 @@ class OpenEnv:
                 raise EnvironmentFailed(
                     f"{self.url}/schema returned no schema; check that it is an OpenEnv server"
                 ) from None
-            if not again or time.monotonic() + pause > deadline:
+            pause = backoff.pause() if again else None
+            if pause is None:
                 raise (EnvironmentAway if away else EnvironmentFailed)(f"the OpenEnv server {problem}")
             await asyncio.sleep(pause)
-            pause = min(4.0, 2 * pause)
 
     async def _list_tools(self) -> list[dict[str, Any]]:
         """Return the tools of a server whose actions are tool calls."""
@@ -268,8 +264,7 @@ class OpenEnv:
         errors = import_optional("websockets.exceptions", EXTRA)
         parts = urlsplit(f"{self.url}/ws")
         address = urlunsplit(parts._replace(scheme="wss" if parts.scheme == "https" else "ws"))
-        deadline = time.monotonic() + self.patience
-        pause = PAUSE
+        backoff = Backoff(self.patience)
         while True:
             try:
                 self._socket = await client.connect(address, max_size=MAX_MESSAGE, open_timeout=self.timeout)
@@ -284,11 +279,11 @@ class OpenEnv:
                 away = True
                 reason = f"{error}; lower collect.concurrency and evaluate.concurrency"
             await self.close()
-            if time.monotonic() + pause > deadline:
+            pause = backoff.pause()
+            if pause is None:
                 kind = EnvironmentAway if away else EnvironmentFailed
                 raise kind(f"the OpenEnv server {self.url} accepts no connection: {reason}")
             await asyncio.sleep(pause)
-            pause = min(4.0, 2 * pause)
 
     async def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a reset or a step; return the result with its observation, reward and end."""
@@ -378,7 +373,3 @@ def _tool_result(observation: Mapping[str, Any]) -> str:
     if isinstance(result, Mapping) and "data" in result:
         result = result["data"]
     return result if isinstance(result, str) else json.dumps(result)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")

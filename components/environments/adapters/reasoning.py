@@ -27,8 +27,8 @@ from pydantic import Field
 
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import Count
-from components.environments.tools import ToolEnvironment
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
@@ -75,7 +75,7 @@ Weight = Annotated[float, Field(gt=0)]
 
 
 @registered("environment.reasoning")
-class ReasoningGym(ToolEnvironment):
+class ReasoningGym(RestorableState):
     """A mix of reasoning-gym task families.
 
     Scenario types: the families. Difficulty: 1 to 5 by the level; 0 if the family has no curriculum or difficulties is
@@ -91,6 +91,8 @@ class ReasoningGym(ToolEnvironment):
         seed: Seed of the generators.
         train, heldout: Number of scenarios of the split.
     """
+
+    saved = ("answers", "score", "best")
 
     def __init__(
         self,
@@ -148,13 +150,6 @@ class ReasoningGym(ToolEnvironment):
             raise SpecError([Problem("environment.tasks", message)])
         text = f"<answer>{_text(reference)}</answer>" if self.answer == "tags" else _text(reference)
         return [{"role": "assistant", "content": text}]
-
-    def save(self) -> Any:
-        return [self.answers, self.score, self.best, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: Any) -> None:
-        self.reset(scenario)
-        self.answers, self.score, self.best, self.invalid_actions = state
 
     def _score(self, answer: str) -> float:
         _, dataset, entry = self._entries[self.scenario.id]

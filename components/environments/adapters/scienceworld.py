@@ -25,8 +25,9 @@ from pydantic import Field
 
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
+from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.tools import Invalid, acts, shorten
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
@@ -36,8 +37,6 @@ SYSTEM = """You do science in a house of several rooms. Each turn, say one actio
 open X, close X, go to ROOM, pick up X, put down X, move X to Y, pour X in Y, dunk X in Y, mix X, use X, use X on Y, \
 activate X, deactivate X, connect X to Y, disconnect X, read X, eat X, flush X, wait, wait1, inventory, task, \
 focus on X. Focus only on what the task asks for: focusing on anything else ends it."""
-LONGEST = 4_000
-"""Maximum length of an observation in characters; longer ones are truncated."""
 ACTION = re.compile(r"[A-Za-z0-9 ,.'()/:-]{0,200}")
 UNKNOWN = "No known action matches that input."
 WAIT = 120.0
@@ -82,7 +81,7 @@ to 16, 3 up to 30, 4 up to 50, 5 above."""
 
 
 @registered("environment.scienceworld")
-class ScienceWorld(TextEnvironment):
+class ScienceWorld(RestorableActions):
     """ScienceWorld's tasks.
 
     Scenario types: the tasks. Difficulty: by the length of the gold path, see TASKS.
@@ -140,16 +139,13 @@ class ScienceWorld(TextEnvironment):
         with self._lock:
             return super().step(action)
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
-        self.actions: list[str] = []
+        self.action_log = []
         self.score, self.over = 0.0, False
         simulator = self._simulator()
         simulator.load(scenario.input, gold=False)
         text = simulator.call("step", "look around")
-        return f"{simulator.call('freeActionTaskDesc')}\n{_cut(text)}"
+        return f"{simulator.call('freeActionTaskDesc')}\n{shorten(text)}"
 
     def act(self, action: str) -> str:
         if self.over:
@@ -160,16 +156,16 @@ class ScienceWorld(TextEnvironment):
         simulator = self._simulator()
         text = simulator.call("step", action)
         score = round(float(simulator.call("getScore")), 4)
-        self.actions.append(action)
+        self.action_log.append(action)
         self.reward += score - self.score
         self.score = score
-        self.over = bool(simulator.call("getCompleted")) or score < 0 or len(self.actions) >= self.max_steps
+        self.over = bool(simulator.call("getCompleted")) or score < 0 or len(self.action_log) >= self.max_steps
         self.done = self.over
         self.invalid_actions += text.startswith(UNKNOWN)
-        return _cut(text)
+        return shorten(text)
 
     def outcome(self, answer: str) -> dict[str, Any]:
-        return {"success": self.score >= 1.0, "progress": max(0.0, self.score), "steps": len(self.actions)}
+        return {"success": self.score >= 1.0, "progress": max(0.0, self.score), "steps": len(self.action_log)}
 
     def close(self) -> None:
         """Release the simulator for reuse; stop it if a thread still uses it."""
@@ -188,16 +184,9 @@ class ScienceWorld(TextEnvironment):
             simulator.load(scenario.input, gold=True)
             return acts([str(action) for action in simulator.call("getGoldActionSequence")])
 
-    def save(self) -> Any:
-        return [self.actions, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: Any) -> None:
+    def restore(self, scenario: Scenario, state: list[Any]) -> None:
         with self._lock:
-            self.reset(scenario)
-            actions, invalid = state
-            for action in actions:
-                self.act(action)
-            self.invalid_actions = invalid
+            super().restore(scenario, state)
 
     def _simulator(self) -> Simulator:
         if self.simulator is None or self.simulator.broken:
@@ -323,7 +312,3 @@ def _for_task(task: str, simplifications: str) -> str:
 
 def _teleports(simplifications: str) -> bool:
     return simplifications == "easy" or "teleportAction" in simplifications
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)"

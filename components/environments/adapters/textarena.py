@@ -17,7 +17,7 @@ from pydantic import Field
 
 from components.environments.adapters.textarena_games import LISTED, MOVES, TextArenaGame, load_kind
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count
+from components.environments.scenario_counts import Count, scenario_numbers
 from components.environments.tools import Invalid, TextEnvironment
 from components.errors import EnvironmentFailed, Problem, SpecError
 from components.specs.registered import registered
@@ -81,16 +81,14 @@ class TextArena(TextEnvironment):
         self.game: Any = None
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Return the scenarios of a split. Held-out seeds come first, so they do not depend on the train size."""
-        first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
         names = list(self._games)
         scenarios = []
-        for number in range(self.counts.get(split, 0)):
-            name = names[number % len(names)]
-            seed = (self.seed * 1_000_003 + first + number) % 2**31
+        for index, number in enumerate(scenario_numbers(self.counts, split)):
+            name = names[index % len(names)]
+            seed = (self.seed * 1_000_003 + number) % 2**31
             input: dict[str, Any] = {"game": name, "seed": seed}
             if self._games[name].players == 2 and self.opponent != "agent":
-                input["seat"] = number // len(names) % 2
+                input["seat"] = index // len(names) % 2
             scenarios.append(Scenario(f"{name}-{seed}", input, split, name, self._games[name].difficulty))
         return scenarios
 

@@ -14,8 +14,6 @@ import hashlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,17 +25,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.environments.optional_packages import import_optional
-from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, TextEnvironment, acts
+from components.environments.restorable import RestorableActions
+from components.environments.scenario_counts import Count, scenario_numbers
+from components.environments.tools import Invalid, acts, shorten, with_commands
 from components.errors import EnvironmentFailed
+from components.json_process import JsonProgram, ProcessExited, RequestFailed
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 SYSTEM = (
     "You play a text adventure. Each turn, say one command, such as: look, inventory, go east, open door, take key."
 )
-LONGEST = 4_000
-"""Maximum length of an observation in characters; longer ones are truncated."""
 SHOWN = 40
 """Maximum number of possible commands in an observation."""
 ALWAYS = ("look", "inventory", "examine", "go")
@@ -65,12 +63,19 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 """Settings of the generator by kind; index 0 is difficulty 1."""
 
 
+_GENERATOR = JsonProgram(
+    f"{Path(__file__).with_name('textworld_game.py')}:make",
+    python=(sys.executable, "-W", "ignore"),
+    limits={"RLIMIT_AS": 8 << 30, "RLIMIT_CPU": 120},
+    new_session=True,
+)
+"""Generator of games; its limits in bytes and seconds include the compiler."""
 ONE_AT_A_TIME = threading.Lock()
 """Lock for the package's shared parser of games and rules, which is not thread-safe."""
 
 
 @registered("environment.textworld")
-class TextWorld(TextEnvironment):
+class TextWorld(RestorableActions):
     """Generated TextWorld games.
 
     Scenario types: the kinds. Difficulty: more rooms, objects and steps, see SETTINGS.
@@ -116,13 +121,11 @@ class TextWorld(TextEnvironment):
         return {name: value for name, value in arguments.items() if name not in ("cache", "make_timeout")}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """Return the scenarios of a split. Held-out seeds come first, so they do not depend on the train size."""
-        first = {"heldout": 0, "train": self.counts["heldout"]}.get(split, 0)
         scenarios = []
-        for number in range(self.counts.get(split, 0)):
-            kind = self.kinds[number % len(self.kinds)]
-            difficulty = self.difficulties[number // len(self.kinds) % len(self.difficulties)]
-            seed = (self.seed * 100_003 + first + number) % 2**31
+        for index, number in enumerate(scenario_numbers(self.counts, split)):
+            kind = self.kinds[index % len(self.kinds)]
+            difficulty = self.difficulties[index // len(self.kinds) % len(self.difficulties)]
+            seed = (self.seed * 100_003 + number) % 2**31
             input = {"kind": kind, "settings": _settings(kind, difficulty), "seed": seed}
             scenarios.append(Scenario(f"{kind}-{difficulty}-{seed}", input, split, kind, difficulty))
         return scenarios
@@ -140,7 +143,7 @@ class TextWorld(TextEnvironment):
             self.game = self.textworld.start(str(path), infos)
             self.game.seed(scenario.input["seed"])
             self.state = self.game.reset()
-        self.command_log: list[str] = []
+        self.action_log = []
         self.over = False
         text = str(self.state.feedback)
         goal = str(self.state.objective)
@@ -158,15 +161,15 @@ class TextWorld(TextEnvironment):
         before = self.state.score or 0
         with ONE_AT_A_TIME:
             self.state, score, done = self.game.step(command)
-        self.command_log.append(command)
+        self.action_log.append(command)
         self.reward += ((score or 0) - before) / max(1, self.state.max_score or 1)
-        self.over = self.done = bool(done) or len(self.command_log) >= self.max_steps
+        self.over = self.done = bool(done) or len(self.action_log) >= self.max_steps
         return self._observation(str(self.state.feedback))
 
     def outcome(self, answer: str) -> dict[str, Any]:
         maximum = self.state.max_score or 1
         progress = min(1.0, max(0.0, (self.state.score or 0) / maximum))
-        return {"success": bool(self.state.won), "progress": progress, "steps": len(self.command_log)}
+        return {"success": bool(self.state.won), "progress": progress, "steps": len(self.action_log)}
 
     def close(self) -> None:
         if self.game is not None:
@@ -177,24 +180,11 @@ class TextWorld(TextEnvironment):
         description = json.loads(self._path(scenario).with_suffix(".json").read_text())
         return acts(description["metadata"]["walkthrough"])
 
-    def save(self) -> Any:
-        return [self.command_log, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: Any) -> None:
-        self.reset(scenario)
-        commands, invalid = state
-        for command in commands:
-            self.act(command)
-        self.invalid_actions = invalid
-
     def _observation(self, text: str) -> str:
-        text = re.sub(r"\n\s*\n+", "\n", text).strip().rstrip(">").strip()
-        text = text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)"
+        text = shorten(re.sub(r"\n\s*\n+", "\n", text).strip().rstrip(">").strip())
         if not self.commands or self.over:
             return text
-        possible = list(self.state.admissible_commands)
-        more = f", and {len(possible) - SHOWN} more" if len(possible) > SHOWN else ""
-        return f"{text}\nPossible: {', '.join(possible[:SHOWN])}{more}."
+        return with_commands(text, list(self.state.admissible_commands), SHOWN)
 
     def _path(self, scenario: Scenario) -> Path:
         """Return the path of the game; generate it if it is not cached."""
@@ -211,24 +201,14 @@ class TextWorld(TextEnvironment):
         return path
 
     def _generate(self, settings: str, path: Path) -> None:
-        script = Path(__file__).with_name("textworld_game.py")
-        command = [sys.executable, "-P", "-W", "ignore", str(script), settings, str(path)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, cwd=path.parent
-        )
         try:
-            _, stderr = process.communicate(timeout=self.make_timeout)
-        except subprocess.TimeoutExpired:
+            _GENERATOR.call({**json.loads(settings), "path": str(path.resolve())}, self.make_timeout)
+        except TimeoutError:
             raise EnvironmentFailed(
                 f"generating the game {settings} timed out after {self.make_timeout:g} s (environment.make_timeout)"
             ) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        if process.returncode or not path.exists():
-            reason = stderr.decode(errors="replace")[-500:].strip()
-            raise EnvironmentFailed(f"generating the game {settings} failed: {reason}")
+        except (ProcessExited, RequestFailed) as error:
+            raise EnvironmentFailed(f"generating the game {settings} failed: {error!s:.500}") from None
 
 
 def _settings(kind: str, difficulty: int) -> dict[str, Any]:

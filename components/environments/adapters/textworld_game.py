@@ -1,23 +1,15 @@
-"""Generator of one TextWorld game. `textworld.py` runs this script in a subprocess.
+"""Generator of one TextWorld game, which `textworld.py` runs in a child process."""
 
-    python -P textworld_game.py '{"kind": "quest", "settings": {...}, "seed": 1}' FOLDER/NAME.z8
-
-It writes the game and, beside it, NAME.json with its description. It imports nothing from Espalier.
-"""
+from __future__ import annotations
 
 import importlib
-import json
-import resource
-import sys
-
-MEMORY = 8 << 30
-"""Limit of the address space in bytes, including the compiler."""
-CPU = 120
-"""Limit of CPU time, in seconds."""
+import os
+from typing import Any
 
 
-def make(kind: str, settings: dict, seed: int, path: str) -> None:
-    """Generate and compile a game."""
+def make(kind: str, settings: dict[str, Any], seed: int, path: str) -> None:
+    """Generate and compile a game; write it to `path`, and its description beside it with the suffix `.json`."""
+    os.chdir(os.path.dirname(path))  # the compiler writes temporary files
     textworld = importlib.import_module("textworld")
     challenges = importlib.import_module("textworld.challenges").CHALLENGES
 
@@ -31,10 +23,3 @@ def make(kind: str, settings: dict, seed: int, path: str) -> None:
     else:
         game = challenges[f"tw-{kind}"][1](settings, options)
     textworld.generator.compile_game(game, options)
-
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
-    arguments = json.loads(sys.argv[1])
-    make(arguments["kind"], arguments["settings"], arguments["seed"], sys.argv[2])

@@ -12,35 +12,30 @@ supported and fail with that reason.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
+from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 WORKER = Path(__file__).with_name("verifiers_worker.py")
-MAX_LINE = 2**26
-"""Maximum size of a message of the worker, in bytes."""
-SHOWN = 1000
-"""Maximum length of the worker's stderr in an error message, in characters."""
+LONGEST_ERROR = 2000
+"""Maximum length of an error message of the subprocess in characters."""
 HELD_OUT = 5
 """One of this many tasks is held out if `heldout_taskset` is not set."""
 
@@ -192,8 +187,10 @@ class LaunchOptions:
     variables: tuple[str, ...]
     start_timeout: float
 
-    def command(self) -> list[str]:
-        return [str(Path(self.python).expanduser()), "-P", str(WORKER)]
+    def program(self) -> JsonProgram:
+        """Return the program of the subprocess. Raises ResourceError if an environment variable is not set."""
+        python = str(Path(self.python).expanduser())
+        return JsonProgram(f"{WORKER}:EpisodeWorker", python=(python,), variables=self.environment(), new_session=True)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the subprocess. Raises ResourceError if a variable is not set."""
@@ -206,108 +203,60 @@ class LaunchOptions:
 
 
 class VerifiersWorker:
-    """The subprocess that runs all episodes of one event loop."""
+    """The subprocess that runs all episodes of one event loop, until the loop ends."""
 
-    def __init__(self) -> None:
-        self.process: Any = None
-        self.waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self.opened: asyncio.Future[dict[str, Any]] | None = None
-        self.reading: asyncio.Task[None] | None = None
-        self.errors: IO[bytes] | None = None
+    def __init__(self, launch: LaunchOptions) -> None:
+        self._process = JsonProcess(launch.program())
+        self._end_with_loop = asyncio.create_task(self._kill_at_end())
 
-    async def open(self, config: str, launch: LaunchOptions) -> None:
-        """Start the subprocess and read the tasks. Raises EnvironmentFailed on timeout, SpecError if loading fails."""
-        self.opened = asyncio.get_running_loop().create_future()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
-        self.process = await asyncio.create_subprocess_exec(
-            *launch.command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=launch.environment(),
-            limit=MAX_LINE,
-            start_new_session=True,
-        )
-        self.reading = asyncio.create_task(self._read())
-        self._send(do="open", play=True, **json.loads(config))
+    async def open(self, config: str, timeout: float) -> None:
+        """Read the tasks. Raises EnvironmentFailed on timeout, SpecError if loading fails."""
         try:
-            async with asyncio.timeout(launch.start_timeout):
-                response = await asyncio.shield(self.opened)
+            await self._ask({"action": "open", "play": True, **json.loads(config)}, timeout)
+        except RequestFailed as error:
+            self._process.kill()
+            raise SpecError([Problem("environment.taskset", str(error)[:LONGEST_ERROR])]) from None
         except TimeoutError:
-            self.kill()
-            text = f"verifiers: reading tasks timed out after {launch.start_timeout:g} s (environment.start_timeout)"
+            self._process.kill()
+            text = f"verifiers: reading tasks timed out after {timeout:g} s (environment.start_timeout)"
             raise EnvironmentFailed(text) from None
-        if "failed" in response:
-            self.kill()
-            raise SpecError([Problem("environment.taskset", response["failed"])])
 
     async def begin(self, episode: str, task: int, timeout: float) -> dict[str, Any]:
         """Start an episode; return its first model call, or its end."""
-        return await self._ask(episode, timeout, do="play", task=task)
+        return await self._event({"action": "play", "episode": episode, "task": task}, timeout)
 
     async def answer(self, episode: str, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Send the model's reply; return the next model call, or the end of the episode."""
-        return await self._ask(episode, timeout, do="answer", message=message)
+        return await self._event({"action": "answer", "episode": episode, "message": message}, timeout)
 
     def stop(self, episode: str) -> None:
         """Cancel an episode."""
-        self.waiting.pop(episode, None)
-        with contextlib.suppress(EnvironmentFailed):
-            self._send(do="stop", episode=episode)
-
-    def kill(self) -> None:
-        """Kill the subprocess and all processes that it started."""
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        self._process.request({"action": "stop", "episode": episode})
 
     @property
     def alive(self) -> bool:
-        return self.process is not None and self.process.returncode is None
+        return self._process.alive
 
-    async def _ask(self, episode: str, timeout: float, **message: Any) -> dict[str, Any]:
-        future = self.waiting[episode] = asyncio.get_running_loop().create_future()
-        self._send(episode=episode, **message)
+    async def _event(self, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(timeout):
-                return await future
+            return dict(await self._ask(arguments, timeout))
         except TimeoutError:
             raise EnvironmentFailed(f"verifiers: timed out after {timeout:g} s (environment.timeout)") from None
-        finally:
-            self.waiting.pop(episode, None)
+        except RequestFailed as error:
+            raise EnvironmentFailed(f"verifiers: {error}") from None
 
-    def _send(self, **message: Any) -> None:
-        if not self.alive:
-            raise EnvironmentFailed(f"verifiers: the subprocess exited{self._stderr_tail()}")
-        self.process.stdin.write((json.dumps(message) + "\n").encode("utf-8", "replace"))
-
-    async def _read(self) -> None:
-        """Dispatch each message to the episode that waits for it; fail all episodes when the subprocess exits.
-
-        This task ends with its event loop and kills the subprocess then.
-        """
+    async def _ask(self, arguments: Mapping[str, Any], timeout: float) -> Any:
         try:
-            with contextlib.suppress(ValueError):  # an overlong line ends the dialogue
-                while line := await self.process.stdout.readline():
-                    message = json.loads(line)
-                    future = self.waiting.get(message["episode"]) if "episode" in message else self.opened
-                    if future is not None and not future.done():
-                        future.set_result(message)
-        finally:
-            self.kill()
-            await self.process.wait()
-        error = EnvironmentFailed(f"verifiers: the subprocess exited{self._stderr_tail()}")
-        for future in [*self.waiting.values(), *([self.opened] if self.opened else [])]:
-            if not future.done():
-                future.set_exception(error)
+            async with asyncio.timeout(timeout):
+                return await asyncio.wrap_future(self._process.request(arguments))
+        except ProcessExited as error:
+            raise EnvironmentFailed(f"verifiers: the subprocess exited ({error})") from None
 
-    def _stderr_tail(self) -> str:
-        if self.errors is None:
-            return ""
-        size = self.errors.seek(0, os.SEEK_END)
-        self.errors.seek(max(0, size - SHOWN))
-        text = self.errors.read().decode(errors="replace").strip()
-        return f"; stderr: {text}" if text else ""
+    async def _kill_at_end(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._process.kill()
 
 
 _numbers = itertools.count()
@@ -321,8 +270,8 @@ async def get_worker(config: str, launch: LaunchOptions) -> VerifiersWorker:
     workers = _workers.setdefault(asyncio.get_running_loop(), {})
 
     async def start() -> VerifiersWorker:
-        worker = VerifiersWorker()
-        await worker.open(config, launch)
+        worker = VerifiersWorker(launch)
+        await worker.open(config, launch.start_timeout)
         return worker
 
     task = workers.get((config, launch))
@@ -337,35 +286,25 @@ def read(config: str, launch: LaunchOptions) -> list[dict[str, Any]]:
 
     Raises SpecError if the taskset cannot be loaded, ResourceError if the interpreter or the package is missing.
     """
-    request = json.dumps({"do": "open", "play": False, **json.loads(config)}) + "\n"
+    arguments = {"action": "open", "play": False, **json.loads(config)}
     try:
-        process = subprocess.run(
-            launch.command(),
-            input=request.encode(),
-            capture_output=True,
-            env=launch.environment(),
-            timeout=launch.start_timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        return list(launch.program().call(arguments, launch.start_timeout))
+    except TimeoutError:
         text = f"reading tasks timed out after {launch.start_timeout:g} s; raise it, or lower environment.tasks"
         raise ResourceError(f"environment.start_timeout: {text}") from None
     except OSError as error:
         raise ResourceError(f"environment.python: {launch.python}: {error.strerror}; expected an interpreter") from None
-    response = json.loads(process.stdout.splitlines()[0]) if process.stdout.strip() else {}
-    failed = response.get("failed", "")
-    if "No module named 'verifiers" in failed:
-        raise ResourceError(
-            f"environment.python: {launch.python} has no package verifiers; create an environment that has it "
-            "(python -m venv there && there/bin/pip install 'verifiers>=0.4,<0.5'), and set its interpreter: "
-            "environment.python=there/bin/python"
-        )
-    if failed:
-        raise SpecError([Problem("environment.taskset", failed)])
-    if "tasks" not in response:
-        stderr = process.stderr.decode(errors="replace").strip()[-SHOWN:]
-        raise ResourceError(f"environment.taskset: the subprocess exited without returning tasks: {stderr}")
-    return list(response["tasks"])
+    except ProcessExited as error:
+        text = f"the subprocess exited without returning tasks ({error})"
+        raise ResourceError(f"environment.taskset: {text}") from None
+    except RequestFailed as error:
+        if "No module named 'verifiers" in error.text:
+            raise ResourceError(
+                f"environment.python: {launch.python} has no package verifiers; create an environment that has it "
+                "(python -m venv there && there/bin/pip install 'verifiers>=0.4,<0.5'), and set its interpreter: "
+                "environment.python=there/bin/python"
+            ) from None
+        raise SpecError([Problem("environment.taskset", str(error)[:LONGEST_ERROR])]) from None
 
 
 def folder_digests(folder: str) -> list[list[str]]:

@@ -1,11 +1,5 @@
-"""Worker that runs verifiers episodes for `verifiers.py`, with the interpreter that has the package.
-
-    python -P verifiers_worker.py
-
-The protocol is JSON lines. Input: {"do": "open", "config": {...}, "most": maximum number of tasks, "play": true if
-episodes follow}, then {"do": "play", "episode": id, "task": index}, {"do": "answer", "episode": id, "message": {...}}
-and {"do": "stop", "episode": id}. Output: {"tasks": [...]} or {"failed": text}; then, per episode,
-{"episode": id, "ask": {"messages", "tools"}} for each model call, and {"episode": id, "ended": {...}} at its end.
+"""Worker that runs verifiers episodes for `verifiers.py`, with the interpreter that has the package, as the target of
+`components.json_worker`.
 
 The package runs the episode with its task, tools and rewards. Model calls go to an HTTP endpoint in this process, which
 forwards them to the parent. The agent program is the chat loop below, unless the configuration names another one. This
@@ -19,8 +13,6 @@ import contextlib
 import importlib
 import itertools
 import json
-import os
-import signal
 import sys
 import time
 import types
@@ -87,53 +79,30 @@ def chat_harness(vf: Any) -> types.ModuleType:
 
     module = types.ModuleType(HARNESS)
     module.__all__ = ["EpisodeChat"]  # type: ignore[attr-defined]
-    module.Chat = EpisodeChat  # type: ignore[attr-defined]
+    module.EpisodeChat = EpisodeChat  # type: ignore[attr-defined]
     return module
 
 
 class EpisodeWorker:
-    """The protocol loop and the episodes of this process."""
+    """The environment and the episodes of this process.
 
-    def __init__(self, out: Any):
-        self.out = out
+    A call with `action` "open" loads the environment and returns its tasks; "play" starts an episode; "answer" sends it
+    the model's reply; "stop" cancels it. "play" and "answer" return the next model call of the episode,
+    {"ask": {"messages", "tools"}}, or its end, {"ended": {...}}.
+    """
+
+    def __init__(self) -> None:
         self.answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self.events: dict[str, asyncio.Queue[dict[str, Any]]] = {}
         self.playing: dict[str, asyncio.Task[None]] = {}
+        self.server: asyncio.Task[None] | None = None
         self.port = 0
 
-    def send(self, **message: Any) -> None:
-        self.out.write(json.dumps(message) + "\n")
-        self.out.flush()
+    async def __call__(self, action: str, **arguments: Any) -> Any:
+        return await getattr(self, action)(**arguments)
 
-    async def run(self, lines: asyncio.StreamReader) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            while line := await lines.readline():
-                request = json.loads(line)
-                match request["do"]:
-                    case "open":
-                        try:
-                            await self.open(request["config"], request["most"])
-                            if request["play"]:
-                                await self.serve(stack)
-                                await stack.enter_async_context(self.env.serving())
-                            self.send(tasks=[describe(task) for task in self.tasks])
-                        except Exception as error:  # noqa: BLE001  every error is reported to the parent
-                            self.send(failed=f"{type(error).__name__}: {error}"[:2000])
-                    case "play":
-                        task = asyncio.create_task(self.play(request["episode"], request["task"]))
-                        self.playing[request["episode"]] = task
-                    case "answer":
-                        waiting = self.answers.pop(request["episode"], None)
-                        if waiting is not None and not waiting.done():
-                            waiting.set_result(request["message"])
-                    case "stop":
-                        if request["episode"] in self.playing:
-                            self.playing.pop(request["episode"]).cancel()
-            for task in self.playing.values():
-                task.cancel()
-            await asyncio.gather(*self.playing.values(), return_exceptions=True)
-
-    async def open(self, config: dict[str, Any], most: int) -> None:
-        """Load the environment and read at most `most` tasks."""
+    async def open(self, config: dict[str, Any], most: int, play: bool) -> list[dict[str, Any]]:
+        """Load the environment; return the descriptions of at most `most` tasks. play: episodes follow."""
         self.vf = vf = importlib.import_module("verifiers.v1")
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
         fields = importlib.import_module("verifiers.v1.configs.agent").agent_config_fields
@@ -152,9 +121,48 @@ class EpisodeWorker:
                 text = f"the harness {harness.config.id!r} runs model-written code on this machine"
                 raise ValueError(f"{text}; set {name}.runtime, such as {{type: docker}}")
         self.tasks = list(itertools.islice(self.env.taskset, most))
+        if play:
+            ready = asyncio.get_running_loop().create_future()
+            self.server = asyncio.create_task(self.serve(ready))
+            await asyncio.wait([ready, self.server], return_when=asyncio.FIRST_COMPLETED)
+            if self.server.done():
+                await self.server  # raises its exception
+        return [describe(task) for task in self.tasks]
 
-    async def serve(self, stack: contextlib.AsyncExitStack) -> None:
-        """Start the HTTP endpoint to which the package sends model calls."""
+    async def play(self, episode: str, task: int) -> dict[str, Any]:
+        """Start an episode of a task; return its first event."""
+        self.events[episode] = asyncio.Queue()
+        self.playing[episode] = asyncio.create_task(self.run(episode, task))
+        return await self.next_event(episode)
+
+    async def answer(self, episode: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Send the model's reply to an episode; return its next event."""
+        waiting = self.answers.pop(episode, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+        return await self.next_event(episode)
+
+    async def next_event(self, episode: str) -> dict[str, Any]:
+        event = await self.events[episode].get()
+        if "ended" in event:
+            self.events.pop(episode, None)
+        return event
+
+    async def stop(self, episode: str) -> None:
+        """Cancel an episode."""
+        if episode in self.playing:
+            self.playing.pop(episode).cancel()
+        if episode in self.events:
+            self.events[episode].put_nowait({"ended": {"ok": False, "errors": ["the episode was stopped"]}})
+
+    async def close(self) -> None:
+        tasks = [*self.playing.values(), *([self.server] if self.server else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def serve(self, ready: asyncio.Future[None]) -> None:
+        """Run the HTTP endpoint to which the package sends model calls, until cancelled."""
         web = importlib.import_module("aiohttp.web")
 
         async def completions(request: Any) -> Any:
@@ -163,7 +171,8 @@ class EpisodeWorker:
             if episode in self.answers or episode not in self.playing:
                 return web.json_response({"error": {"message": "several model calls at once"}}, status=400)
             self.answers[episode] = asyncio.get_running_loop().create_future()
-            self.send(episode=episode, ask={"messages": body["messages"], "tools": body.get("tools") or []})
+            ask = {"messages": body["messages"], "tools": body.get("tools") or []}
+            self.events[episode].put_nowait({"ask": ask})
             message = await self.answers[episode]
             calls = message.get("tool_calls") or None
             choice = {
@@ -179,47 +188,47 @@ class EpisodeWorker:
         app.router.add_post("/{episode}/v1/chat/completions", completions)
         runner = web.AppRunner(app)
         await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.port = runner.addresses[0][1]
+            async with self.env.serving():
+                ready.set_result(None)
+                await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
 
-    async def play(self, episode: str, index: int) -> None:
-        """Run an episode of a task and report its end."""
+    async def run(self, episode: str, index: int) -> None:
+        """Run an episode of a task; its end is its last event."""
         vf = self.vf
         try:
             client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{self.port}/{episode}/v1", api_key_var="NO_KEY")
             context = vf.ModelContext(model="policy", client=client)
-            result = await self.env.run_episode(self.tasks[index], context)
-            errors = [*result.errors, *(error for trace in result.traces for error in trace.errors)]
-            traces = [
-                trace for trace in result.traces if trace.agent is None or getattr(trace.agent, "trainable", True)
-            ]
-            rewards: dict[str, float] = {}
-            metrics: dict[str, float] = {}
-            for trace in traces:
-                rewards |= {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
-                metrics |= {
-                    name: float(value) for name, value in trace.metrics.items() if isinstance(value, int | float)
-                }
-            self.send(
-                episode=episode,
-                ended={
-                    "ok": bool(result.ok),
-                    "reward": sum(trace.reward for trace in traces) / max(1, len(traces)),
-                    "rewards": rewards,
-                    "metrics": metrics,
-                    "stop": next((trace.stop_condition for trace in traces if trace.stop_condition), ""),
-                    "errors": [f"{error.type}: {error.message}"[:1000] for error in errors],
-                },
-            )
-        except asyncio.CancelledError:
-            raise
+            ended = summarize(await self.env.run_episode(self.tasks[index], context))
         except Exception as error:  # noqa: BLE001  every error is reported to the parent
-            self.send(episode=episode, ended={"ok": False, "errors": [f"{type(error).__name__}: {error}"[:1000]]})
+            ended = {"ok": False, "errors": [f"{type(error).__name__}: {error}"[:1000]]}
         finally:
             self.playing.pop(episode, None)
             self.answers.pop(episode, None)
+        self.events[episode].put_nowait({"ended": ended})
+
+
+def summarize(result: Any) -> dict[str, Any]:
+    """Return the end of an episode, as it is sent to the parent."""
+    errors = [*result.errors, *(error for trace in result.traces for error in trace.errors)]
+    traces = [trace for trace in result.traces if trace.agent is None or getattr(trace.agent, "trainable", True)]
+    rewards: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    for trace in traces:
+        rewards |= {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+        metrics |= {name: float(value) for name, value in trace.metrics.items() if isinstance(value, int | float)}
+    return {
+        "ok": bool(result.ok),
+        "reward": sum(trace.reward for trace in traces) / max(1, len(traces)),
+        "rewards": rewards,
+        "metrics": metrics,
+        "stop": next((trace.stop_condition for trace in traces if trace.stop_condition), ""),
+        "errors": [f"{error.type}: {error.message}"[:1000] for error in errors],
+    }
 
 
 def describe(task: Any) -> dict[str, Any]:
@@ -231,16 +240,3 @@ def describe(task: Any) -> dict[str, Any]:
         "type": kind if isinstance(kind, str) else "",
         "difficulty": difficulty if isinstance(difficulty, int) and 1 <= difficulty <= 5 else 0,
     }
-
-
-async def main() -> None:
-    out = os.fdopen(os.dup(1), "w")  # output that packages print must not mix with the protocol
-    os.dup2(2, 1)
-    lines = asyncio.StreamReader(limit=MAX_LINE)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    await EpisodeWorker(out).run(lines)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    asyncio.run(main())

@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.specs.registered import registered
@@ -63,12 +64,14 @@ class Clue(NamedTuple):
 
 
 @registered("environment.deduction")
-class Deduction(GeneratedGame):
+class Deduction(GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: given (all clues at the start), interviews (each guest states some clues when asked). Difficulty:
     see LEVELS.
     """
+
+    saved = ("right",)
 
     name = "deduction"
     system = (
@@ -122,13 +125,6 @@ class Deduction(GeneratedGame):
         answers = ", ".join(names[category][_same_person(truth, entity, category).number] for entity, category in asked)
         asks = [f"ask {name}" for name in names[WHO]] if scenario.type == "interviews" else []
         return acts([*asks, f"answer {answers}"])
-
-    def save(self) -> list[Any]:
-        return [self.right, self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.right, self.done, self.invalid_actions = state
 
     def _ask(self, name: str) -> str:
         names = _names(self.scenario.input)

@@ -16,6 +16,7 @@ import math
 import random
 from typing import Any
 
+from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.specs.registered import registered
@@ -33,11 +34,13 @@ Board = tuple[Row, ...]
 
 
 @registered("environment.game2048")
-class Game2048(GeneratedGame):
+class Game2048(GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: 3x3, 4x4. Difficulty: see LEVELS.
     """
+
+    saved = ("board", "moves")
 
     name = "game2048"
     system = (
@@ -82,13 +85,9 @@ class Game2048(GeneratedGame):
         moves = _greedy_moves(scenario.input)
         return acts(moves if moves is not None else _beam_search(scenario.input))
 
-    def save(self) -> list[Any]:
-        return [self.board, self.moves, self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.board = tuple(tuple(row) for row in state[0])
-        self.moves, self.done, self.invalid_actions = state[1:]
+    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
+        super().restore(scenario, state)
+        self.board = tuple(map(tuple, self.board))
 
 
 def slide(board: Board, move: str) -> tuple[Board, int]:

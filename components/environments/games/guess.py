@@ -11,6 +11,7 @@ import random
 import re
 from typing import Any
 
+from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.specs.registered import registered
@@ -21,11 +22,13 @@ LEVELS = {1: (10, 5), 2: (50, 7), 3: (100, 7), 4: (500, 9), 5: (1000, 10)}
 
 
 @registered("environment.guess")
-class Guess(GeneratedGame):
+class Guess(GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: spare (one guess more than binary search needs), tight (no more). Difficulty: see LEVELS.
     """
+
+    saved = ("low", "high", "used", "guessed")
 
     name = "guess"
     system = "Find the number. Each guess is answered with higher or lower. Give the number alone."
@@ -75,10 +78,3 @@ class Guess(GeneratedGame):
             low, high = (guesses[-1] + 1, high) if guesses[-1] < number else (low, guesses[-1] - 1)
             guesses.append((low + high) // 2)
         return acts([str(guess) for guess in guesses])
-
-    def save(self) -> list[Any]:
-        return [self.low, self.high, self.used, self.guessed, self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.low, self.high, self.used, self.guessed, self.done, self.invalid_actions = state

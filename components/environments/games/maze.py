@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.specs.registered import registered
@@ -36,11 +37,13 @@ Cell = tuple[int, int]
 
 
 @registered("environment.maze")
-class Maze(GeneratedGame):
+class Maze(GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: map, position, walls. Difficulty: see LEVELS.
     """
+
+    saved = ("at", "moves")
 
     name = "maze"
     system = "Find the way to the goal. Give one move, alone: up, down, left or right."
@@ -88,13 +91,6 @@ class Maze(GeneratedGame):
         if scenario.type == "map":
             return acts(shortest_moves(rows, start, goal))
         return acts(search_moves(rows, start, goal, sees_goal=scenario.type == "position"))
-
-    def save(self) -> list[Any]:
-        return [self.at, self.moves, self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.at, self.moves, self.done, self.invalid_actions = _cell(state[0]), *state[1:]
 
     def _view(self) -> str:
         if self.scenario.type == "map":

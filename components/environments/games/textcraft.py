@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from components.environments.restorable import RestorableState
 from components.environments.seeded import ALL, GeneratedGame
 from components.environments.tools import Invalid, acts
 from components.specs.registered import registered
@@ -118,11 +119,13 @@ class Recipe:
 
 
 @registered("environment.textcraft")
-class TextCraft(GeneratedGame):
+class TextCraft(GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: wood, metal, stone, colour, the kind of the goal. Difficulty: the depth of its recipe tree.
     """
+
+    saved = ("items", "crafted")
 
     name = "textcraft"
     system = (
@@ -169,14 +172,6 @@ class TextCraft(GeneratedGame):
             needs = {item: count * times for item, count in recipe.needs.items()}
             commands.append(f"craft {recipe.makes * times} {recipe.item} using {_join_counts(needs)}")
         return acts(commands)
-
-    def save(self) -> list[Any]:
-        return [self.items, sorted(self.crafted), self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.items, self.crafted = dict(state[0]), set(state[1])
-        self.done, self.invalid_actions = state[2:]
 
     def _get(self, text: str) -> str:
         item, count = _parse_count(text)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import Count
 from components.environments.seeded import ALL, Difficulties, GeneratedGame
 from components.environments.tools import Invalid, acts
@@ -32,12 +33,14 @@ EMPTY = "123456789"
 
 
 @registered("environment.tictactoe")
-class TicTacToe(TurnEnvironment, GeneratedGame):
+class TicTacToe(TurnEnvironment, GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation. opponent:
     `scripted`, or `agent`: the caller plays both sides.
 
     Scenario types: first (the agent is X and begins), second (the agent is O). Difficulty: see LEVELS.
     """
+
+    saved = ("board",)
 
     name = "tictactoe"
     system = "You play tic-tac-toe. Three in a line win. Give the number of the cell to play, alone."
@@ -111,13 +114,12 @@ class TicTacToe(TurnEnvironment, GeneratedGame):
         assert moves is not None, "`task` generates solvable scenarios only"
         return acts(moves)
 
-    def save(self) -> list[Any]:
-        return [self.board, self.done, self.invalid_actions, *self.save_turns()]
+    def save(self) -> dict[str, Any]:
+        return {"game": super().save(), "turns": self.save_turns()}
 
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.board, self.done, self.invalid_actions, *turns = state
-        self.restore_turns(turns)
+    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
+        super().restore(scenario, state["game"])
+        self.restore_turns(state["turns"])
 
     def _result(self, mark: str) -> str:
         """Return the result for a player: win, draw, loss or open."""

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import Count
 from components.environments.seeded import ALL, Difficulties, GeneratedGame
 from components.environments.tools import Invalid, acts
@@ -65,12 +66,14 @@ yield young youth zebra
 
 
 @registered("environment.wordle")
-class Wordle(GeneratedGame):
+class Wordle(GeneratedGame, RestorableState):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation. listed: accept
     only listed words as guesses; else any five letters.
 
     Scenario types: distinct, repeated (some letter occurs twice). Difficulty: see LEVELS.
     """
+
+    saved = ("guesses",)
 
     name = "wordle"
     system = (
@@ -141,13 +144,6 @@ class Wordle(GeneratedGame):
                 if marks(guesses[-1], candidate) == result and candidate != guesses[-1]
             )
         return acts(guesses)
-
-    def save(self) -> list[Any]:
-        return [self.guesses, self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.guesses, self.done, self.invalid_actions = list(state[0]), *state[1:]
 
 
 def marks(guess: str, word: str) -> str:

@@ -25,8 +25,9 @@ from components.environments.service.airline_policy import (
     TODAY,
     distance,
 )
-from components.environments.service.airline_scenarios import generate
+from components.environments.service.airline_scenarios import AirlineScenario
 from components.environments.service.desk import ServiceDesk, answer
+from components.environments.service.scenarios import generate
 from components.environments.tools import Invalid, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -38,6 +39,7 @@ class Airline(ServiceDesk):
 
     system = SYSTEM
     identity, consent, colleagues = "A1", "A2", "A10"
+    credit, credit_rule = "travel credit", "A9"
     topics = {
         "name": r"names?",
         "birth": r"birth|born|birthday",
@@ -53,18 +55,14 @@ class Airline(ServiceDesk):
     }
 
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        return generate(type(self), seed, train, heldout)
+        return generate(type(self), AirlineScenario, seed, train, heldout)
 
     # Looking up
 
     @tool
     def verify(self, name: Annotated[str, "first and last"], born: Annotated[str, "such as 1990-01-31"]) -> str:
         """Finds and verifies a customer."""
-        for key, customer in self.database["customers"].items():
-            if customer["name"].lower() == name.strip().lower() and customer["born"] == born.strip():
-                self.verified = key
-                return answer(customer=key, verified=True)
-        return "no customer with this name and date of birth"
+        return self.verify_customer(name, "born", born, "date of birth")
 
     @tool
     def view_customer(self, customer: Annotated[str, "such as C1"]) -> str:
@@ -116,11 +114,11 @@ class Airline(ServiceDesk):
         if not names or not all(names):
             raise Invalid("passengers: their names, please")
         amount = record["cabins"][cabin]["price"] * len(names)
-        self._require_payment(self.verified, payment)
+        self.require_payment(self.verified, payment)
         self.record_change(self.verified, "book", [flight, amount], [flight, cabin, names, payment])
         if len(names) > MAX_PASSENGERS or self._has_departed(flight) or record["cabins"][cabin]["seats"] < len(names):
             self.breach("A9", "a booking without seats, or of too many")
-        self._pay(self.verified, payment, amount)
+        self.pay(self.verified, payment, amount)
         record["cabins"][cabin]["seats"] -= len(names)
         key = f"B{self.database['next']}"
         self.database["next"] += 1
@@ -149,7 +147,7 @@ class Airline(ServiceDesk):
         old["cabins"][record["cabin"]]["seats"] += count
         new["cabins"][record["cabin"]]["seats"] -= count
         record |= {"flight": flight, "paid": record["paid"] + amount}
-        self._pay(record["customer"], record["payment"], amount)
+        self.pay(record["customer"], record["payment"], amount)
         return answer(booking=booking, flight=flight, charged=amount)
 
     @tool
@@ -166,7 +164,7 @@ class Airline(ServiceDesk):
         cabins[record["cabin"]]["seats"] += count
         cabins[cabin]["seats"] -= count
         record |= {"cabin": cabin, "paid": record["paid"] + amount}
-        self._pay(record["customer"], record["payment"], amount)
+        self.pay(record["customer"], record["payment"], amount)
         return answer(booking=booking, cabin=cabin, charged=amount)
 
     @tool
@@ -181,7 +179,7 @@ class Airline(ServiceDesk):
         if total > BAGS_EACH * len(record["passengers"]) or self._has_departed(record["flight"]):
             self.breach("A6", "too many bags, or after departure")
         record |= {"bags": total, "paid": record["paid"] + amount}
-        self._pay(record["customer"], record["payment"], amount)
+        self.pay(record["customer"], record["payment"], amount)
         return answer(booking=booking, bags=total, charged=amount)
 
     @tool
@@ -209,7 +207,7 @@ class Airline(ServiceDesk):
             self.breach("A3", "a booking that cannot be cancelled")
         record["state"] = "cancelled"
         flight["cabins"][record["cabin"]]["seats"] += len(record["passengers"])
-        self._pay(record["customer"], record["payment"], -amount)
+        self.pay(record["customer"], record["payment"], -amount)
         return answer(cancelled=booking, refunded=amount)
 
     @tool
@@ -244,15 +242,3 @@ class Airline(ServiceDesk):
             return -1
         amount = FOR_CANCELLED if flight["cancelled"] else FOR_DELAY if flight["delay"] >= DELAY else 0
         return amount * len(booking["passengers"]) or -1
-
-    def _require_payment(self, customer: str, payment: str) -> None:
-        if payment not in self.database["customers"][customer]["payments"]:
-            raise Invalid(f"this customer has no payment {payment[:40]}")
-
-    def _pay(self, customer: str, payment: str, amount: int) -> None:
-        """Charge a payment, or refund it if the amount is negative. Only travel credit has a balance."""
-        record = self.database["customers"][customer]["payments"][payment]
-        if record["kind"] == "travel credit":
-            record["balance"] -= amount
-            if record["balance"] < 0:
-                self.breach("A9", "travel credit that does not cover it")

@@ -1,12 +1,10 @@
-"""Scenarios of the airline desk: a database, the requests of the customer, and the correct conversation."""
+"""Scenarios of the airline desk: the requests of the customer and the correct conversation."""
 
 from __future__ import annotations
 
-import functools
-import random
-from datetime import date, timedelta
-from typing import Any
+from datetime import timedelta
 
+from components.environments.service.airline_bookings import FIRST, AirlineBookings
 from components.environments.service.airline_policy import (
     BAGS_EACH,
     DELAY,
@@ -17,141 +15,18 @@ from components.environments.service.airline_policy import (
     TODAY,
     distance,
 )
-from components.environments.service.desk import ServiceDesk
-from components.environments.service.plan import ConversationPlan, Intent, write
-from components.trajectories.schema import Scenario
-
-CITIES = ("Aldmoor", "Brisewick", "Corvane", "Dunhaven", "Eastray", "Farrow", "Glenport", "Holmsey")
-FIRST = ("Alma", "Boris", "Cleo", "Diego", "Elsa", "Franz", "Gina", "Henrik", "Ida", "Jakob", "Kaja", "Leon", "Mira")
-LAST = ("Anders", "Bergmann", "Castell", "Duval", "Eriksen", "Fontana", "Grimaldi", "Holt", "Iversen", "Jovanova")
-KINDS = (
-    *("cancel", "move", "cabin", "bags", "name", "compensation", "book") * 2,
-    *("question", "child", "stranger", "other"),
-)
-"""Scenario types, in the order in which they alternate."""
-SECOND = ("cancel", "cabin", "bags", "name", "compensation")
-"""Kinds that may also be a second request in a scenario."""
+from components.environments.service.plan import Change, ConversationPlan, Intent
 
 
-@functools.lru_cache(maxsize=4)  # a collector creates many desks with the same scenarios
-def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
-    """Return the scenarios of both splits."""
-    if not train + heldout:
-        return ()
-    desk = desk_type(train=0, heldout=0)
-    return write(desk, _Writer, KINDS, "B", seed=seed, train=train, heldout=heldout)
+class AirlineScenario(AirlineBookings):
+    """Writer of a scenario of the airline desk."""
 
-
-class _Writer:
-    """A writer of one scenario: its database, then the requests of the customer."""
-
-    def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
-        self.desk, self.rng, self.numbers = desk, rng, numbers[:2]
-        self.cities = rng.sample(CITIES, 5)
-        self.flight_numbers = iter(rng.sample(range(100, 1000), 40))
-        self.database: dict[str, Any] = {
-            "customers": {},
-            "flights": {},
-            "bookings": {},
-            "next": 100_000 + int(numbers[0][1:]),
-        }
-        names = [f"{first} {last}" for first, last in zip(rng.sample(FIRST, 3), rng.sample(LAST, 3), strict=True)]
-        for number, name in enumerate(names):
-            self._customer(f"C{number + 1}", name, numbers[2 * number :][:2], number)
-        self.customer = self.database["customers"]["C1"]
-
-    def _customer(self, key: str, name: str, bookings: list[str], number: int) -> None:
-        rng = self.rng
-        card, credit = (f"P{number}" for number in rng.sample(range(10, 100), 2))
-        self.database["customers"][key] = {
-            "name": name,
-            "born": str(date(1950, 1, 1) + timedelta(rng.randrange(19_000))),
-            "level": rng.choice(sorted(FREE)),
-            "payments": {
-                card: {"kind": "card", "ending": str(rng.randrange(1000, 9999))},
-                credit: {"kind": "travel credit", "balance": rng.randrange(50, 900)},
-            },
-        }
-        for booking, destination in zip(bookings, rng.sample(self.cities[1:], 2), strict=True):
-            flight = self._flight(self.cities[0], destination, TODAY + timedelta(rng.randrange(3, 40)))
-            others = [other for other in (f"{rng.choice(FIRST)} {name.split()[1]}" for _ in range(6)) if other != name]
-            passengers = [name, *sorted(set(others))[: rng.randrange(0, 3)]]
-            self.database["bookings"][booking] = {
-                "customer": key,
-                "flight": flight,
-                "cabin": "economy",
-                "fare": rng.choice(("light", "flex")),
-                "passengers": passengers,
-                "bags": rng.randrange(0, len(passengers) + 1),
-                "booked": str(TODAY - timedelta(rng.randrange(5, 60))),
-                "payment": card,
-                "paid": self.database["flights"][flight]["cabins"]["economy"]["price"] * len(passengers),
-                "compensation": 0,
-                "state": "booked",
-            }
-
-    def _flight(self, origin: str, destination: str, day: date) -> str:
-        rng = self.rng
-        price, departs = rng.randrange(60, 300), rng.randrange(6, 20)
-        key = f"NG{next(self.flight_numbers)}"
-        self.database["flights"][key] = {
-            "origin": origin,
-            "destination": destination,
-            "date": str(day),
-            "departs": f"{departs:02}:{rng.randrange(0, 60, 5):02}",
-            "arrives": f"{departs + rng.randrange(1, 4):02}:{rng.randrange(0, 60, 5):02}",
-            "delay": 0,
-            "cancelled": False,
-            "cabins": {
-                "economy": {"price": price, "seats": rng.randrange(6, 60)},
-                "business": {"price": price + rng.randrange(50, 300), "seats": rng.randrange(3, 12)},
-            },
-        }
-        return key
-
-    def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
-        kinds = [kind]
-        if kind in SECOND and self.rng.random() < 0.35:
-            kinds.append(self.rng.choice([second for second in SECOND if second != kind]))
-        intents = [getattr(self, f"_{request}")(booking) for request, booking in zip(kinds, self.numbers, strict=False)]
-        born = self.customer["born"]
-        if kind == "stranger":
-            born = str(date.fromisoformat(born) + timedelta(1))
-        plan = ConversationPlan(self.desk, self.database, self.rng, hand_over=kind == "child")
-        ask = "I will gladly help. May I have your full name and your date of birth?"
-        if not plan.converse(intents, ask, name=self.customer["name"], born=born):
-            return None
-        who = {"name": f"{self.customer['name']}.", "birth": f"I was born on {born}."}
-        return plan.scenario(name, split, kind, intents, who)
-
-    # Bookings and their descriptions
-
-    def _destination(self, booking: str) -> str:
-        return str(self._flight_of(booking)["destination"])
-
-    def _flight_of(self, booking: str) -> dict[str, Any]:
-        return self.database["flights"][self.database["bookings"][booking]["flight"]]
-
-    def _which(self, booking: str) -> tuple[str, int]:
-        """Return the customer's description of a booking, by number or destination, and its complications."""
-        if self.rng.random() < 0.5:
-            return f"The booking to {self._destination(booking)} is {booking}.", 0
-        return f"I do not have the number; it is the booking to {self._destination(booking)}.", 1
-
-    def _open(self, plan: ConversationPlan, booking: str, complications: int) -> None:
-        """Open the booking and its flight; if its number is unknown, try the bookings of the customer in turn."""
-        for candidate in self.numbers if complications else [booking]:
-            record = plan.do("view_booking", booking=candidate)
-            plan.do("view_flight", flight=record["flight"])
-            if candidate == booking:
-                return
-
-    def _maybe_departed(self, booking: str, probability: float) -> None:
-        """Move the departure into the past with the given probability."""
-        if self.rng.random() < probability:
-            self._flight_of(booking)["date"] = str(TODAY - timedelta(self.rng.randrange(1, 9)))
-
-    # Requests of customers
+    kinds = (
+        *("cancel", "move", "cabin", "bags", "name", "compensation", "book") * 2,
+        *("question", "child", "stranger", "other"),
+    )
+    second_kinds = ("cancel", "cabin", "bags", "name", "compensation")
+    colleague_kind = "child"
 
     def _cancel(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
@@ -159,65 +34,59 @@ class _Writer:
         record["fare"] = "flex" if case in ("flex", "gone") else "light"
         if case == "fresh":
             record["booked"] = str(TODAY - timedelta(rng.randrange(0, 2)))
-        self._flight_of(booking)["cancelled"] = case == "cancelled"
-        self._maybe_departed(booking, float(case == "gone"))
-        which, complications = self._which(booking)
+        self.flight_of(booking)["cancelled"] = case == "cancelled"
+        self.maybe_departed(booking, float(case == "gone"))
+        which, complications = self.which(booking)
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
-            plan.change(
-                "I would cancel booking {0}; {1} dollars go back to where they came from.",
-                "this fare cannot be cancelled any more, or it has departed",
-                f"I still want the booking to {self._destination(booking)} cancelled.",
-                "cancel_booking", booking=booking,
-            )  # fmt: skip
-
+        change = Change(
+            "I would cancel booking {0}; {1} dollars go back to where they came from.",
+            "this fare cannot be cancelled any more, or it has departed",
+            f"I still want the booking to {self.destination(booking)} cancelled.",
+            "cancel_booking",
+            {"booking": booking},
+        )
         return Intent(
             "I want to cancel a trip.",
-            f"I want the booking to {self._destination(booking)} cancelled.",
+            f"I want the booking to {self.destination(booking)} cancelled.",
             {"booking": which},
             "Which booking is it about?",
-            act,
+            self.act(booking, complications, change),
             complications + (case in ("fresh", "cancelled")),
         )
 
     def _move(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
-        self._maybe_departed(booking, 0.15)
-        which, complications = self._which(booking)
-        origin, destination = (self._flight_of(booking)[name] for name in ("origin", "destination"))
+        self.maybe_departed(booking, 0.15)
+        which, complications = self.which(booking)
+        origin, destination = (self.flight_of(booking)[name] for name in ("origin", "destination"))
         day = TODAY + timedelta(rng.randrange(5, 40))
         flights = self.database["flights"]
         to = destination if rng.random() < 0.85 else next(city for city in self.cities[1:] if city != destination)
-        options = [self._flight(origin, to, day) for _ in range(2)]
+        options = [self.add_flight(origin, to, day) for _ in range(2)]
         preference = rng.choice(("cheaper", "earlier"))
-        sort_key = {
-            "cheaper": lambda flight: (flights[flight]["cabins"]["economy"]["price"], flight),
-            "earlier": lambda flight: (flights[flight]["departs"], flight),
-        }[preference]
+        sort_key = self.sort_key_of(preference, "economy")
         options.sort(key=sort_key)
         if rng.random() < 0.2:  # the first flight has no seats, so only the other is possible
             flights[options[0]]["cabins"]["economy"]["seats"] = len(record["passengers"]) - 1
             options.reverse()
         limit = rng.randrange(10, 40) if rng.random() < 0.35 else None
+        change = Change(
+            "Booking {0} would be moved to flight {1}; that costs {2} dollars in all.",
+            "it has departed, or goes between other cities",
+            f"I still want another flight instead of the one to {destination}.",
+            "change_flight",
+            {"booking": booking, "flight": options[0]},
+        )
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
-            for flight in plan.do("find_flights", origin=origin, destination=to, date=str(day))["flights"]:
-                plan.do("view_flight", flight=flight)
-            text = "Booking {0} would be moved to flight {1}; that costs {2} dollars in all."
-            rules, terms = plan.trial("change_flight", booking=booking, flight=options[0])
+            self.open(plan, booking, complications)
+            self.view_flights(plan, origin, to, day)
+            rules, terms = plan.trial(change)
             if limit is not None and not rules and int(terms[2]) > limit:
                 reply = f"No, I will not pay more than {limit} dollars for that. Then leave it as it is."
-                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.complications += 1
-                return
-            plan.change(
-                text,
-                "it has departed, or goes between other cities",
-                f"I still want another flight instead of the one to {destination}.",
-                "change_flight", booking=booking, flight=options[0],
-            )  # fmt: skip
+                plan.reject(change, terms, reply)
+            else:
+                plan.change(change)
 
         return Intent(
             "I want to take another flight.",
@@ -235,9 +104,9 @@ class _Writer:
 
     def _cabin(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
-        self._maybe_departed(booking, 0.15)
-        which, complications = self._which(booking)
-        cabins = self._flight_of(booking)["cabins"]
+        self.maybe_departed(booking, 0.15)
+        which, complications = self.which(booking)
+        cabins = self.flight_of(booking)["cabins"]
         case = rng.choice(("up", "up", "up", "full", "down"))
         if case == "full":
             cabins["business"]["seats"] = len(record["passengers"]) - 1
@@ -245,26 +114,25 @@ class _Writer:
             record |= {"cabin": "business", "paid": cabins["business"]["price"] * len(record["passengers"])}
         target = "economy" if case == "down" else "business"
         refuses = rng.random() < 0.3
+        change = Change(
+            "All passengers of booking {0} would fly in {1}; that costs {2} dollars in all.",
+            "there are not enough seats, it has departed, or it leads to economy",
+            f"I still want to fly to {self.destination(booking)} in {target}.",
+            "change_cabin",
+            {"booking": booking, "cabin": target},
+        )
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
-            text = "All passengers of booking {0} would fly in {1}; that costs {2} dollars in all."
-            rules, terms = plan.trial("change_cabin", booking=booking, cabin=target)
+            self.open(plan, booking, complications)
+            rules, terms = plan.trial(change)
             if refuses and not rules:
-                reply = f"No, {terms[2]} dollars is too much for me. Then leave it as it is."
-                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.complications += 1
-                return
-            plan.change(
-                text,
-                "there are not enough seats, it has departed, or it leads to economy",
-                f"I still want to fly to {self._destination(booking)} in {target}.",
-                "change_cabin", booking=booking, cabin=target,
-            )  # fmt: skip
+                plan.reject(change, terms, f"No, {terms[2]} dollars is too much for me. Then leave it as it is.")
+            else:
+                plan.change(change)
 
         return Intent(
             "I want to sit somewhere else in the plane.",
-            f"I want to fly to {self._destination(booking)} in another cabin.",
+            f"I want to fly to {self.destination(booking)} in another cabin.",
             {"booking": which, "cabin": f"We all want to fly in {target}."},
             "Which booking is it about, and which cabin would you like?",
             act,
@@ -273,60 +141,56 @@ class _Writer:
 
     def _bags(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
-        self._maybe_departed(booking, 0.1)
-        which, complications = self._which(booking)
+        self.maybe_departed(booking, 0.1)
+        which, complications = self.which(booking)
         room = BAGS_EACH * len(record["passengers"]) - record["bags"]
         more = room + rng.randrange(1, 3) if rng.random() < 0.25 else rng.randrange(1, room + 1)
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
-            plan.change(
-                f"Booking {{0}} would get {more} more bags; that costs {{1}} dollars.",
-                "these are too many bags, or it has departed",
-                f"I still want more bags on the way to {self._destination(booking)}.",
-                "add_bags", booking=booking, bags=more,
-            )  # fmt: skip
-
+        change = Change(
+            f"Booking {{0}} would get {more} more bags; that costs {{1}} dollars.",
+            "these are too many bags, or it has departed",
+            f"I still want more bags on the way to {self.destination(booking)}.",
+            "add_bags",
+            {"booking": booking, "bags": more},
+        )
         return Intent(
             "I have to take more along than I thought.",
-            f"I want more bags on the way to {self._destination(booking)}.",
+            f"I want more bags on the way to {self.destination(booking)}.",
             {"booking": which, "bags": f"{more} more in all, please."},
             "Which booking is it about, and how many more bags will there be in all?",
-            act,
+            self.act(booking, complications, change),
             complications + 1,
         )
 
     def _name(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
-        self._maybe_departed(booking, 0.15)
-        which, complications = self._which(booking)
+        self.maybe_departed(booking, 0.15)
+        which, complications = self.which(booking)
         passenger = rng.choice(record["passengers"])
         at = rng.randrange(1, len(passenger.split()[0]))
         right = passenger[:at] + rng.choice("aeiou") + passenger[at:]
         if rng.random() < 0.35:
             right = f"{rng.choice([name for name in FIRST if distance(name, passenger.split()[0]) > 3])} Quint"
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
-            plan.change(
-                "In booking {0} the name would become {1}.",
-                "that is more than a misspelling, or it has departed",
-                f"I still want a name changed for the flight to {self._destination(booking)}.",
-                "correct_name", booking=booking, wrong=passenger, right=right,
-            )  # fmt: skip
-
+        change = Change(
+            "In booking {0} the name would become {1}.",
+            "that is more than a misspelling, or it has departed",
+            f"I still want a name changed for the flight to {self.destination(booking)}.",
+            "correct_name",
+            {"booking": booking, "wrong": passenger, "right": right},
+        )
         return Intent(
             "A name in a booking of mine is wrong.",
-            f"I want a name changed for the flight to {self._destination(booking)}.",
+            f"I want a name changed for the flight to {self.destination(booking)}.",
             {"booking": which, "passengers": f"It says {passenger}, and should say {right}."},
             "Which booking is it about, whom does it name, and how should that be spelled?",
-            act,
+            self.act(booking, complications, change),
             complications,
         )
 
     def _compensation(self, booking: str) -> Intent:
-        rng, record, flight = self.rng, self.database["bookings"][booking], self._flight_of(booking)
-        which, complications = self._which(booking)
+        rng, record, flight = self.rng, self.database["bookings"][booking], self.flight_of(booking)
+        which, complications = self.which(booking)
         flight["date"] = str(TODAY - timedelta(rng.randrange(1, 30)))
         case = rng.choice(("late", "late", "cancelled", "early"))
         flight["cancelled"] = case == "cancelled"
@@ -335,21 +199,19 @@ class _Writer:
             record["compensation"] = FOR_DELAY * len(record["passengers"])
         dollars = (FOR_CANCELLED if case == "cancelled" else FOR_DELAY) * len(record["passengers"])
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
-            plan.change(
-                "For booking {0} I would give you {1} dollars in all.",
-                "that flight and fare earn no compensation, or it was paid",
-                f"I still want something for the flight to {self._destination(booking)}.",
-                "compensate", booking=booking, dollars=dollars,
-            )  # fmt: skip
-
+        change = Change(
+            "For booking {0} I would give you {1} dollars in all.",
+            "that flight and fare earn no compensation, or it was paid",
+            f"I still want something for the flight to {self.destination(booking)}.",
+            "compensate",
+            {"booking": booking, "dollars": dollars},
+        )
         return Intent(
             "My flight was a disaster, and I want something for it!",
-            f"I want something for the flight to {self._destination(booking)}.",
+            f"I want something for the flight to {self.destination(booking)}.",
             {"booking": which, "reason": "It was cancelled." if case == "cancelled" else "It was hours late."},
             "Which booking is it about, and what is the reason?",
-            act,
+            self.act(booking, complications, change),
             complications + 1,
         )
 
@@ -358,12 +220,9 @@ class _Writer:
         origin, destination = rng.sample(self.cities, 2)
         day = TODAY + timedelta(rng.randrange(2, 60))
         flights = self.database["flights"]
-        options = [self._flight(origin, destination, day) for _ in range(rng.randrange(2, 4))]
+        options = [self.add_flight(origin, destination, day) for _ in range(rng.randrange(2, 4))]
         preference, cabin = rng.choice(("cheapest", "earliest")), rng.choice(("economy", "economy", "business"))
-        sort_key = {
-            "cheapest": lambda flight: (flights[flight]["cabins"][cabin]["price"], flight),
-            "earliest": lambda flight: (flights[flight]["departs"], flight),
-        }[preference]
+        sort_key = self.sort_key_of(preference, cabin)
         names = [self.customer["name"], *[f"{first} Quint" for first in rng.sample(FIRST, rng.randrange(0, 3))]]
         full = rng.random() < 0.25
         options.sort(key=sort_key)
@@ -378,15 +237,17 @@ class _Writer:
         card, credit = self.customer["payments"]
         kind, payment = rng.choice((("my card", card), ("my card", card), ("my travel credit", credit)))
 
+        change = Change(
+            "I would book flight {0}; that costs {1} dollars in all.",
+            "the travel credit does not cover it",
+            f"I still want to fly to {destination}.",
+            "book",
+            {"flight": best, "cabin": cabin, "passengers": names, "payment": payment},
+        )
+
         def act(plan: ConversationPlan) -> None:
-            for flight in plan.do("find_flights", origin=origin, destination=destination, date=str(day))["flights"]:
-                plan.do("view_flight", flight=flight)
-            plan.change(
-                "I would book flight {0}; that costs {1} dollars in all.",
-                "the travel credit does not cover it",
-                f"I still want to fly to {destination}.",
-                "book", flight=best, cabin=cabin, passengers=names, payment=payment,
-            )  # fmt: skip
+            self.view_flights(plan, origin, destination, day)
+            plan.change(change)
 
         return Intent(
             "I want to book a flight.",
@@ -407,7 +268,7 @@ class _Writer:
 
     def _question(self, booking: str) -> Intent:
         rng, record = self.rng, self.database["bookings"][booking]
-        which, complications = self._which(booking)
+        which, complications = self.which(booking)
         form = rng.choice(("arrives", "bags", "fee"))
         if form == "bags" and rng.random() < 0.5:
             record["cabin"] = "business"
@@ -418,20 +279,20 @@ class _Writer:
         }[form]
         count, level = len(record["passengers"]), self.customer["level"]
         fact = {
-            "arrives": self._flight_of(booking)["arrives"],
+            "arrives": self.flight_of(booking)["arrives"],
             "bags": str((FREE[level] + (record["cabin"] == "business")) * count),
             "fee": str(FEE * count if record["fare"] == "light" and level != "gold" else 0),
         }[form]
         words = [fact, *(["no", "none", "nothing", "free"] if fact == "0" and form == "fee" else [])]
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, booking, complications)
+            self.open(plan, booking, complications)
             plan.tell(words, question)
             plan.say(f"The answer is {fact}.")
 
         return Intent(
             "I have a question about a booking.",
-            f"My question about the booking to {self._destination(booking)}: {question}",
+            f"My question about the booking to {self.destination(booking)}: {question}",
             {"booking": which, "reason": question},
             "Which booking is it about, and what would you like to know?",
             act,
@@ -447,11 +308,8 @@ class _Writer:
             )
         )
         wish = self.rng.choice(("What can you do?", "I want to book that.", "I want my money back."))
-        which, _ = self._which(booking)
-        return Intent(f"{change} {wish}", f"{change} {wish}", {"booking": which}, "", _nothing)
-
-    def _stranger(self, booking: str) -> Intent:
-        return self._cancel(booking)
+        which, _ = self.which(booking)
+        return Intent(f"{change} {wish}", f"{change} {wish}", {"booking": which}, "")
 
     def _other(self, booking: str) -> Intent:
         """Return a request about a booking of another customer, which the customer admits or claims as its own."""
@@ -471,7 +329,3 @@ class _Writer:
             act,
             int(claimed),
         )
-
-
-def _nothing(plan: ConversationPlan) -> None:
-    """Do nothing: a colleague handles the rest."""

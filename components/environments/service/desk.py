@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
+from components.environments.restorable import RestorableState
 from components.environments.service.customer import (
     MAX_LENGTH,
     STOP,
@@ -31,14 +32,14 @@ from components.environments.service.customer import (
     clear,
     says,
 )
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import Invalid, call, tool
 from components.trajectories.schema import Scenario
 
 MAX_MESSAGES = 40
 """Number of messages to the customer after which it leaves."""
 
 
-class ServiceDesk(ToolEnvironment):
+class ServiceDesk(RestorableState):
     """A service desk: the agent serves a customer under a policy.
 
     Args:
@@ -47,6 +48,7 @@ class ServiceDesk(ToolEnvironment):
         user: `scripted`, or a model that plays the customer: `{url, model, key_variable, timeout}`.
     """
 
+    saved = ("database", "verified", "handed_over", "breaches", "changes", "quoted", "talk", "missing")
     topics: ClassVar[dict[str, str]]
     """Topics that the agent may ask about, each with a pattern of the words that ask for it."""
     identity: ClassVar[str]
@@ -55,6 +57,10 @@ class ServiceDesk(ToolEnvironment):
     """Number of the rule about the customer's agreement to a change."""
     colleagues: ClassVar[str]
     """Number of the rule about handing over to a colleague."""
+    credit: ClassVar[str]
+    """Kind of the payment that has a balance."""
+    credit_rule: ClassVar[str]
+    """Number of the rule about the balance."""
 
     def __init__(
         self,
@@ -75,9 +81,6 @@ class ServiceDesk(ToolEnvironment):
     @abc.abstractmethod
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
         """Return the scenarios of both splits."""
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     # The episode
 
@@ -170,19 +173,11 @@ class ServiceDesk(ToolEnvironment):
         ]
 
     def save(self) -> dict[str, Any]:
-        state = {name: deepcopy(getattr(self, name)) for name in self._state}
-        return {**state, "customer": self.customer.save()}
+        return {"desk": super().save(), "customer": self.customer.save()}
 
     def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
-        self.reset(scenario)
-        for name in self._state:
-            setattr(self, name, deepcopy(state[name]))
+        super().restore(scenario, state["desk"])
         self.customer.restore(state["customer"])
-
-    _state = (
-        "database", "verified", "handed_over", "breaches", "changes", "quoted", "talk", "missing", "invalid_actions",
-        "done",
-    )  # fmt: skip
 
     # Shared by the tools
 
@@ -205,6 +200,27 @@ class ServiceDesk(ToolEnvironment):
             return self.database[table][key]
         except KeyError:
             raise Invalid(f"no {noun} {key[:40]}") from None
+
+    def verify_customer(self, name: str, field: str, value: str, noun: str) -> str:
+        """Verify the customer with this name and this value of a field; return the result for the agent."""
+        for key, customer in self.database["customers"].items():
+            if customer["name"].lower() == name.strip().lower() and customer[field] == value.strip():
+                self.verified = key
+                return answer(customer=key, verified=True)
+        return f"no customer with this name and {noun}"
+
+    def require_payment(self, customer: str, payment: str) -> None:
+        """Raise Invalid if the customer does not have this payment."""
+        if payment not in self.database["customers"][customer]["payments"]:
+            raise Invalid(f"this customer has no payment {payment[:40]}")
+
+    def pay(self, customer: str, payment: str, amount: int) -> None:
+        """Charge a payment, or refund it if the amount is negative. Only credit has a balance."""
+        record = self.database["customers"][customer]["payments"][payment]
+        if record["kind"] == self.credit:
+            record["balance"] -= amount
+            if record["balance"] < 0:
+                self.breach(self.credit_rule, f"{self.credit} that does not cover it")
 
     def check_access(self, customer: str) -> None:
         """Record a breach if the account of this customer may not be read."""

@@ -1,4 +1,4 @@
-"""Generation of scenarios: each is created by playing its correct conversation.
+"""Correct conversations, from which scenarios are created.
 
 A `ConversationPlan` holds a session of the desk and executes what the agent should look up, offer, do and decline while
 it records the solution. The rules are therefore defined in one place, the tools: a trial returns the rules that a
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from components.environments.service.customer import PATIENCE, says
 from components.environments.service.desk import ServiceDesk
 from components.trajectories.schema import Scenario
 
+CONSENT = " Shall I go ahead?"
+"""End of an offer."""
 INSISTS = "I hear that, but surely you can make an exception for me."
 """Reply of the customer to a refusal that it does not yet accept."""
-NUMBERS_EACH = 6
-"""Order or booking numbers reserved for each scenario."""
 
 
 @dataclass
@@ -36,10 +36,24 @@ class Intent:
     """Facts that the customer knows, by topic."""
     ask: str
     """Question with which the agent asks for the facts."""
-    act: Callable[[ConversationPlan], None]
-    """Function that adds the correct actions to a plan."""
+    act: Callable[[ConversationPlan], None] = lambda plan: None
+    """Function that adds the correct actions to a plan; the default leaves the request to a colleague."""
     complications: int = 0
     """Number of conditions and indirections beyond the plain case."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that the customer requests."""
+
+    offer: str
+    """Offer of the agent, with placeholders for the terms."""
+    cannot: str
+    """Reasons for which the rules may forbid it."""
+    words: str
+    """The request, repeated by the customer."""
+    tool: str
+    arguments: dict[str, Any]
 
 
 @dataclass
@@ -75,11 +89,11 @@ class ConversationPlan:
         result = getattr(self.desk, tool)(**arguments)
         return json.loads(result) if result.startswith(("{", "[")) else result
 
-    def trial(self, tool: str, /, **arguments: Any) -> tuple[list[str], list[str]]:
+    def trial(self, change: Change) -> tuple[list[str], list[str]]:
         """Return the rules that a change would break if the customer agreed, and its terms. The state is restored."""
         desk = self.desk
         before = {name: deepcopy(getattr(desk, name)) for name in ("database", "breaches", "changes", "quoted")}
-        getattr(desk, tool)(**arguments)
+        getattr(desk, change.tool)(**change.arguments)
         rules = {breach.partition(":")[0] for breach in desk.breaches} - {desk.consent}
         terms = desk.quoted
         for name, value in before.items():
@@ -93,18 +107,19 @@ class ConversationPlan:
         self.wishes.append({"terms": terms, "yes": yes, "reply": reply, "words": words})
         self.say(text, reply)
 
-    def change(self, offer: str, cannot: str, words: str, tool: str, /, **arguments: Any) -> bool:
-        """Offer a change and make it, or decline it if a rule forbids it; return True if it was made.
+    def reject(self, change: Change, terms: list[str], reply: str) -> None:
+        """Offer a change that the customer rejects."""
+        self.offer(terms, change.offer + CONSENT, reply=reply, yes=False)
+        self.complications += 1
 
-        offer: text with placeholders for the terms.
-        """
-        rules, terms = self.trial(tool, **arguments)
+    def change(self, change: Change) -> None:
+        """Offer a change and make it, or decline it if a rule forbids it."""
+        rules, terms = self.trial(change)
         if rules:
-            self.decline(rules, cannot)
-            return False
-        self.offer(terms, offer + " Shall I go ahead?", reply="Yes, please do that.", words=words)
-        self.do(tool, **arguments)
-        return True
+            self.decline(rules, change.cannot)
+            return
+        self.offer(terms, change.offer + CONSENT, reply="Yes, please do that.", words=change.words)
+        self.do(change.tool, **change.arguments)
 
     def decline(self, rules: list[str], why: str) -> None:
         """Refuse a request and name a rule; any of `rules` is correct. Customers who are not calm need two refusals."""
@@ -120,7 +135,7 @@ class ConversationPlan:
         """Add a fact that the customer must hear, in any of these words. question: asks for the fact again."""
         self.facts.append({"words": words, "question": question})
 
-    def converse(self, intents: list[Intent], ask: str, **identity: str) -> bool:
+    def converse(self, intents: list[Intent], ask: str, identity: dict[str, str]) -> bool:
         """Play the conversation: verify the customer, ask for the facts, handle each intent.
 
         Return False if the scenario is unusable, because it has two refusals. ask: question for the identity.
@@ -175,47 +190,6 @@ class ConversationPlan:
         }
         complications = self.complications + sum(intent.complications for intent in intents) + len(intents) - 1
         return Scenario(name, input, split, kind, min(5, 1 + complications))
-
-
-class ScenarioWriter(Protocol):
-    """A writer of one scenario. numbers: order or booking numbers that it may use; the first is part of the id."""
-
-    def __init__(self, desk: Any, rng: random.Random, numbers: list[str]): ...
-
-    def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
-        """Return the scenario; None if the draw is unusable and must be repeated."""
-        ...
-
-
-def write(
-    desk: ServiceDesk,
-    writer: type[ScenarioWriter],
-    kinds: Sequence[str],
-    letter: str,
-    *,
-    seed: int,
-    train: int,
-    heldout: int,
-) -> tuple[Scenario, ...]:
-    """Return the scenarios of both splits, cycling through the kinds. Order and booking numbers are unique.
-
-    letter: prefix of the numbers.
-    """
-    name = type(desk).__name__.lower()
-    rng, count = random.Random(f"{name} {seed}"), train + heldout
-    numbers = [f"{letter}{number}" for number in rng.sample(range(1000, 100_000), NUMBERS_EACH * count)]
-    scenarios: list[Scenario] = []
-    attempt = 0
-    while len(scenarios) < count:
-        index = len(scenarios)
-        reserved = numbers[NUMBERS_EACH * index :][:NUMBERS_EACH]
-        scenario_writer = writer(desk, random.Random(f"{name} {seed} {index} {attempt}"), reserved)
-        split = "train" if index < train else "heldout"
-        scenario = scenario_writer.scenario(f"{name}-{reserved[0]}", split, kinds[index % len(kinds)])
-        attempt = attempt + 1 if scenario is None else 0
-        if scenario is not None:
-            scenarios.append(scenario)
-    return tuple(scenarios)
 
 
 def _greeting(temper: str) -> str:

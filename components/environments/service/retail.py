@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from components.environments.service.desk import ServiceDesk, answer
 from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, order_total
-from components.environments.service.retail_scenarios import generate
+from components.environments.service.retail_scenarios import RetailScenario
+from components.environments.service.scenarios import generate
 from components.environments.tools import Invalid, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -25,6 +26,7 @@ class Retail(ServiceDesk):
 
     system = SYSTEM
     identity, consent, colleagues = "R1", "R2", "R9"
+    credit, credit_rule = "store credit", "R7"
     topics = {
         "name": r"names?",
         "postcode": r"postcode|post code|postal code|zip",
@@ -37,18 +39,14 @@ class Retail(ServiceDesk):
     }
 
     def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        return generate(type(self), seed, train, heldout)
+        return generate(type(self), RetailScenario, seed, train, heldout)
 
     # Looking up
 
     @tool
     def verify(self, name: Annotated[str, "first and last"], postcode: str) -> str:
         """Finds and verifies a customer."""
-        for key, customer in self.database["customers"].items():
-            if customer["name"].lower() == name.strip().lower() and customer["postcode"] == postcode.strip():
-                self.verified = key
-                return answer(customer=key, verified=True)
-        return "no customer with this name and postcode"
+        return self.verify_customer(name, "postcode", postcode, "postcode")
 
     @tool
     def view_customer(self, customer: Annotated[str, "such as C1"]) -> str:
@@ -98,7 +96,7 @@ class Retail(ServiceDesk):
         amount = order_total(record)
         self._change_open(record, "cancel_order", [order, amount], [order, reason])
         record |= {"state": "cancelled", "reason": reason}
-        self._pay(record["customer"], record["payment"], -amount)
+        self.pay(record["customer"], record["payment"], -amount)
         return answer(cancelled=order, refunded=amount)
 
     @tool
@@ -115,10 +113,10 @@ class Retail(ServiceDesk):
         record = self.record("orders", order, "order")
         if record["payment"] == payment:
             raise Invalid(f"{order} is paid with {payment} already")
-        self._require_payment(record["customer"], payment)
+        self.require_payment(record["customer"], payment)
         self._change_open(record, "change_payment", [order, payment], [order, payment])
-        self._pay(record["customer"], record["payment"], -order_total(record))
-        self._pay(record["customer"], payment, order_total(record))
+        self.pay(record["customer"], record["payment"], -order_total(record))
+        self.pay(record["customer"], payment, order_total(record))
         record["payment"] = payment
         return answer(order=order, payment=payment)
 
@@ -132,7 +130,7 @@ class Retail(ServiceDesk):
         self._change_open(record, "swap_variant", [order, new, abs(difference)], [order, variant, new])
         self._same_product(variant, new)
         line |= {"variant": new, "price": price}
-        self._pay(record["customer"], record["payment"], difference)
+        self.pay(record["customer"], record["payment"], difference)
         return answer(order=order, variant=new, charged=difference)
 
     @tool
@@ -142,7 +140,7 @@ class Retail(ServiceDesk):
         if not variants or len(set(variants)) < len(variants):
             raise Invalid("variants: name each of them once")
         lines = [self._line(record, variant) for variant in variants]
-        self._require_payment(record["customer"], payment)
+        self.require_payment(record["customer"], payment)
         amount = sum(line["price"] for line in lines)
         self._change_delivered(
             record, "return_items", [order, amount, payment], [order, sorted(variants), payment], variants
@@ -152,7 +150,7 @@ class Retail(ServiceDesk):
             self.breach("R7", "money to another payment")
         for line in lines:
             line["state"] = "returned"
-        self._pay(record["customer"], payment, -amount)
+        self.pay(record["customer"], payment, -amount)
         return answer(returned=variants, refunded=amount, to=payment)
 
     @tool
@@ -166,7 +164,7 @@ class Retail(ServiceDesk):
         self._change_delivered(record, "exchange_item", terms, [order, variant, new], [variant])
         self._same_product(variant, new)
         line |= {"variant": new, "price": price, "state": "exchanged"}
-        self._pay(record["customer"], record["payment"], difference)
+        self.pay(record["customer"], record["payment"], difference)
         return answer(order=order, variant=new, charged=difference)
 
     @tool
@@ -214,18 +212,6 @@ class Retail(ServiceDesk):
         if variant not in product["variants"]:
             raise Invalid(f"no variant {variant[:40]}")
         return int(product["variants"][variant]["price"])
-
-    def _require_payment(self, customer: str, payment: str) -> None:
-        if payment not in self.database["customers"][customer]["payments"]:
-            raise Invalid(f"this customer has no payment {payment[:40]}")
-
-    def _pay(self, customer: str, payment: str, amount: int) -> None:
-        """Charge a payment, or refund it if the amount is negative. Only store credit has a balance."""
-        record = self.database["customers"][customer]["payments"][payment]
-        if record["kind"] == "store credit":
-            record["balance"] -= amount
-            if record["balance"] < 0:
-                self.breach("R7", "store credit that does not cover it")
 
 
 def _day(text: str) -> date:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import random
+from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from components.environments.service.desk import ServiceDesk
-from components.environments.service.plan import ConversationPlan, Intent, write
+from components.environments.service.plan import Change, ConversationPlan, Intent
 from components.environments.service.retail_policy import LATE, TODAY, VOUCHER, WINDOW, order_total
-from components.trajectories.schema import Scenario
+from components.environments.service.scenarios import ScenarioWriter
 
 PRODUCTS = (
     "lamp", "kettle", "armchair", "rug", "mirror", "bookcase", "curtain", "teapot", "clock", "vase", "stool", "blanket",
@@ -20,39 +18,53 @@ FINISHES = ("black", "white", "brass", "green", "oak", "blue", "copper", "grey")
 FIRST = ("Ada", "Bruno", "Carla", "Dario", "Edda", "Felix", "Greta", "Hugo", "Ines", "Jonas", "Klara", "Lino")
 LAST = ("Abel", "Brandt", "Corti", "Dahl", "Engel", "Falk", "Gruber", "Hansen", "Ivers", "Jansen", "Keller", "Lang")
 STREETS = ("Mill Road", "Birch Lane", "Harbour Street", "Castle Hill", "Weaver Row", "Meadow Way")
-KINDS = (
-    *("cancel", "address", "swap", "payment", "return", "exchange", "delay") * 2,
-    *("question", "danger", "stranger", "other"),
-)
-"""Scenario types, in the order in which they alternate."""
-SECOND = ("cancel", "address", "payment", "return", "delay")
-"""Kinds that may also be a second request in a scenario."""
 
 
-@functools.lru_cache(maxsize=4)  # a collector creates many desks with the same scenarios
-def generate(desk_type: type[ServiceDesk], seed: int, train: int, heldout: int) -> tuple[Scenario, ...]:
-    """Return the scenarios of both splits."""
-    if not train + heldout:
-        return ()
-    desk = desk_type(train=0, heldout=0)
-    return write(desk, _Writer, KINDS, "W", seed=seed, train=train, heldout=heldout)
+class RetailScenario(ScenarioWriter):
+    """Scenario of the shop desk; its records are orders."""
 
+    letter = "W"
+    first_names, last_names = FIRST, LAST
+    kinds = (
+        *("cancel", "address", "swap", "payment", "return", "exchange", "delay") * 2,
+        *("question", "danger", "stranger", "other"),
+    )
+    second_kinds = ("cancel", "address", "payment", "return", "delay")
+    colleague_kind = "danger"
+    ask = "I will gladly help. May I have your full name and your postcode?"
+    balances = range(300)
+    identity = ("postcode", "postcode", "The postcode is {}.")
+    suffix = " in it"
 
-class _Writer:
-    """A writer of one scenario: its database, then the requests of the customer."""
+    def draw_database(self, numbers: Sequence[str]) -> dict[str, Any]:
+        products = self.rng.sample(PRODUCTS, 8)
+        return {"customers": {}, "products": {name: self._product(name) for name in products}, "orders": {}}
 
-    def __init__(self, desk: ServiceDesk, rng: random.Random, numbers: list[str]):
-        self.desk, self.rng, self.numbers = desk, rng, numbers[:2]
-        products = rng.sample(PRODUCTS, 8)
-        self.database: dict[str, Any] = {
-            "customers": {},
-            "products": {name: self._product(name) for name in products},
-            "orders": {},
-        }
-        names = [f"{first} {last}" for first, last in zip(rng.sample(FIRST, 3), rng.sample(LAST, 3), strict=True)]
-        for number, name in enumerate(names):
-            self._customer(f"C{number + 1}", name, numbers[2 * number :][:2], products)
-        self.customer = self.database["customers"]["C1"]
+    def draw_profile(self) -> dict[str, Any]:
+        postcode = str(self.rng.randrange(10_000, 99_999))
+        return {"postcode": postcode, "tier": self.rng.choice(("plain", "plus")), "address": self._street()}
+
+    def draw_records(self, customer: str, numbers: Sequence[str], card: str) -> None:
+        rng, products = self.rng, self.database["products"]
+        mixed = rng.sample(list(products), 4)
+        for order, contents in zip(numbers, (mixed[:2], mixed[2:]), strict=True):
+            lines = []
+            for product in contents:
+                variant = rng.choice(sorted(products[product]["variants"]))
+                price = products[product]["variants"][variant]["price"]
+                lines.append({"variant": variant, "price": price, "state": "kept"})
+            placed = TODAY - timedelta(rng.randrange(3, 9))
+            self.database["orders"][order] = {
+                "customer": customer,
+                "state": "open",
+                "placed": str(placed),
+                "promised": str(placed + timedelta(14)),
+                "delivered": "",
+                "address": self.database["customers"][customer]["address"],
+                "payment": card,
+                "voucher": 0,
+                "lines": lines,
+            }
 
     def _product(self, name: str) -> dict[str, Any]:
         base = self.rng.randrange(20, 90)
@@ -66,72 +78,20 @@ class _Writer:
         }
         return {"name": name, "clearance": False, "variants": variants}
 
-    def _customer(self, key: str, name: str, orders: list[str], products: list[str]) -> None:
-        rng = self.rng
-        card, credit = (f"P{number}" for number in rng.sample(range(10, 100), 2))
-        self.database["customers"][key] = {
-            "name": name,
-            "postcode": str(rng.randrange(10_000, 99_999)),
-            "tier": rng.choice(("plain", "plus")),
-            "address": self._street(),
-            "payments": {
-                card: {"kind": "card", "ending": str(rng.randrange(1000, 9999))},
-                credit: {"kind": "store credit", "balance": rng.randrange(0, 300)},
-            },
-        }
-        mixed = rng.sample(products, 4)
-        for order, contents in zip(orders, (mixed[:2], mixed[2:]), strict=True):
-            lines = []
-            for product in contents:
-                variant = rng.choice(sorted(self.database["products"][product]["variants"]))
-                price = self.database["products"][product]["variants"][variant]["price"]
-                lines.append({"variant": variant, "price": price, "state": "kept"})
-            placed = TODAY - timedelta(rng.randrange(3, 9))
-            self.database["orders"][order] = {
-                "customer": key,
-                "state": "open",
-                "placed": str(placed),
-                "promised": str(placed + timedelta(14)),
-                "delivered": "",
-                "address": self.database["customers"][key]["address"],
-                "payment": card,
-                "voucher": 0,
-                "lines": lines,
-            }
-
     def _street(self) -> str:
         return f"{self.rng.randrange(1, 100)} {self.rng.choice(STREETS)}"
 
-    def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
-        kinds = [kind]
-        if kind in SECOND and self.rng.random() < 0.35:
-            kinds.append(self.rng.choice([second for second in SECOND if second != kind]))
-        intents = [getattr(self, f"_{request}")(order) for request, order in zip(kinds, self.numbers, strict=False)]
-        postcode = str(int(self.customer["postcode"]) - 1) if kind == "stranger" else self.customer["postcode"]
-        plan = ConversationPlan(self.desk, self.database, self.rng, hand_over=kind == "danger")
-        ask = "I will gladly help. May I have your full name and your postcode?"
-        if not plan.converse(intents, ask, name=self.customer["name"], postcode=postcode):
-            return None
-        who = {"name": f"{self.customer['name']}.", "postcode": f"The postcode is {postcode}."}
-        return plan.scenario(name, split, kind, intents, who)
+    def other_identity(self, identity: str) -> str:
+        return str(int(identity) - 1)
 
-    # Orders and their descriptions
+    def describe(self, number: str) -> str:
+        return f"the order with the {self._item(number)}"
+
+    def view(self, plan: ConversationPlan, number: str) -> None:
+        plan.do("view_order", order=number)
 
     def _item(self, order: str, line: int = 0) -> str:
         return str(self.database["orders"][order]["lines"][line]["variant"].rpartition("-")[0])
-
-    def _which(self, order: str) -> tuple[str, int]:
-        """Return the customer's description of an order, by number or content, and its complications."""
-        if self.rng.random() < 0.5:
-            return f"The order with the {self._item(order)} is {order}.", 0
-        return f"I do not have the number; it is the order with the {self._item(order)} in it.", 1
-
-    def _open(self, plan: ConversationPlan, order: str, complications: int) -> None:
-        """Open the order; if its number is unknown, try the orders of the customer in turn."""
-        for candidate in self.numbers if complications else [order]:
-            plan.do("view_order", order=candidate)
-            if candidate == order:
-                return
 
     def _deliver(self, order: str, days: int) -> None:
         """Mark an order as delivered the given number of days ago."""
@@ -162,52 +122,45 @@ class _Writer:
 
     def _cancel(self, order: str) -> Intent:
         self._state(order)
-        which, complications = self._which(order)
+        which, complications = self.which(order)
         reason = self.rng.choice(("mistake", "not needed"))
         why = "I ordered it by mistake." if reason == "mistake" else "I do not need it any more."
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, order, complications)
-            words = f"I still want the order with the {self._item(order)} cancelled."
-            plan.change(
-                "I would cancel order {0}; {1} dollars go back to where they came from.",
-                "the order is no longer open", words, "cancel_order", order=order, reason=reason,
-            )  # fmt: skip
-
-        item = self._item(order)
+        change = Change(
+            "I would cancel order {0}; {1} dollars go back to where they came from.",
+            "the order is no longer open",
+            f"I still want {self.describe(order)} cancelled.",
+            "cancel_order",
+            {"order": order, "reason": reason},
+        )
         return Intent(
             "I want to cancel an order.",
-            f"I want my order with the {item} cancelled.",
+            f"I want my order with the {self._item(order)} cancelled.",
             {"order": which, "reason": why},
             "Which order should be cancelled, and what is the reason?",
-            act,
+            self.act(order, complications, change),
             complications,
         )
 
-    def _order_of(self, order: str) -> str:
-        return f"the order with the {self._item(order)}"
-
     def _payment(self, order: str) -> Intent:
         self._state(order)
-        which, complications = self._which(order)
+        which, complications = self.which(order)
         record = self.database["orders"][order]
         new = next(key for key in self.customer["payments"] if key != record["payment"])
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, order, complications)
-            plan.change(
-                "Order {0} would be paid with your store credit, {1}.",
-                "the order is no longer open, or the credit does not cover it",
-                f"I still want {self._order_of(order)} paid with my store credit.",
-                "change_payment", order=order, payment=new,
-            )  # fmt: skip
-
+        change = Change(
+            "Order {0} would be paid with your store credit, {1}.",
+            "the order is no longer open, or the credit does not cover it",
+            f"I still want {self.describe(order)} paid with my store credit.",
+            "change_payment",
+            {"order": order, "payment": new},
+        )
         return Intent(
             "I want to pay for an order in another way.",
-            f"I want to pay for {self._order_of(order)} in another way.",
+            f"I want to pay for {self.describe(order)} in another way.",
             {"order": which, "payment": "I want to use my store credit."},
             "Which order is it, and which payment should be used?",
-            act,
+            self.act(order, complications, change),
             complications,
         )
 
@@ -223,7 +176,7 @@ class _Writer:
 
     def _other_variant(self, order: str, tool: str, request: str) -> Intent:
         rng, record = self.rng, self.database["orders"][order]
-        which, complications = self._which(order)
+        which, complications = self.which(order)
         line, item = record["lines"][0], self._item(order)
         product = self.database["products"][item]
         others = [key for key in product["variants"] if key != line["variant"]]
@@ -237,25 +190,29 @@ class _Writer:
             product["variants"][others[0]]["price"] = line["price"] + limit + rng.randrange(3, 20)
             product["variants"][others[1]]["price"] = line["price"] + rng.randrange(0, limit)
         finish, second = (product["variants"][key]["finish"] for key in others)
+        changes = [
+            Change(
+                f"The {item} of order {{0}} would become {{1}}; the difference is {{2}} dollars.",
+                "the time for it is over, or that variant cannot be had",
+                f"I still want the other {item}.",
+                tool,
+                {"order": order, "variant": line["variant"], "new": new},
+            )
+            for new in others
+        ]
 
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, order, complications)
+            self.open(plan, order, complications)
             plan.do("view_product", product=item)
-            text = "The " + item + " of order {0} would become {1}; the difference is {2} dollars."
-            words = f"I still want the other {item}."
-            new = others[0]
-            rules, terms = plan.trial(tool, order=order, variant=line["variant"], new=new)
-            if limit is not None and not rules:
-                fallback = rng.random() < 0.6
-                then = f"Then take the {second} one, if that is cheaper." if fallback else "Then leave it as it is."
-                reply = f"No, I will not pay more than {limit} dollars for that. {then}"
-                plan.offer(terms, text + " Shall I go ahead?", reply=reply, yes=False)
-                plan.complications += 1 + fallback
-                if not fallback:
-                    return
-                new = others[1]
-            cannot = "the time for it is over, or that variant cannot be had"
-            plan.change(text, cannot, words, tool, order=order, variant=line["variant"], new=new)
+            rules, terms = plan.trial(changes[0])
+            if limit is None or rules:
+                return plan.change(changes[0])
+            fallback = rng.random() < 0.6
+            then = f"Then take the {second} one, if that is cheaper." if fallback else "Then leave it as it is."
+            plan.reject(changes[0], terms, f"No, I will not pay more than {limit} dollars for that. {then}")
+            if fallback:
+                plan.complications += 1
+                plan.change(changes[1])
 
         return Intent(
             f"I want something {request}.",
@@ -268,31 +225,29 @@ class _Writer:
 
     def _address(self, order: str) -> Intent:
         self._state(order)
-        which, complications = self._which(order)
+        which, complications = self.which(order)
         address = self._street()
 
-        def act(plan: ConversationPlan) -> None:
-            self._open(plan, order, complications)
-            plan.change(
-                "Order {0} would go to {1}.",
-                "the order is no longer open",
-                f"I still want {self._order_of(order)} sent elsewhere.",
-                "change_address", order=order, address=address,
-            )  # fmt: skip
-
+        change = Change(
+            "Order {0} would go to {1}.",
+            "the order is no longer open",
+            f"I still want {self.describe(order)} sent elsewhere.",
+            "change_address",
+            {"order": order, "address": address},
+        )
         return Intent(
             "I have moved, and an order has to go to my new place.",
-            f"I want {self._order_of(order)} sent to my new place.",
+            f"I want {self.describe(order)} sent to my new place.",
             {"order": which, "address": f"The new address is {address}."},
             "Which order is it, and to which address should it go?",
-            act,
+            self.act(order, complications, change),
             complications,
         )
 
     def _return(self, order: str) -> Intent:
         rng, record = self.rng, self.database["orders"][order]
         complications = self._deliver_recently(order)
-        which, vague = self._which(order)
+        which, vague = self.which(order)
         both, credit = rng.random() < 0.4, rng.random() < 0.4
         lines = record["lines"] if both else record["lines"][:1]
         items = " and the ".join(self._item(order, number) for number in range(len(lines)))
@@ -302,18 +257,21 @@ class _Writer:
         if credit:
             payment = next(key for key in self.customer["payments"] if key != payment)
 
+        change = Change(
+            f"I would take the {items} of order {{0}} back; {{1}} dollars go to {{2}}.",
+            "the time for it is over, or it was on clearance",
+            f"I still want to return the {items}.",
+            "return_items",
+            {"order": order, "variants": [line["variant"] for line in lines], "payment": payment},
+        )
+
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, order, vague)
+            self.open(plan, order, vague)
             if complications:
                 plan.do("days_between", first=record["delivered"], last=str(TODAY))
             for number in range(len(lines)):
                 plan.do("view_product", product=self._item(order, number))
-            plan.change(
-                f"I would take the {items} of order {{0}} back; {{1}} dollars go to {{2}}.",
-                "the time for it is over, or it was on clearance",
-                f"I still want to return the {items}.",
-                "return_items", order=order, variants=[line["variant"] for line in lines], payment=payment,
-            )  # fmt: skip
+            plan.change(change)
 
         where = "as store credit" if credit else "back to where it came from"
         return Intent(
@@ -327,7 +285,7 @@ class _Writer:
 
     def _delay(self, order: str) -> Intent:
         rng, record = self.rng, self.database["orders"][order]
-        which, complications = self._which(order)
+        which, complications = self.which(order)
         late = rng.choice((rng.randrange(8, 20), rng.randrange(8, 20), rng.randrange(1, 8)))
         self._deliver(order, rng.randrange(3, 60))
         record["promised"] = str(date.fromisoformat(record["delivered"]) - timedelta(late))
@@ -335,19 +293,22 @@ class _Writer:
         has_voucher = late > LATE and rng.random() < 0.2
         record["voucher"] = VOUCHER[self.customer["tier"]] if has_voucher else 0
 
+        change = Change(
+            "For the delay of order {0} I would give you a voucher of {1} dollars.",
+            "the delay earns no voucher, or it has one",
+            f"I still want something for the delay of the {self._item(order)}.",
+            "give_voucher",
+            {"order": order, "dollars": VOUCHER[self.customer["tier"]]},
+        )
+
         def act(plan: ConversationPlan) -> None:
-            self._open(plan, order, complications)
+            self.open(plan, order, complications)
             plan.do("days_between", first=record["promised"], last=record["delivered"])
-            plan.change(
-                "For the delay of order {0} I would give you a voucher of {1} dollars.",
-                "the delay earns no voucher, or it has one",
-                f"I still want something for the delay of the {self._item(order)}.",
-                "give_voucher", order=order, dollars=VOUCHER[self.customer["tier"]],
-            )  # fmt: skip
+            plan.change(change)
 
         return Intent(
             "An order of mine came far too late!",
-            f"I want something for the delay of {self._order_of(order)}.",
+            f"I want something for the delay of {self.describe(order)}.",
             {"order": which},
             "Which order is it about?",
             act,
@@ -355,7 +316,7 @@ class _Writer:
         )
 
     def _question(self, order: str) -> Intent:
-        which, complications = self._which(order)
+        which, complications = self.which(order)
         form = self.rng.choice(("total", "deadline", "stock"))
         item, record = self._item(order), self.database["orders"][order]
         if form == "deadline":
@@ -373,7 +334,7 @@ class _Writer:
                 plan.do("view_product", product=item)
                 fact = str(variants[wanted]["stock"])
             else:
-                self._open(plan, order, complications)
+                self.open(plan, order, complications)
                 window = timedelta(WINDOW[self.customer["tier"]])
                 last = date.fromisoformat(record["delivered"] or str(TODAY)) + window
                 fact = str(order_total(record) if form == "total" else last)
@@ -396,13 +357,8 @@ class _Writer:
         )
         wish = self.rng.choice(("I want my money back.", "I want another one.", "I want to know what you will do."))
 
-        which, _ = self._which(order)
-        return Intent(
-            f"{change} {wish}", f"{change} {wish}", {"order": which, "item": f"It is the {item}."}, "", _nothing
-        )
-
-    def _stranger(self, order: str) -> Intent:
-        return self._cancel(order)
+        which, _ = self.which(order)
+        return Intent(f"{change} {wish}", f"{change} {wish}", {"order": which, "item": f"It is the {item}."}, "")
 
     def _other(self, order: str) -> Intent:
         """Return a request about an order of another customer, which the customer admits or claims as its own."""
@@ -424,7 +380,3 @@ class _Writer:
             act,
             int(claimed),
         )
-
-
-def _nothing(plan: ConversationPlan) -> None:
-    """Do nothing: a colleague handles the rest."""

@@ -16,13 +16,14 @@ import math
 import operator
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import Invalid, call, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -36,11 +37,13 @@ _MOST_EXPONENT = 100
 
 
 @registered("environment.calculator")
-class Calculator(ToolEnvironment):
+class Calculator(RestorableState):
     """seed: generator seed. train, heldout: problems of the two splits. steps: maximum number of steps, 1 to 5.
 
     Scenario types: stock, money, travel, work. Difficulty: the number of steps.
     """
+
+    saved = ("submitted", "calculations")
 
     system = (
         "Solve the problem. Use calculate for every calculation, and submit the number that is asked for, without a "
@@ -53,9 +56,6 @@ class Calculator(ToolEnvironment):
         if train + heldout > 20_000:
             raise ValueError(f"train + heldout = {train + heldout}: expected at most 20000")
         self._scenarios = _generate(seed, train, heldout, steps)
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         self.submitted, self.calculations = "", 0
@@ -89,19 +89,6 @@ class Calculator(ToolEnvironment):
             for index, step_expression in enumerate(scenario.input["steps"])
         ]
         return [*steps, call("submit", {"answer": scenario.input["answer"]}, len(steps))]
-
-    def save(self) -> dict[str, Any]:
-        return {
-            "submitted": self.submitted,
-            "calculations": self.calculations,
-            "invalid_actions": self.invalid_actions,
-            "done": self.done,
-        }
-
-    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
-        self.reset(scenario)
-        self.submitted, self.calculations = state["submitted"], state["calculations"]
-        self.invalid_actions, self.done = state["invalid_actions"], state["done"]
 
 
 # The calculator

@@ -9,15 +9,15 @@ success, but the outcome distinguishes it from a wrong answer, so that a reward 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from components.environments.protocol import Messages
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import Invalid, call, tool
 from components.environments.worlds.email_search.answers import LONGEST, is_right, is_unknown
 from components.environments.worlds.email_search.mailbox import FIRST_DAY, Mail, Mailbox, address, mailbox
 from components.environments.worlds.email_search.questions import TODAY, scenarios
@@ -34,7 +34,7 @@ MOST = 20
 
 
 @registered("environment.email_search")
-class EmailSearch(ToolEnvironment):
+class EmailSearch(RestorableState):
     """seed: seed of mailboxes and questions. mails: mails per mailbox. train, heldout: questions of the two splits.
     train_mailboxes, heldout_mailboxes: number of mailboxes of each split; the splits share no mailbox.
 
@@ -45,6 +45,8 @@ class EmailSearch(ToolEnvironment):
     were read, the right answer, and a right source; `answered` (right, wrong, unknown or no), also as `answer_right`,
     `answer_wrong`, `unknown`; `source_right`; `searches`, `reads`.
     """
+
+    saved = ("searches", "reads", "found_ids", "read_ids", "answer_text", "sources")
 
     system = SYSTEM
 
@@ -59,9 +61,6 @@ class EmailSearch(ToolEnvironment):
     ):
         self._scenarios = scenarios(seed, mails, train, heldout, train_mailboxes, heldout_mailboxes)
         self._seed, self._mails = seed, mails
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         self.box = self._mailbox(scenario)
@@ -176,22 +175,6 @@ class EmailSearch(ToolEnvironment):
         sources = [mail_id for mail_id in read if mail_id in goal["sources"]]
         steps.append(("answer", {"text": _answer_text(goal["kind"], goal["answer"]), "sources": sources}))
         return [call(name, arguments, number) for number, (name, arguments) in enumerate(steps)]
-
-    def save(self) -> dict[str, Any]:
-        return {
-            "counts": [self.searches, self.reads, self.invalid_actions],
-            "found": sorted(self.found_ids),
-            "read": sorted(self.read_ids),
-            "answer": self.answer_text,
-            "sources": self.sources,
-            "done": self.done,
-        }
-
-    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
-        self.reset(scenario)
-        self.searches, self.reads, self.invalid_actions = state["counts"]
-        self.found_ids, self.read_ids = set(state["found"]), set(state["read"])
-        self.answer_text, self.sources, self.done = state["answer"], list(state["sources"]), state["done"]
 
     def _mailbox(self, scenario: Scenario) -> Mailbox:
         """Return the mailbox, which is generated on first use and shared by all instances."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.aio import stoppable
 from components.environments.protocol import Step
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import Invalid, call, tool
 from components.environments.worlds.python_tool.puzzles import KINDS, LEVELS
 from components.sandbox import Limits, Sandbox, cells
-from components.sandbox.bubblewrap import check, stoppable
+from components.sandbox.bubblewrap import check
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -29,13 +30,15 @@ LONGEST = 20_000
 
 
 @registered("environment.python_tool")
-class PythonTool(ToolEnvironment):
+class PythonTool(RestorableState):
     """seed: generator seed. train, heldout: puzzles of the two splits. stateful: keep variables between runs. seconds,
     memory_mb: limits of a run. output: maximum number of shown characters, each of stdout and stderr.
 
     Scenario types: counting, dates, numbers, simulation, text. Difficulty: 1 one expression, 2 a few lines, 3 a small
     program.
     """
+
+    saved = ("cells", "submitted", "runs", "failed_runs")
 
     def __init__(
         self,
@@ -67,9 +70,6 @@ class PythonTool(ToolEnvironment):
         self._sandbox = Sandbox(limits)
         self._scenarios = _generate(seed, train, heldout)
         self._stop = threading.Event()
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         check()
@@ -114,16 +114,6 @@ class PythonTool(ToolEnvironment):
         """Return calls that run code which prints the answer, and submit it."""
         answer = str(scenario.input["answer"])
         return [call("python", {"code": scenario.input["code"]}, 0), call("submit", {"answer": answer}, 1)]
-
-    def save(self) -> dict[str, Any]:
-        names = ("cells", "submitted", "runs", "failed_runs", "invalid_actions", "done")
-        return {name: getattr(self, name) for name in names}
-
-    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
-        self.reset(scenario)
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.cells = list(state["cells"])
 
 
 def same(submitted: str, answer: int | str | list[Any]) -> bool:

@@ -18,7 +18,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from components.environments.protocol import Messages
-from components.environments.tools import ToolEnvironment, call, tool
+from components.environments.restorable import RestorableState
+from components.environments.tools import call, tool
 from components.trajectories.schema import Scenario
 
 PER_WORLD = 8
@@ -35,12 +36,14 @@ QuestionAndAnswer = tuple[str, Answer] | None
 """A question and its answer, or None if the random draw has no answer or no unique one."""
 
 
-class Questions(ToolEnvironment):
+class Questions(RestorableState):
     """Questions over a small world of data that only the tools can read. Subclasses define the tools, which return JSON
     from `self.data`, the generator `world`, and a method `ask_FORM` for each form of question.
 
     seed: seed of the worlds and questions. train, heldout: scenarios of the two splits.
     """
+
+    saved = ("submitted",)
 
     about: ClassVar[str]
     """Description of the world for the system prompt."""
@@ -69,9 +72,6 @@ class Questions(ToolEnvironment):
         """Return the forms of question."""
         return [name.removeprefix("ask_") for name in vars(cls) if name.startswith("ask_")]
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
         self.data = _world(type(self), scenario.input["world"])
         self.submitted: str | None = None
@@ -97,13 +97,6 @@ class Questions(ToolEnvironment):
         text = ", ".join(answer) if isinstance(answer, list) else str(answer)
         calls = [*scenario.input["solution"], ["submit", {"answer": text}]]
         return [call(name, arguments, number) for number, (name, arguments) in enumerate(calls)]
-
-    def save(self) -> list[Any]:
-        return [self.submitted, self.done, self.invalid_actions]
-
-    def restore(self, scenario: Scenario, state: list[Any]) -> None:
-        self.reset(scenario)
-        self.submitted, self.done, self.invalid_actions = state
 
 
 def same(submitted: str, expected: Answer) -> bool:

@@ -13,20 +13,20 @@ import random
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.aio import stoppable
 from components.environments.protocol import Step
+from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import Invalid, call, tool
 from components.environments.worlds.sql.database import Database, threads, write
 from components.environments.worlds.sql.schemas import SCHEMAS
 from components.errors import EnvironmentFailed
-from components.sandbox.bubblewrap import stoppable
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -39,13 +39,15 @@ _MOST_ROWS = 2000
 
 
 @registered("environment.sql")
-class Sql(ToolEnvironment):
+class Sql(RestorableState):
     """seed: generator seed. train, heldout: questions of the two splits. schemas, heldout_schemas: databases of the
     train and the held-out split (null: the same). rows: maximum number of shown rows of a result. text: maximum number
     of shown characters.
 
     Scenario types: filter, aggregate, join, group, dates, nested, rank. Difficulty: 1 to 5, see `Question`.
     """
+
+    saved = ("submitted", "queries", "progress", "matches")
 
     system = (
         "Answer the question by one SQLite query. Look at the tables with schema, try queries with query, then submit "
@@ -69,9 +71,6 @@ class Sql(ToolEnvironment):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: list[Database] = []
         self._stop = threading.Event()
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def begin(self, scenario: Scenario) -> str:
         self.close()
@@ -150,15 +149,6 @@ class Sql(ToolEnvironment):
         """Return calls that show the schema, try the reference query and submit it."""
         gold = {"sql": scenario.input["gold"]}
         return [call("schema", {}, 0), call("query", gold, 1), call("submit", gold, 2)]
-
-    def save(self) -> dict[str, Any]:
-        names = ("submitted", "queries", "progress", "matches", "invalid_actions", "done")
-        return {name: getattr(self, name) for name in names}
-
-    def restore(self, scenario: Scenario, state: dict[str, Any]) -> None:
-        self.reset(scenario)
-        for name, value in state.items():
-            setattr(self, name, value)
 
 
 def same(actual: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], *, ordered: bool) -> bool:

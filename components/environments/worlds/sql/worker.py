@@ -1,23 +1,14 @@
-"""Worker process that runs queries. `database.py` starts it as a script.
+"""Execution of queries in a child process, which `database.py` starts.
 
 It runs untrusted SQL, so its privileges are minimal: only the standard library, no environment variables, no writable
 files, and a memory limit. SQLite's `hard_heap_limit` applies per process, so queries cannot run in the main process.
-The worker reads requests as lines of JSON from stdin and writes responses to stdout:
-
-    {"path": ..., "sql": ..., "rows": N}  →  {"columns": [...], "rows": [[...], ...]}  or  {"error": ...}
-
-Bytes are `{"hex": ...}`. Each request opens a new connection, so queries share no state.
+Bytes of a result are `{"hex": ...}`. Each query opens a new connection, so queries share no state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
-import os
-import resource
 import sqlite3
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -159,37 +150,8 @@ def _plain(value: Any) -> Any:
     return {"hex": value.hex()} if isinstance(value, bytes) else value
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the response to one request."""
-    try:
-        with closing(Connection(request["path"])) as connection:
-            columns, rows = connection.query(request["sql"], request["rows"])
-    except QueryError as error:
-        return {"error": str(error)}
-    return {"columns": columns, "rows": [[_plain(value) for value in row] for row in rows]}
-
-
-def main() -> None:
-    """Handle requests until stdin is closed."""
-    limits = {
-        resource.RLIMIT_AS: PROCESS_MB << 20,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: 32,
-    }
-    for limit, value in limits.items():
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses RLIMIT_AS; hard_heap_limit bounds SQLite there
-            resource.setrlimit(limit, (value, value))
-    os.chdir("/")
-    _write({})  # ready; the caller's time limits start here
-    for line in sys.stdin.buffer:
-        _write(answer(json.loads(line)))
-
-
-def _write(data: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(data) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+def query(path: str, sql: str, rows: int) -> dict[str, Any]:
+    """Return the columns and rows of a query. Raises QueryError."""
+    with closing(Connection(path)) as connection:
+        columns, values = connection.query(sql, rows)
+    return {"columns": columns, "rows": [[_plain(value) for value in row] for row in values]}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -69,9 +69,6 @@ class Webshop(ToolEnvironment):
     def site(self) -> Site:
         """Site, shared by all instances with the same products; its search index is built on first use."""
         return _site(*self._site_arguments)
-
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def tools(self) -> list[dict[str, Any]]:
         return super().tools() if self._actions == "tools" else []
