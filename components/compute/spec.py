@@ -12,7 +12,8 @@ from components.specs import Spec
 
 __all__ = ["AcceleratePlace", "ComputeSpec", "LocalPlace", "Place", "ProcessPlace", "StageName", "Strategy"]
 
-StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
+StageName = str
+"""Name of a stage. `flows.experiment.checks.computing` compares it with the declared stages."""
 
 
 class LocalPlace(Spec):

@@ -47,12 +47,12 @@ class Work:
 
     def stage(self, label: str, request: Request) -> Artifact:
         """Run a stage and return its artifact."""
-        from flows.execution.executor import UNITS
+        from flows.stages import STAGES
         from flows.stages.execute import run_stage
         from flows.terminal.console import duration
 
         start = time.monotonic()
-        with self.console.stage(label, UNITS.get(request.stage, "scores")) as view:
+        with self.console.stage(label, STAGES[request.stage].unit) as view:
             artifact, status = run_stage(request, replace(self.context, progress=view))
         self.console.line(f"{label} {status} in {duration(time.monotonic() - start)}")
         return artifact

@@ -89,5 +89,28 @@ def _judged(inputs: Inputs, ago: int = 0) -> JudgedCollection:
 
 
 STAGE = Stage(
-    "reward_model", 3, RewardModelStage, "reward_model", REWARD_MODEL_VERSION, train_reward, volatile=("log.jsonl",)
+    "reward_model",
+    3,
+    RewardModelStage,
+    "reward_model",
+    REWARD_MODEL_VERSION,
+    train_reward,
+    files={
+        "adapter/": "LoRA adapter",
+        "weights/": "in its place, all weights (`model.lora=null`)",
+        "heads.safetensors": "linear heads that predict the scores",
+        "reward_model.json": "base model, heads and their scales",
+        "scenarios.json": "training and held-out scenarios",
+        "optimizer.safetensors": "AdamW's moments",
+        "rng.safetensors": "random state",
+        "trainer.json": "algorithm, number of gradient steps",
+        "log.jsonl": "metrics of each gradient step",
+    },
+    volatile=("log.jsonl",),
+    inputs={"trajectories[-N]": "trajectories", "scores[-N]": "scores", "start": "checkpoint or reward_model"},
+    order=60,
+    unit="steps",
+    distributed=True,
+    size=lambda request: collections(request.inputs),
+    lineage="step",
 )

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
 from components.compute.sky.spec import SkyPlace
-from components.compute.spec import AcceleratePlace, ComputeSpec, StageName
-from components.compute.torchrun import TOGETHER
+from components.compute.spec import AcceleratePlace, ComputeSpec
 from components.errors import Problem
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from components.specs import nearest
+from flows.stages import PLACED, STAGES
 
-STAGES: tuple[StageName, ...] = get_args(StageName)
+DISTRIBUTED = [stage.name for stage in STAGES.values() if stage.distributed]
+
+
+def stages(compute: ComputeSpec) -> Iterator[Problem]:
+    """Check that `compute.stages` and `compute.prices` name stages."""
+    for key, names in (("stages", compute.stages), ("prices", compute.prices)):
+        for name in names:
+            if name not in PLACED:
+                message = f"{name!r}: expected one of {', '.join(PLACED)}"
+                yield Problem(f"compute.{key}.{name}", message, nearest(name, PLACED))
 
 
 def places(compute: ComputeSpec) -> Iterator[Problem]:
@@ -55,18 +63,18 @@ def several_processes(
     compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
 ) -> Iterator[Problem]:
     """Check that stages, the number of groups, and the model support training in several processes."""
-    for stage in STAGES:
+    for stage in PLACED:
         name = compute.placement(stage)
         place = compute.places.get(name)
         if not isinstance(place, AcceleratePlace):
             continue
-        if stage not in TOGETHER:
+        if stage not in DISTRIBUTED:
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
             message = (
-                f"{name!r} runs in several processes, which only {' and '.join(TOGETHER)} support; expected another "
+                f"{name!r} runs in several processes, which only {' and '.join(DISTRIBUTED)} support; expected another "
             )
             yield Problem(key, f"{message}place. Assign it to a single stage: compute.stages.train={name}")
-    used = {compute.placement(stage) for stage in STAGES if stage in TOGETHER}
+    used = {compute.placement(stage) for stage in DISTRIBUTED}
     for name, place in compute.places.items():
         if name not in used or not isinstance(place, AcceleratePlace | SkyPlace) or place.group == 1:
             continue
