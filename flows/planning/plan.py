@@ -5,9 +5,9 @@ same key), the stage is cached after all. So the plan is an upper bound, except 
 its filter. Decisions from existing evaluations (early stopping, the best policy) are the same as in the run; if
 evaluations are pending, the plan continues to the last round and says that it is an upper bound.
 
-Times and the cost of judges come from earlier stages (`earlier_stages`). Background work (`collect.overlap`) counts only
-by the time that exceeds the stage beside it. The price of a machine-hour comes from `compute.prices`; for a SkyPilot
-machine without a price there, from SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
+Times and the cost of judges come from earlier stages (`earlier_stages`). Background work (`collect.overlap`) counts
+only by the time that exceeds the stage beside it. The price of a machine-hour comes from `compute.prices`; for a
+SkyPilot machine without a price there, from SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
 """
 
 from __future__ import annotations

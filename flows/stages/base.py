@@ -208,8 +208,7 @@ class Stage:
     volatile: tuple[str, ...] = ()
     """Files that the artifact's digest does not cover."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of the input artifacts (`trajectories or feedback`) by name. Parts of a name in brackets are optional, K and
-    N are numbers, N of rounds or collections ago: `trajectories[+K][-N]`. `*` is any name."""
+    """Kinds of the input artifacts (`trajectories or feedback`) by name (`input_pattern`)."""
     order: int = 100
     """Position in lists of stages; stages of the same position are sorted by name."""
     unit: str = "parts"
@@ -236,22 +235,16 @@ class Stage:
     """Role in the lineage. `step`: its artifact is a model, and each model is a step. `input`: training data, which
     belongs to the step of the model that is trained on it. `result`: belongs to the step of its inputs."""
 
-    def kinds_of(self, name: str) -> list[str]:
-        """Return the kinds of artifacts that the stage accepts as the input of this name; empty if it has none."""
-        return next((kinds.split(" or ") for kinds, match in self._matches(name) if match), [])
-
     def is_earlier(self, name: str) -> bool:
         """Return True if the input of this name is data of an earlier round or collection."""
-        return any(match and match.groupdict().get("ago") for _, match in self._matches(name))
-
-    def _matches(self, name: str) -> Iterator[tuple[str, re.Match[str] | None]]:
-        for declared, kinds in self.inputs.items():
-            yield kinds, re.fullmatch(_input_pattern(declared), name)
+        matches = (re.fullmatch(input_pattern(declared), name) for declared in self.inputs)
+        return any(match.groupdict().get("ago") for match in matches if match is not None)
 
 
 @functools.cache
-def _input_pattern(declared: str) -> str:
-    """Return the regular expression of a declared input name (`Stage.inputs`)."""
+def input_pattern(declared: str) -> str:
+    """Return the regular expression of a declared input name such as `trajectories[+K][-N]`: parts in brackets are
+    optional, K is a number, N a number of rounds or collections ago; `*` is any name."""
     pattern = re.escape(declared).replace(r"\[", "(?:").replace(r"\]", ")?").replace(r"\*", ".+")
     return pattern.replace("K", r"[1-9]\d*").replace("N", r"(?P<ago>[1-9]\d*)")
 

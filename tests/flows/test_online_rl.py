@@ -8,6 +8,7 @@ from components.artifacts import Artifact, stage_key
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages import STAGES
 
 DATA = {
@@ -39,13 +40,13 @@ class Recorder:
         self.keys = {}
         self.rounds = []
         self.made = {}
-        self.outcome = online_rl(
-            self.spec,
+        run = RecipeRun(
             self,
-            lambda number, artifacts: self.rounds.append((number, artifacts)),
+            on_round=lambda number, artifacts: self.rounds.append((number, artifacts)),
             on_notice=self.notices.append,
             prune=prune,
         )
+        self.outcome = online_rl(run, self.spec)
 
     def __call__(self, label, step, request):
         json.dumps(request.to_json())
