@@ -105,9 +105,7 @@ def test_what_learns_from_any_episodes_needs_no_correction(tmp_path, name):
 def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path, monkeypatch):
     pretend(tmp_path, **BEFORE)
     seconds = {"train": 5, "collect": 4, "judge": 2, "filter": 1, "evaluate": 1, "deploy": 1}
-    monkeypatch.setattr(
-        "flows.planning.earlier_stages.SimilarStage.seconds_for", lambda near, request: seconds[request.stage]
-    )
+    monkeypatch.setattr(SimilarStage, "seconds_for", lambda near, request: seconds[request.stage])
     found = plan(spec_of(tmp_path, **{**OVERLAP, "seed": 1, "compute": {"price": 3600, "prices": {"train": 7200}}}))
     beside = {one.label: one.beside for one in found.stages if one.beside}
     assert beside == {
