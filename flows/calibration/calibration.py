@@ -61,13 +61,14 @@ class Work:
 def episodes_of_run(spec: ExperimentSpec, context: Context, run: str, labels: Sequence[str]) -> dict[str, Artifact]:
     """Return the episodes of a run's stages, by label; without labels those of its evaluations."""
     from flows.history.records import Records
+    from flows.stages import EPISODE_KINDS
 
     record = Records(spec.root).get(run)
     evaluations = [stage for stage in record.stages if stage.kind == "evaluation"]
     stages = [record.stage(label) for label in labels] or evaluations
     episodes: dict[str, Artifact] = {}
     for stage in stages:
-        if stage.kind not in ("evaluation", "trajectories"):
+        if stage.kind not in EPISODE_KINDS:
             expected = "expected a stage such as collect[1] or evaluate[final]"
             raise ResourceError(f"--label {stage.label}: has no episodes; {expected}")
         artifact = context.store.find(stage.key)

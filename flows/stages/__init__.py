@@ -19,5 +19,7 @@ def _declared() -> list[Stage]:
 STAGES.update({stage.name: stage for stage in _declared()})
 PLACED = [stage.name for stage in STAGES.values() if stage.placed]
 """Stages that `compute` can place."""
+EPISODE_KINDS = [stage.kind for stage in STAGES.values() if stage.plays]
+"""Kinds of artifacts with episodes of a policy."""
 ROUND_STAGES = [stage.name for stage in STAGES.values() if stage.part_of_round]
 """Stages that each round runs."""
