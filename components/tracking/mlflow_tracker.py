@@ -26,7 +26,7 @@ from components.tracking import lineage, registry, store, traces
 from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
 from components.tracking.spec import TrackingSpec
-from components.tracking.stages import UNLISTED, StageTracking
+from components.tracking.stages import METRICS_ONLY, StageTracking
 from components.tracking.store import ui_command
 from components.trajectories.schema import Score, Trajectory
 
@@ -168,7 +168,7 @@ class Tracker:
         step: int = 0,
         origin: Mapping[str, str] | None = None,
         group: str = "",
-        tracking: StageTracking = UNLISTED,
+        tracking: StageTracking = METRICS_ONLY,
     ) -> None:
         """Log the results of a stage: its small files and a reference to all of them under `stages/<label>/`, its
         metrics (`train/kl`) and its time (`time/train`) at `step`.

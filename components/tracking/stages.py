@@ -18,5 +18,5 @@ class StageTracking:
     """True if its artifact is listed as a model."""
 
 
-UNLISTED = StageTracking()
+METRICS_ONLY = StageTracking()
 """Presentation of a stage with metrics only."""

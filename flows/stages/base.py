@@ -27,7 +27,7 @@ from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
 from components.specs import Spec, Target
-from components.tracking.stages import UNLISTED, StageTracking
+from components.tracking.stages import METRICS_ONLY, StageTracking
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class Stage:
     """Maximum number of episodes that a request plays."""
     size: Callable[[Request], int | None] = unknown
     """Amount of work of a request, to which its time is proportional."""
-    tracking: StageTracking = UNLISTED
+    tracking: StageTracking = METRICS_ONLY
     """Presentation in MLflow."""
     summary: Callable[[Mapping[str, float]], str] = main_figures
     """Metrics as text for the console line of the stage."""
