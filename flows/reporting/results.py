@@ -37,8 +37,6 @@ class Results:
     """Result of a run."""
 
     run_id: str
-    policy_digest: str | None
-    """sha256 over the tensors of the final adapter; None if nothing was trained."""
     summaries: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.summarise` by `start`, `sft`, `feedback`, `final`, as far as they
     exist."""
@@ -54,12 +52,7 @@ class Results:
     """Status by label: `ran` or `cached`."""
     report: str
     export: str | None = None
-    model: str | None = None
-    """Name and version in the model registry."""
-    champion: dict[str, Any] | None = None
-    """Champion decision on that version (`flows.release.champion.Decision`)."""
-    deployment: dict[str, Any] | None = None
-    """State, URL, model and agreement of the deployment; None without `deploy.target`."""
+    release: ReleaseResult = field(default_factory=ReleaseResult)
     seed: int = 0
     peak_memory_gb: float = 0.0
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
@@ -92,7 +85,7 @@ class Results:
         return json.dumps(
             {
                 "run_id": self.run_id,
-                "policy_digest": self.policy_digest,
+                "policy_digest": self.release.policy_digest,
                 **_measure("success", self.last),
                 **_measure("success", self.summaries.get("start"), "_start"),
                 **_measure("success", self.summaries.get("sft"), "_sft"),
@@ -113,9 +106,9 @@ class Results:
                 "peak_memory_gb": self.peak_memory_gb,
                 "stages": self.stages,
                 "export": self.export,
-                "model": self.model,
-                "champion": self.champion,
-                "deployment": self.deployment,
+                "model": self.release.model,
+                "champion": self.release.champion,
+                "deployment": self.release.deployment,
                 "report": self.report,
             }
         )
@@ -228,7 +221,6 @@ def results_of(
     evaluations = load_evaluations(execution.spec, outcome)
     return Results(
         run_id=run_id,
-        policy_digest=release.policy_digest,
         summaries=evaluations.summaries,
         titles=evaluations.titles,
         differences=evaluations.differences,
@@ -237,9 +229,7 @@ def results_of(
         stages={label: done.status for label, done in execution.done.items()},
         report=report,
         export=export,
-        model=release.model,
-        champion=release.champion,
-        deployment=release.deployment,
+        release=release,
         seed=execution.spec.seed,
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
@@ -273,7 +263,7 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
     cost += f", and {results.unpriced_calls} judge calls of unknown price" if results.unpriced_calls else ""
     console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")
     if results.export:
-        console.line(f"model:   {results.export} (registered as {results.model})")
+        console.line(f"model:   {results.export} (registered as {results.release.model})")
     console.line(f"report:  {results.report}")
     console.line(f"MLflow:  {mlflow_ui}")
     console.line(f"Prefect: {prefect_ui}")

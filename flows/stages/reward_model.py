@@ -12,7 +12,7 @@ from components.algorithms.spec import RewardAlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
-from flows.stages.train import steps
+from flows.stages.train import CHECKPOINT_FILES, steps
 
 if TYPE_CHECKING:
     from components.algorithms.reward_models.examples import JudgedCollection
@@ -96,15 +96,10 @@ STAGE = Stage(
     REWARD_MODEL_VERSION,
     train_reward,
     files={
-        "adapter/": "LoRA adapter",
-        "weights/": "in its place, all weights (`model.lora=null`)",
+        **CHECKPOINT_FILES,
         "heads.safetensors": "linear heads that predict the scores",
         "reward_model.json": "base model, heads and their scales",
         "scenarios.json": "training and held-out scenarios",
-        "optimizer.safetensors": "AdamW's moments",
-        "rng.safetensors": "random state",
-        "trainer.json": "algorithm, number of gradient steps",
-        "log.jsonl": "metrics of each gradient step",
     },
     volatile=("log.jsonl",),
     inputs={"trajectories[-N]": "trajectories", "scores[-N]": "scores", "start": "checkpoint or reward_model"},

@@ -190,6 +190,16 @@ def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int, *, 
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
+CHECKPOINT_FILES = {
+    "adapter/": "LoRA adapter",
+    "weights/": "in its place, all weights (`model.lora=null`)",
+    "optimizer.safetensors": "AdamW's moments",
+    "rng.safetensors": "random state",
+    "trainer.json": "algorithm, number of gradient steps",
+    "log.jsonl": "metrics of each gradient step",
+}
+"""Files of every trained model."""
+
 STAGE = Stage(
     "train",
     6,
@@ -198,12 +208,7 @@ STAGE = Stage(
     CHECKPOINT_VERSION,
     train,
     files={
-        "adapter/": "LoRA adapter",
-        "weights/": "in its place, all weights (`model.lora=null`)",
-        "optimizer.safetensors": "AdamW's moments",
-        "rng.safetensors": "random state",
-        "trainer.json": "algorithm, number of gradient steps",
-        "log.jsonl": "metrics of each gradient step",
+        **CHECKPOINT_FILES,
         "critic/": "value model of PPO",
         "multipliers.json": "Lagrange multipliers of costs",
     },

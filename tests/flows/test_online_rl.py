@@ -341,7 +341,7 @@ def test_what_further_collections_left_is_replayed_too(tmp_path):
 
 
 def test_every_input_is_one_that_its_stage_declares(tmp_path):
-    reward_model = {"scenarios": 4, "group_size": 2, "models": 2, "every": 1}
+    reward_model = {"algorithm": {"name": "reward_model"}, "scenarios": 8, "group_size": 2, "models": 2, "every": 1}
     few = {f"filter[{number}]": {"scenarios": 1.0, "kept": 2.0} for number in ("1", "2", "3")}
     course = {"rounds": 3, **FURTHER, "replay": {"rounds": 1}, "ewc": {"coefficient": 10.0}}
     run = Recorder(tmp_path, few, reward_model=reward_model, **course)
