@@ -56,7 +56,7 @@ LINE = """\
 USE = """
 import contextlib, io, json, sys, time
 from pathlib import Path
-import docs.stages
+import docs.artifacts
 from components.errors import SpecError
 from flows.execution.executor import Execution
 from flows.experiment.compose import compose
@@ -105,7 +105,7 @@ print(json.dumps({
     "console": text.getvalue(),
     "lineage": show(lineage, run.stage("evaluate[start]").key),
     "facts": lineage.facts(lineage.back(stage.key)[0]),
-    "table": docs.stages.table(),
+    "table": docs.artifacts.table(),
 }))
 """
 

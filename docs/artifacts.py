@@ -1,6 +1,6 @@
-"""Writes the table of docs/architecture.md that lists the stages.
+"""Writes the table of docs/architecture.md with the artifact of each stage.
 
-    python -m docs.stages
+    python -m docs.artifacts
 
 The table is what the stages declare (`flows.stages`). `tests/docs` fails while it is not what this writes.
 """
@@ -14,7 +14,7 @@ from flows.stages import STAGES
 from flows.stages.base import Stage
 
 PAGE = Path(__file__).parent / "architecture.md"
-BEGIN, END = "<!-- stages -->", "<!-- /stages -->"
+BEGIN, END = "<!-- artifacts -->", "<!-- /artifacts -->"
 
 
 def main() -> None:
