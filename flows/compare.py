@@ -129,7 +129,7 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _time(total: StageTotal) -> str:
-    overlapped = f", plus {duration(total.unnoticed)} overlapped" if total.unnoticed else ""
+    overlapped = f", plus {duration(total.overlapped_seconds)} overlapped" if total.overlapped_seconds else ""
     return f"{duration(total.seconds)}{overlapped}"
 
 

@@ -44,7 +44,7 @@ def show(planned: RunPlan) -> str:
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
-    times = [stage.seconds - stage.unnoticed for stage in planned.stages if stage.seconds is not None]
+    times = [stage.seconds - stage.overlapped_seconds for stage in planned.stages if stage.seconds is not None]
     unknown = len(planned.stages) - len(times)
     costs = [stage.cost for stage in planned.stages if stage.cost is not None]
     time_bound, cost_bound = ("at least " if len(values) < len(planned.stages) else "" for values in (times, costs))

@@ -21,13 +21,14 @@ from components.artifacts.roots import private_root
 from components.errors import EspalierError, GuardStruck, ResourceError
 from components.redaction import refuse_secrets
 from flows.execution.overlap import Beside, sequential
-from flows.experiment import feedback, fork
+from flows.experiment import fork
 from flows.experiment.prerequisites import check_keys
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import CODE, ExperimentSpec
-from flows.history.records import Records, recording
+from flows.experiment.starting_point import StartingPoint
+from flows.history.records import Records, RunRecord, recording
 from flows.recipes.online_rl import online_rl
-from flows.recipes.outcome import Prune, RunOutcome
+from flows.recipes.recipe_run import Prune, RecipeRun
 from flows.release import approval, deployment
 from flows.stages.base import Context
 from flows.terminal.overrides import mask_overrides
@@ -81,8 +82,7 @@ def run(
     check_tracking(tracking_uri)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
-    forked = fork.resolve(spec, context.store)
-    feedback_data = feedback.resolve(spec.feedback, context.store)
+    starting_point = StartingPoint.resolve(spec, context.store)
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:
@@ -96,23 +96,23 @@ def run(
         stack.enter_context(logging_to(log, console))
         console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
         logger.info("overrides: %s", " ".join(overrides) or "none")
-        if forked is not None:
+        if (forked := starting_point.fork) is not None:
             console.line(f"starts from the policy of run {forked.run.short} after step {forked.step}")
         stack.callback(context.warm.close)
 
-        from flows.planning import cached_run
+        from flows.planning.cached_run import CachedRun
         from flows.reporting import results
 
-        stages = cached_run.cached_stages(spec, context, forked, feedback_data)
+        cached = CachedRun.find(spec, context, starting_point)
         standalone = sweep is None and not server.inside_flow()  # a sweep and Prefect expect a new run
-        earlier = cached_run.same_run(spec, forked, stages) if stages is not None and standalone else None
-        if stages is not None and earlier is not None:
-            result = cached_run.repeat(spec, context, console, log, stages, earlier, forked, feedback_data, start)
+        earlier = cached.earlier() if cached is not None and standalone else None
+        if cached is not None and earlier is not None:
+            result = cached.repeat(earlier, console, log, start)
             results.show(result, console, ui_command(tracking_uri), server.ui_command(root))
             print(result.to_json(), file=stdout, flush=True)
             return json.loads(result.to_json())
         prefect = None
-        if stages is None or server.of_user():
+        if cached is None or server.of_user():
             prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # starts during the imports
             interruption.last_words.append(prefect.kill)
 
@@ -129,14 +129,17 @@ def run(
         record = stack.enter_context(
             recording(
                 root,
-                tracker.run_id,
-                name=spec.name,
-                seed=spec.seed,
-                spec=spec.model_dump(mode="json", by_alias=True),
-                overrides=overrides,
-                sweep=sweep,
-                git_commit=git_commit(CODE),
-                forked=forked.checkpoints if forked else {},
+                RunRecord(
+                    tracker.run_id,
+                    spec.name,
+                    spec.seed,
+                    time.time(),
+                    spec=spec.model_dump(mode="json", by_alias=True),
+                    overrides=overrides,
+                    sweep=sweep,
+                    git_commit=git_commit(CODE),
+                    forked=starting_point.checkpoints,
+                ),
             )
         )
         execution = Execution(spec, context, console, tracker, log, record)
@@ -146,12 +149,12 @@ def run(
         deployment_errors: list[EspalierError] = []
 
         def body(call: StageRunner, beside: Beside) -> results.Results:
-            outcome = RunOutcome()
-            options = {"approve": approval.asker(execution)} if spec.deploy.approve else {}
+            recipe_run = RecipeRun(call, beside, starting_point, on_round, execution.notice, prune)
+            if spec.deploy.approve:
+                recipe_run.approve = approval.asker(execution)
+            outcome = recipe_run.outcome
             try:
-                online_rl(
-                    spec, call, on_round, forked, execution.notice, beside, feedback_data, outcome, prune, **options
-                )
+                online_rl(recipe_run, spec)
             except GuardStruck as guard:
                 report.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise

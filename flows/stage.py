@@ -50,12 +50,13 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for an invalid request, 1 if the stage failed, 130 if interrupted."""
+    from flows.stages import STAGES
+
+    watched = [stage.name for stage in STAGES.values() if stage.plays]
     parser = RootParser(
         prog="python -m flows.stage", description="Runs one stage from a request, or shows episodes of a running stage."
     )
-    parser.add_argument(
-        "stage", nargs="?", choices=["collect", "evaluate"], help="with --watch: kind of the stage to show"
-    )
+    parser.add_argument("stage", nargs="?", choices=watched, help="with --watch: kind of the stage to show")
     parser.add_argument("--watch", action="store_true", help="show one episode at a time as it is played")
     parser.add_argument("--wait", type=float, default=60.0, help="with --watch: seconds to wait for such a stage")
     source = parser.add_mutually_exclusive_group()

@@ -42,6 +42,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
     ("components.rollout.formats", "start"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
+    ("flows.stages.base", "input_pattern(declared)"): [{"declared": "[anchored-]scores[+K][-N]"}, {"declared": "*"}],
 }
 """Values of local names, by module and pattern (its source, or the name to which it is assigned)."""
 TIMED = {

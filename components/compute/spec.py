@@ -8,7 +8,7 @@ import inspect
 import operator
 import pkgutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -18,9 +18,7 @@ from components.compute.process.spec import ProcessPlace
 from components.compute.training_group import Strategy
 from components.specs import Spec
 
-__all__ = ["PLACES", "ComputeSpec", "StageName", "Strategy"]
-
-StageName = Literal["collect", "judge", "filter", "feedback", "train", "reward_model", "evaluate", "deploy"]
+__all__ = ["PLACES", "ComputeSpec", "Strategy"]
 
 
 def _discover() -> dict[str, type[Place]]:
@@ -49,7 +47,7 @@ class ComputeSpec(Spec):
 
     default: str = "local"
     """Place of stages without an entry in `stages`: a name from `places`."""
-    stages: dict[StageName, str] = {}
+    stages: dict[str, str] = {}
     """Places of single stages: `{train: process}`."""
     places: dict[str, AnyPlace] = {"local": LocalPlace(), "process": ProcessPlace()}
     """Places by name."""
@@ -70,17 +68,17 @@ class ComputeSpec(Spec):
     """Seconds before a retry."""
     price: float = Field(0.0, ge=0)
     """Hourly price of the machine on which stages run, in a currency of your choice. Used by plans and costs."""
-    prices: dict[StageName, Annotated[float, Field(ge=0)]] = {}
+    prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """Hourly prices of single stages: `{train: 2.5}`."""
 
-    def placement(self, stage: StageName) -> str:
+    def placement(self, stage: str) -> str:
         """Return the name of the place of a stage."""
         return self.stages.get(stage, self.default)
 
-    def place(self, stage: StageName) -> Place:
+    def place(self, stage: str) -> Place:
         return self.places[self.placement(stage)]
 
-    def hourly_price(self, stage: StageName) -> float:
+    def hourly_price(self, stage: str) -> float:
         return self.prices.get(stage, self.price)
 
     @property

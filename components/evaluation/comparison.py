@@ -33,7 +33,7 @@ class StageTotal:
     """Time that this run waited for them, in seconds."""
     cost: float = 0.0
     """Cost in this run, in the currency of the prices."""
-    unnoticed: float = 0.0
+    overlapped_seconds: float = 0.0
     """Additional seconds that overlapped with another stage, so that the run did not wait for them."""
 
 
@@ -86,7 +86,7 @@ class Run:
             sum(stage.cached for stage in stages),
             sum(stage.seconds for stage in stages),
             sum(stage.cost for stage in stages),
-            sum(stage.unnoticed for stage in stages),
+            sum(stage.overlapped_seconds for stage in stages),
         )
 
 

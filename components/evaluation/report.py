@@ -140,7 +140,9 @@ class Report:
     """Results of `metrics.paired_difference` by title (`after GRPO against after SFT`). The headline shows the first
     one."""
     rounds: Sequence[Mapping[str, float]] = ()
-    """Metrics of each round, from round 1; see `CURVES` and `TIMES` for the names that are plotted."""
+    """Metrics of each round, from round 1; see `CURVES` for the names that are plotted."""
+    round_stages: Sequence[str] = ()
+    """Stages whose times in the rounds are plotted: the metric `NAME_s` of a round, in seconds."""
     notes: Sequence[str] = ()
     """Decisions made during the run, one sentence each, such as early stopping or the selection of the policy."""
     failures: Sequence[FailureRow] = ()
@@ -200,8 +202,6 @@ CURVES = (
 """Metrics of a round that are plotted; the others are in the table of metrics."""
 COMPONENTS = "components/"
 """Prefix of the metrics that are components of the reward."""
-TIMES = {"collect": "collect_s", "judge": "judge_s", "filter": "filter_s", "train": "train_s"}
-"""Stages of a round and the metrics that hold their seconds."""
 _WIDE = 1060
 """Width of the time chart: three times that of the others, so that its labels have the same size."""
 
@@ -215,10 +215,10 @@ def render(report: Report) -> str:
         config=_yaml(mask(dict(report.config))),
         headline=_headline(report),
         curves=_curves(report.rounds),
-        times=_times(report.rounds),
+        times=_times(report.rounds, report.round_stages),
         reward_accuracy=_reward_accuracy(report.reward_models),
         colours=plots.COLOURS,
-        time_names=list(TIMES),
+        time_names=report.round_stages,
         figures=list(dict.fromkeys(key for values in report.rounds for key in values)),
         breakdowns=_breakdowns(report.evaluations),
         examples=examples.choose(report.evaluations),
@@ -267,9 +267,9 @@ def _parts(rounds: Sequence[Mapping[str, float]]) -> list[Curve]:
     return [Curve(name, name.removeprefix(COMPONENTS), note) for name in parts] if len(parts) > 1 else []
 
 
-def _times(rounds: Sequence[Mapping[str, float]]) -> str:
+def _times(rounds: Sequence[Mapping[str, float]], stages: Sequence[str]) -> str:
     xs = list(range(1, len(rounds) + 1))
-    series = {name: [float(values.get(key, 0.0)) for values in rounds] for name, key in TIMES.items()}
+    series = {name: [float(values.get(f"{name}_s", 0.0)) for values in rounds] for name in stages}
     return plots.stacked_bars(xs, series, name="Time by stage", text=duration, width=_WIDE) if xs else ""
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from components.artifacts import Artifact
 
-DATASETS = {"trajectories": "train", "evaluation": "evaluation"}
-"""Kinds of artifacts that MLflow lists as datasets, and their context."""
 INSERT_ATTEMPTS = 10
 """Attempts to insert a dataset, which fail if another process inserts one at the same moment."""
 _MAX_DIGEST = 36
@@ -59,9 +57,9 @@ def describe(artifact: Artifact, label: str, status: str, seconds: float) -> tup
     return reference, small
 
 
-def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: str) -> None:
-    """Add a trajectories or evaluation artifact to the run's input datasets. Retried if another run adds the same one
-    concurrently: MLflow looks a dataset up and then inserts it, and rejects the second of two inserts."""
+def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: str, context: str) -> None:
+    """Add an artifact to the run's input datasets, in a context such as `train`. Retried if another run adds the same
+    one concurrently: MLflow looks a dataset up and then inserts it, and rejects the second of two inserts."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.exceptions import MlflowException
 
@@ -72,10 +70,10 @@ def log_dataset(client: MlflowClient, run_id: str, artifact: Artifact, label: st
         source=json.dumps({"uri": artifact.path.absolute().as_uri(), "digest": artifact.digest, "key": artifact.key}),
         profile=json.dumps(artifact.metrics),
     )
-    context = InputTag(key="mlflow.data.context", value=DATASETS[artifact.kind])
+    tag = InputTag(key="mlflow.data.context", value=context)
     for retries_left in reversed(range(INSERT_ATTEMPTS)):
         try:
-            return client.log_inputs(run_id, datasets=[DatasetInput(dataset, [context])])
+            return client.log_inputs(run_id, datasets=[DatasetInput(dataset, [tag])])
         except MlflowException as error:
             if not retries_left or "IntegrityError" not in str(error):
                 raise

@@ -26,6 +26,7 @@ from components.tracking import lineage, registry, store, traces
 from components.tracking.outbox import Outbox
 from components.tracking.params import MAX_NAME, clean_name, flatten
 from components.tracking.spec import TrackingSpec
+from components.tracking.stages import METRICS_ONLY, StageTracking
 from components.tracking.store import ui_command
 from components.trajectories.schema import Score, Trajectory
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = {"evaluate": "eval"}
-"""Prefixes of metrics that differ from the stage's name."""
 _BATCH = 100
 """Maximum number of parameters or tags per request (a limit of MLflow)."""
 _MAX_TAG = 8000
@@ -169,15 +168,16 @@ class Tracker:
         step: int = 0,
         origin: Mapping[str, str] | None = None,
         group: str = "",
+        tracking: StageTracking = METRICS_ONLY,
     ) -> None:
         """Log the results of a stage: its small files and a reference to all of them under `stages/<label>/`, its
-        metrics under the stage's name (`train/kl`) and its time (`time/train`) at `step`.
+        metrics (`train/kl`) and its time (`time/train`) at `step`.
 
         `label` names the stage in this run, as `round 3/train`; `status` is `ran` or `cached`; `seconds` is its time in
         this run. `origin` describes the source of a checkpoint, as tags of its logged model. `group`, such as
-        `refill_1/`, is a prefix of the metric names.
+        `refill_1/`, is a prefix of the metric names. `tracking` is the presentation that the stage declares.
         """
-        prefix = _PREFIX.get(artifact.stage, artifact.stage)
+        prefix = tracking.prefix or artifact.stage
         metrics = {f"{prefix}/{key}": value for key, value in artifact.metrics.items()}
         metrics[f"time/{artifact.stage}"] = seconds
         self.log_metrics({f"{group}{name}": value for name, value in metrics.items()}, step)
@@ -190,9 +190,9 @@ class Tracker:
                 target.symlink_to(source.absolute())  # MLflow copies the link's target
             self.client.log_artifacts(self.run_id, scratch, folder)
         self.client.log_dict(self.run_id, reference, f"{folder}/artifact.json")
-        if artifact.kind in lineage.DATASETS:
-            lineage.log_dataset(self.client, self.run_id, artifact, label)
-        elif artifact.kind == "checkpoint":
+        if tracking.dataset is not None:
+            lineage.log_dataset(self.client, self.run_id, artifact, label, tracking.dataset)
+        if tracking.model:
             lineage.log_checkpoint(self.client, self.experiment_id, self.run_id, artifact, label, step, origin)
             self.set_tags({f"checkpoint.{label}": artifact.digest})
 

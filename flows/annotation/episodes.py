@@ -16,9 +16,8 @@ from components.trajectories.feedback import FOLDER, Correction, Line, PairChoic
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Score, Trajectory
 from flows.history.records import RunRecord, StageRecord
+from flows.stages import EPISODE_KINDS
 
-KINDS = ("trajectories", "evaluation")
-"""Kinds of artifacts with episodes."""
 _ROUND = re.compile(r"collect\[\d+\]")
 
 
@@ -77,7 +76,7 @@ class StageEpisodes:
 
 def stages(run: RunRecord) -> list[StageRecord]:
     """Return the stages of a run that have episodes."""
-    return [stage for stage in run.stages if stage.kind in KINDS]
+    return [stage for stage in run.stages if stage.kind in EPISODE_KINDS]
 
 
 def default_stage(run: RunRecord) -> StageRecord:

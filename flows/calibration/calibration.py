@@ -47,12 +47,12 @@ class Work:
 
     def stage(self, label: str, request: Request) -> Artifact:
         """Run a stage and return its artifact."""
-        from flows.execution.executor import UNITS
+        from flows.stages import STAGES
         from flows.stages.execute import run_stage
         from flows.terminal.console import duration
 
         start = time.monotonic()
-        with self.console.stage(label, UNITS.get(request.stage, "scores")) as view:
+        with self.console.stage(label, STAGES[request.stage].unit) as view:
             artifact, status = run_stage(request, replace(self.context, progress=view))
         self.console.line(f"{label} {status} in {duration(time.monotonic() - start)}")
         return artifact
@@ -61,13 +61,14 @@ class Work:
 def episodes_of_run(spec: ExperimentSpec, context: Context, run: str, labels: Sequence[str]) -> dict[str, Artifact]:
     """Return the episodes of a run's stages, by label; without labels those of its evaluations."""
     from flows.history.records import Records
+    from flows.stages import EPISODE_KINDS
 
     record = Records(spec.root).get(run)
     evaluations = [stage for stage in record.stages if stage.kind == "evaluation"]
     stages = [record.stage(label) for label in labels] or evaluations
     episodes: dict[str, Artifact] = {}
     for stage in stages:
-        if stage.kind not in ("evaluation", "trajectories"):
+        if stage.kind not in EPISODE_KINDS:
             expected = "expected a stage such as collect[1] or evaluate[final]"
             raise ResourceError(f"--label {stage.label}: has no episodes; {expected}")
         artifact = context.store.find(stage.key)

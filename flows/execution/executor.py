@@ -35,7 +35,7 @@ from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
-from flows.stages import STAGES, episode_failures, selections
+from flows.stages import ROUND_STAGES, STAGES, episode_failures
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.servers import with_server_urls
@@ -46,20 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNITS = {
-    "collect": "episodes",
-    "evaluate": "episodes",
-    "train": "steps",
-    "reward_model": "steps",
-    "judge": "scores",
-    "filter": "decisions",
-    "feedback": "episodes",
-}
-
-_OF_ROUND = re.compile(r"(collect|judge|filter|train)\[\d+(\+\d+)?\]")
-
-SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
-"""Metrics in the console line of a stage."""
+_NUMBERED = re.compile(r"(\w+)\[\d+(\+\d+)?\]")
+"""Label of a stage in a round or a refill."""
 
 
 Watcher = Callable[[str, str], AbstractContextManager[Progress]]
@@ -86,13 +74,13 @@ class Done:
     """Cost of judges and machine in this run; 0 if cached."""
     unpriced: int = 0
     """Number of judge calls in this run without a known price, which the cost excludes."""
-    unnoticed: float = 0.0
+    overlapped_seconds: float = 0.0
     """Seconds that overlap with another stage, for which the run did not wait."""
 
     @property
     def waited(self) -> float:
         """Seconds that the run waited for the stage."""
-        return self.seconds - self.unnoticed
+        return self.seconds - self.overlapped_seconds
 
     def reference(self) -> dict[str, Any]:
         """Return the JSON data that passes through Prefect."""
@@ -180,20 +168,18 @@ class Execution:
         end of that stage. The overlap is paid once, at the higher price."""
         overlap = min(done.seconds, max(0.0, until - (done.ended - done.seconds)))
         compute = self.spec.compute
-        prices = [compute.hourly_price(kind) for kind in (done.artifact.stage, other)]  # type: ignore[arg-type]  # a stage's name
+        prices = [compute.hourly_price(kind) for kind in (done.artifact.stage, other)]
         saved = 0.0 if done.status == "cached" else overlap / 3600 * min(prices)
-        return replace(done, unnoticed=overlap, cost=done.cost - saved)
+        return replace(done, overlapped_seconds=overlap, cost=done.cost - saved)
 
     def tell(self, done: Done) -> None:
         """Report a finished stage to the record, MLflow and the console."""
         self.write_down(done)
         self._track(done)
-        if not _OF_ROUND.fullmatch(done.label):  # the line of the round summarizes these
-            metrics = done.artifact.metrics
-            figures = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
-            if done.artifact.stage == "filter":
-                figures = [selections.summary_text(metrics)]
-            self.console.line("  ".join([f"{done.label} {done.status} in {duration(done.seconds)}", *figures]))
+        if not _is_part_of_round(done.label):  # the line of the round summarizes these
+            line = f"{done.label} {done.status} in {duration(done.seconds)}"
+            figures = STAGES[done.artifact.stage].summary(done.artifact.metrics)
+            self.console.line(f"{line}  {figures}" if figures else line)
         for line in episode_failures.lines(done.label, done.artifact):
             self.console.line(line)
 
@@ -222,11 +208,11 @@ class Execution:
     def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
         if (cached := find_stage(request, self.context)) is not None:
             return cached, "cached"
-        place = self.spec.compute.placement(request.stage)  # type: ignore[arg-type]  # a stage's name
+        place = self.spec.compute.placement(request.stage)
         runner = beside or self._runner(place)
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
-        unit = UNITS.get(request.stage, "parts")
+        unit = STAGES[request.stage].unit
         with (
             ExitStack() as stack,
             self.console.stage(label, unit) as view,
@@ -272,16 +258,19 @@ class Execution:
     def _track(self, done: Done) -> None:
         if self.tracker is None:
             return
-        tracker, group = self.tracker, _group(done.label)
-        costs = {f"{group}cost/{done.artifact.stage}": done.cost}
-        tags = self.lineage.tags(done.artifact.key) if self.lineage and done.artifact.kind == "checkpoint" else None
+        tracker, group, artifact = self.tracker, _group(done.label), done.artifact
+        tracking = STAGES[artifact.stage].tracking
+        costs = {f"{group}cost/{artifact.stage}": done.cost}
+        tags = self.lineage.tags(artifact.key) if self.lineage and tracking.model else None
         put = tracker.outbox.put
-        put(lambda: tracker.log_stage(done.artifact, done.label, done.status, done.seconds, done.step, tags, group))
+        put(
+            lambda: tracker.log_stage(artifact, done.label, done.status, done.seconds, done.step, tags, group, tracking)
+        )
         put(lambda: tracker.log_metrics(costs, done.step))
-        if done.artifact.kind == "evaluation":
+        if tracking.dataset == "evaluation":
             from components.trajectories.store import load_scored, read_scores
 
-            folder = done.artifact.path
+            folder = artifact.path
             episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
             scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
             put(lambda: tracker.log_trajectories(episodes, done.label, scores))
@@ -289,7 +278,7 @@ class Execution:
     def _cost(self, artifact: Artifact, status: str, seconds: float) -> float:
         if status == "cached":
             return 0.0
-        price = self.spec.compute.hourly_price(artifact.stage)  # type: ignore[arg-type]  # a stage's name
+        price = self.spec.compute.hourly_price(artifact.stage)
         spent = artifact.metrics.get("spent", artifact.metrics.get("cost", 0.0))
         return spent + seconds / 3600 * price
 
@@ -318,8 +307,13 @@ def _recorded(done: Done) -> StageRecord:
         status=done.status,
         seconds=round(done.seconds, 3),
         cost=done.cost,
-        unnoticed=round(done.unnoticed, 3),
+        overlapped_seconds=round(done.overlapped_seconds, 3),
     )
+
+
+def _is_part_of_round(label: str) -> bool:
+    match = _NUMBERED.fullmatch(label)
+    return match is not None and match[1] in ROUND_STAGES
 
 
 def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Callable[[Event], None]:

@@ -17,6 +17,7 @@ from components.artifacts import Artifact, Store
 from components.errors import Problem, ResourceError, SpecError
 from components.specs import Spec
 from components.trajectories.feedback_episodes import Learns
+from flows.stages import EPISODE_KINDS
 
 FeedbackAlgorithmSpec = Annotated[SFTSpec | DPOSpec | IPOSpec | ORPOSpec | KTOSpec, Field(discriminator="name")]
 
@@ -68,7 +69,7 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> FeedbackData | None:
         raise _problem(f"{path} has no {' and no '.join(spec.learns)}, which {spec.algorithm.name} trains on")
     by_digest: dict[str, Artifact] = {}
     for artifact in store.manifests():
-        if artifact.kind in ("trajectories", "evaluation"):
+        if artifact.kind in EPISODE_KINDS:
             same = by_digest.get(artifact.digest, artifact)
             by_digest[artifact.digest] = min(artifact, same, key=lambda manifest: manifest.key)
     artifacts = {}

@@ -48,7 +48,7 @@ class Requests:
         }
         if self.spec.evaluate.reward is not None:
             part["reward"] = self._data["evaluate"]["reward"]
-        return self._request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
+        return self.request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
 
     def demonstrate(self) -> Request:
         """Return the request for the demonstrations of the warmup, by a teacher or the environment's solver."""
@@ -61,9 +61,9 @@ class Requests:
             once = CollectSpec().model_dump(mode="json", include=set(WAYS))
             part |= {"collect": {**collect, **once, "top_k": 0, "min_p": 0.0}, "inference": data["inference"]}
             part |= {"actor": "teacher", "teacher": data["model"], "round": 0}
-            return self._request("collect", part, {}, seed=self.spec.seed)
+            return self.request("collect", part, {}, seed=self.spec.seed)
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
-        return self._request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
+        return self.request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
     def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
         """Return the request for the episodes of a round. number: of the round, from 1.
@@ -75,7 +75,7 @@ class Requests:
             since, count = further
             part["further"] = (part["collect"]["scenarios"], since)
             part["collect"] = {**part["collect"], "scenarios": count}
-        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed)
+        return self.request("collect", part, {"policy": policy}, seed=self.spec.seed)
 
     def collect_for_reward(self, policy: Artifact | None, number: int = 0) -> Request:
         """Return the request for the episodes that reward models learn from; their seed differs from that of the
@@ -88,7 +88,7 @@ class Requests:
         part = {"model": self.spec.model.base(), **self._parts("agent", "inference")}
         part |= {"environment": self._collected(), "actor": "policy", "round": number}
         part |= {"collect": {**self._data["collect"], "reflection": None, "teacher": None, **own}}
-        return self._request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
+        return self.request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
     def collect_heldout(self, actor: Literal["policy", "solver"], scenarios: int) -> Request:
         """Return the request for held-out episodes of the base model, or for the environment's own solutions."""
@@ -97,7 +97,7 @@ class Requests:
         size = self.spec.calibrate.group_size if actor == "policy" else 1
         part |= {"actor": actor, "round": 0, "split": self.spec.evaluate.split}
         part |= {"collect": {**self._data["collect"], **once, "scenarios": scenarios, "group_size": size}}
-        return self._request("collect", part, {}, seed=self.spec.seed)
+        return self.request("collect", part, {}, seed=self.spec.seed)
 
     def calibrate(self, episodes: Mapping[str, Artifact], people: Mapping[str, float] | None = None) -> Request:
         """Return the request for a calibration of the reward.
@@ -106,7 +106,7 @@ class Requests:
         truth, in place of `calibrate.truth`."""
         part = {**self._parts("reward", "judge", "inference"), "model": self.spec.model.base()}
         part |= {name: self._data["calibrate"][name] for name in ("truth", "repeats")}
-        return self._request("calibrate", part | {"people": people}, dict(episodes), seed=self.spec.seed)
+        return self.request("calibrate", part | {"people": people}, dict(episodes), seed=self.spec.seed)
 
     def train_reward(
         self, collections: Sequence[Mapping[str, Artifact]], *, start: Artifact | None, member: int
@@ -122,7 +122,7 @@ class Requests:
             for ago, collection in enumerate(earlier, 1):
                 inputs |= {f"{name}-{ago}": artifact for name, artifact in collection.items()}
         part = self._training(self._data["reward_model"]["algorithm"])
-        return self._request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
+        return self.request("reward_model", part, inputs, seed=self.spec.seed + REWARD_SEED * (member - 1))
 
     def judge(
         self, trajectories: Artifact, policy: Artifact | None = None, reward_models: Sequence[Artifact] = ()
@@ -136,24 +136,24 @@ class Requests:
         if reward_models:
             assert self.spec.reward_model is not None
             part["learned"] = self.spec.reward_model.learned()
-        return self._request("judge", part, {"trajectories": trajectories, **queried, **name_models(reward_models)})
+        return self.request("judge", part, {"trajectories": trajectories, **queried, **name_models(reward_models)})
 
     def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
         """Return the request for the selection of episodes to train on."""
         part = self._data["warmup"] if warmup else self._data
-        return self._request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
+        return self.request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
     def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
         """Return the request for the warmup training."""
         part = self._training(self._data["warmup"]["algorithm"])
         inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
-        return self._request("train", part, inputs, seed=self.spec.seed)
+        return self.request("train", part, inputs, seed=self.spec.seed)
 
     def feedback(self, data: FeedbackData) -> Request:
         """Return the request for the episodes that the answers refer to."""
         assert self.spec.feedback is not None
         part = {"path": data.path, "answers": data.answers, "learns": list(self.spec.feedback.learns)}
-        return self._request("feedback", part, dict(data.artifacts))
+        return self.request("feedback", part, dict(data.artifacts))
 
     def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
         """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
@@ -163,7 +163,7 @@ class Requests:
         inputs["start"] = start
         if part["algorithm"].get("reference") == "start":
             inputs["reference"] = start
-        return self._request("train", part, inputs, seed=self.spec.seed)
+        return self.request("train", part, inputs, seed=self.spec.seed)
 
     def train(
         self,
@@ -193,7 +193,7 @@ class Requests:
             inputs["anchor"] = anchor
             for ago, data in enumerate(anchored, 1):
                 inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in data.items()}
-        return self._request("train", part, inputs, seed=self.spec.seed)
+        return self.request("train", part, inputs, seed=self.spec.seed)
 
     def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
         """Return the request for the export of a policy. step: round after which the policy was trained."""
@@ -211,7 +211,7 @@ class Requests:
             "experiment": experiment,
         }
         inputs = {"policy": policy, **{f"evaluation_{name}": artifact for name, artifact in evaluations.items()}}
-        return self._request("deploy", part, inputs)
+        return self.request("deploy", part, inputs)
 
     def _collected(self) -> dict[str, Any]:
         """Return the environment of the rounds; with self-play (`collect.opponent`), the agent plays both sides."""
@@ -224,6 +224,9 @@ class Requests:
     def _parts(self, *names: str) -> dict[str, Any]:
         return {name: self._data[name] for name in names}
 
-    def _request(self, stage: str, part: dict[str, Any], inputs: dict[str, Any], seed: int = 0) -> Request:
+    def request(
+        self, stage: str, part: dict[str, Any], inputs: Mapping[str, Artifact | None], seed: int = 0
+    ) -> Request:
+        """Return the request for a stage. part: data of its spec. inputs: artifacts by input name; None: no input."""
         keys = {name: artifact.key for name, artifact in inputs.items() if artifact is not None}
         return Request(stage, part, keys, seed, tuple(self.spec.allow))

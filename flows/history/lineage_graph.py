@@ -23,13 +23,14 @@ from components.errors import ResourceError
 from components.redaction import mask
 from flows.history.records import SHORTEST, Records, RunRecord, StageRecord, checkpoints
 from flows.history.store_reader import Peek, peek_through, targets
-from flows.stages.train import EARLIER
+from flows.stages import STAGES
 
-ORDER = ("train", "reward_model", "feedback", "filter", "judge", "collect", "evaluate", "deploy")
-"""Order of the stages within a step."""
-TRAINED = ("checkpoint", "reward_model")
+_BY_ROLE = {role: [stage for stage in STAGES.values() if stage.lineage == role] for role in ("step", "input", "result")}
+ORDER = [stage.name for stage in (*_BY_ROLE["step"], *reversed(_BY_ROLE["input"]), *_BY_ROLE["result"])]
+"""Order of the stages within a step: training data from the last stage back to the first."""
+TRAINED = [stage.kind for stage in _BY_ROLE["step"]]
 """Kinds of artifacts that form a step."""
-FEEDS = ("trajectories", "scores", "selection", "feedback")
+FEEDS = [stage.kind for stage in _BY_ROLE["input"]]
 """Kinds of artifacts that are inputs of training."""
 
 
@@ -241,8 +242,13 @@ class Lineage:
     def _training_inputs(self, key: str) -> list[str]:
         """Return the inputs that belong to an artifact's step: neither its starting checkpoint nor replayed data of
         earlier rounds."""
-        inputs = self.node(key).inputs.items()
-        return [below for name, below in inputs if not EARLIER.fullmatch(name) and self.node(below).kind not in TRAINED]
+        node = self.node(key)
+        current = [
+            below
+            for name, below in node.inputs.items()
+            if node.stage not in STAGES or not STAGES[node.stage].is_earlier(name)
+        ]
+        return [below for below in current if self.node(below).kind not in TRAINED]
 
     @cached_property
     def _keys(self) -> set[str]:

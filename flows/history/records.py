@@ -18,7 +18,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -65,13 +65,13 @@ class StageRecord:
     """Time that the stage took in this run."""
     cost: float = 0.0
     """Cost in this run of judges and machines, in the currency of their prices."""
-    unnoticed: float = 0.0
+    overlapped_seconds: float = 0.0
     """Seconds that overlap with another stage, for which the run did not wait."""
 
     @property
     def waited(self) -> float:
         """Seconds that the run waited for the stage."""
-        return self.seconds - self.unnoticed
+        return self.seconds - self.overlapped_seconds
 
 
 GuardName = Literal[
@@ -324,34 +324,14 @@ class RecordWriter:
 
 
 @contextlib.contextmanager
-def recording(
-    root: Path,
-    run_id: str,
-    *,
-    name: str,
-    seed: int,
-    spec: Mapping[str, Any],
-    overrides: Sequence[str],
-    sweep: str | None,
-    git_commit: str | None,
-    forked: Mapping[str, str],
-) -> Iterator[RecordWriter]:
-    """Provide the writer of a run's record. The final status is FINISHED, PRUNED, FAILED, or KILLED after Ctrl-C."""
+def recording(root: Path, run: RunRecord) -> Iterator[RecordWriter]:
+    """Provide the writer of a run's record, whose secrets it masks. The final status is FINISHED, PRUNED, FAILED, or
+    KILLED after Ctrl-C."""
     records = Records(root)
-    run = RunRecord(
-        run_id,
-        name,
-        seed,
-        time.time(),
-        spec=mask(dict(spec)),
-        overrides=mask_overrides(overrides),
-        sweep=sweep,
-        git_commit=git_commit,
-        forked=dict(forked),
-        process=f"process {os.getpid()} on {socket.gethostname()}",
-    )
+    run.spec, run.overrides = mask(run.spec), mask_overrides(run.overrides)
+    run.process = f"process {os.getpid()} on {socket.gethostname()}"
     writer = RecordWriter(records, run)
-    with records.hold(run_id):
+    with records.hold(run.id):
         records.write(run)
         status = "FAILED"
         try:

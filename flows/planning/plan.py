@@ -5,57 +5,48 @@ same key), the stage is cached after all. So the plan is an upper bound, except 
 its filter. Decisions from existing evaluations (early stopping, the best policy) are the same as in the run; if
 evaluations are pending, the plan continues to the last round and says that it is an upper bound.
 
-Times are medians over the most similar earlier stages: per episode if the numbers of episodes differ, per collection if
-a reward model learns from several. The cost of judges is their cost per episode in the latest stage with the same
-reward. Background work (`collect.overlap`) counts only by the time that exceeds the stage beside it. A stage that was
-killed and retried counts with its last attempt only. The price of a machine-hour comes from `compute.prices`; for a
+Times and the cost of judges come from earlier stages (`earlier_stages`). Background work (`collect.overlap`) counts
+only by the time that exceeds the stage beside it. The price of a machine-hour comes from `compute.prices`; for a
 SkyPilot machine without a price there, from SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact, Store, stage_key
 from components.compute.offer import Offer, offers
 from components.compute.place import Place
-from components.compute.spec import StageName
-from components.errors import GuardStruck, ResourceError
+from components.errors import GuardStruck
 from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
-from components.rollout.spec import CollectSpec
+from components.specs import Target
 from flows.execution.overlap import BackgroundResult, T, sequential
-from flows.experiment import feedback
-from flows.experiment.correction import difference
-from flows.experiment.fork import resolve
-from flows.experiment.guards import RULES
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
-from flows.history.records import Notice, Records, RunRecord, StageRecord
+from flows.experiment.starting_point import StartingPoint
+from flows.history.records import Notice, Records
 from flows.history.store_reader import Peek
+from flows.planning.earlier_stages import EarlierStages, SimilarStage
+from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
 from flows.recipes.online_rl import online_rl
-from flows.release import deployment
-from flows.stages import STAGES
+from flows.recipes.recipe_run import RecipeRun
+from flows.stages import PLACED, STAGES
 from flows.stages.base import Context, Request
-from flows.stages.execute import check_schema, key_part
-from flows.stages.reward_model import collections
+from flows.stages.execute import check_schema, stage_and_spec
 
-PROCESS = "process"
+BACKGROUND = "process"
 """Place of background work."""
-MOST_DIFFERENCES = 4
-"""Maximum number of differences shown per stage."""
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedStage:
     """Planned stage."""
 
     label: str
@@ -78,7 +69,7 @@ class Planned:
     """Stage key; None if an input is pending."""
     beside: str | None = None
     """Label of the stage beside which it runs in the background; None if the run waits for it."""
-    unnoticed: float = 0.0
+    overlapped_seconds: float = 0.0
     """Seconds that overlap with the stage beside it, for which the run does not wait."""
     episodes: int | None = None
     """Maximum number of episodes, including second attempts, continuations, and those of other players and a teacher.
@@ -91,7 +82,7 @@ class RunPlan:
 
     experiment: str
     root: str
-    stages: list[Planned]
+    stages: list[PlannedStage]
     notes: list[str] = field(default_factory=list)
     """Messages on the course of the run: missing prerequisites, early stopping, guards, the choice of the policy."""
     at_most: bool = False
@@ -104,7 +95,9 @@ class RunPlan:
     @property
     def seconds(self) -> float | None:
         """Estimated time of the run; None if that of a stage is unknown."""
-        return _sum(None if stage.seconds is None else stage.seconds - stage.unnoticed for stage in self.stages)
+        return _sum(
+            None if stage.seconds is None else stage.seconds - stage.overlapped_seconds for stage in self.stages
+        )
 
     @property
     def cost(self) -> float | None:
@@ -122,90 +115,27 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
     Raises SpecError and ResourceError as the checks before a run do."""
     context = Context.at(spec.root, spec.store)
     planner = _Planner(spec, context, Records(spec.root), ask)
-    fork = resolve(spec, context.store)
-    if fork is not None:
-        planner.register(fork.checkpoint, f"{fork.run.short}@{fork.step}")
-        if fork.reference is not None:
-            planner.register(fork.reference, f"{fork.run.short}@0")
-        for step, checkpoint in fork.followed.items():
-            planner.register(checkpoint, f"{fork.run.short}@{step}")
-        for rounds in (fork.earlier, fork.anchored):
-            for ago, artifacts in enumerate(rounds):
-                for artifact in artifacts.values():
-                    planner.register(artifact, f"{fork.run.short} {artifact.stage}[{fork.step - ago or 'sft'}]")
-    feedback_data = feedback.resolve(spec.feedback, context.store)
-    for name, artifact in (feedback_data.artifacts if feedback_data is not None else {}).items():
-        planner.register(artifact, f"annotated {name}")
+    start = StartingPoint.resolve(spec, context.store)
+    planner.register_start(start)
     notices: list[Notice] = []
     guard_error = None
     try:
-        online_rl(
-            spec,
-            planner.call,
-            begin=fork,
-            on_notice=notices.append,
-            beside=planner.beside,
-            feedback=feedback_data,
-        )
+        online_rl(RecipeRun(planner.call, planner.beside, start, on_notice=notices.append), spec)
     except GuardStruck as error:
         guard_error = error
-    missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *_deployment_problems(spec))]
+    missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *deployment_problems(spec))]
     notes = [
         *missing,
-        *_resolved_values(spec),
+        *resolved_values(spec),
         *(notice.message for notice in notices if notice.kind in ("early_stopping", "best")),
         *planner.prices(),
     ]
     if guard_error is not None:
         return RunPlan(spec.name, spec.root, planner.planned, [*notes, f"a guard ends the run: {guard_error}"])
-    pending = _pending_decisions(spec, planner.planned, {notice.kind for notice in notices})
+    waiting = {stage.label: stage.stage for stage in planner.planned if stage.status != "cached"}
+    pending = pending_decisions(spec, waiting, {notice.kind for notice in notices})
     at_most = "end" in pending and "refills" not in pending
     return RunPlan(spec.name, spec.root, planner.planned, [*notes, *pending.values()], at_most)
-
-
-def _resolved_values(spec: ExperimentSpec) -> Iterator[str]:
-    """Yield a message for each automatic value of the configuration, with its resolved value and the reason."""
-    algorithm = spec.algorithm
-    if not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "auto" or not spec.rounds:
-        return
-    if (reason := difference(spec, algorithm)) is not None:
-        yield f"algorithm.correction=auto resolves to truncate: {reason}"
-
-
-def _deployment_problems(spec: ExperimentSpec) -> Iterator[str]:
-    """Yield a message if a prerequisite of `deploy.target` is missing."""
-    if spec.deploy.target is not None:
-        try:
-            deployment.check(spec)
-        except ResourceError as error:
-            yield str(error)
-
-
-def _pending_decisions(spec: ExperimentSpec, planned: Sequence[Planned], decided: set[str]) -> dict[str, str]:
-    """Return messages on decisions that only the run can take, by kind: `refills`, `end`, `best`."""
-    messages: dict[str, str] = {}
-    if spec.collect.refills and any(stage.stage == "filter" and stage.status != "cached" for stage in planned):
-        messages["refills"] = (
-            f"the plan excludes up to {spec.collect.refills} refills of each round, each collected, judged and "
-            "filtered: the filter of the round decides on them"
-        )
-    before_end = {stage.label for stage in planned if stage.status != "cached"} - {"evaluate[final]"}
-    pending = {stage.stage for stage in planned if stage.status != "cached"}
-    rules = []
-    if (
-        spec.early_stopping is not None
-        and "early_stopping" not in decided
-        and any(label.startswith("evaluate") for label in before_end)
-    ):
-        rules.append("early stopping")
-    for name, stages in RULES.items():
-        if getattr(spec.guards, name) == "stop" and pending & set(stages):
-            rules.append(f"guards.{name}")
-    if rules:
-        messages["end"] = f"this is an upper bound: {' or '.join(rules)} may end the run earlier"
-    if spec.rounds and spec.deploy.policy == "best" and "best" not in decided:
-        messages["best"] = "the plan takes the last policy as the best; the run chooses it after all evaluations"
-    return messages
 
 
 class _Planner:
@@ -222,32 +152,49 @@ class _Planner:
         self._ask = ask
         self._offers: dict[str, Offer] | None = None
         self.context = context
-        self.planned: list[Planned] = []
+        self.planned: list[PlannedStage] = []
         self._store = Peek(context.store)
-        self._earlier = [(run, stage) for run in records.all() for stage in run.stages]
+        self._earlier = EarlierStages(records, self._store)
         self._labels: dict[str, str] = {}
         self._requests: list[tuple[Request, Artifact]] = []
 
-    def register(self, artifact: Artifact, label: str) -> None:
-        """Register an artifact that exists before the first stage."""
+    def register_start(self, start: StartingPoint) -> None:
+        """Register the artifacts that exist before the first stage, with their labels."""
+        fork = start.fork
+        if fork is not None:
+            run = fork.run.short
+            self._register(fork.checkpoint, f"{run}@{fork.step}")
+            if fork.reference is not None:
+                self._register(fork.reference, f"{run}@0")
+            for step, checkpoint in fork.followed.items():
+                self._register(checkpoint, f"{run}@{step}")
+            for rounds in (fork.earlier, fork.anchored):
+                for ago, artifacts in enumerate(rounds):
+                    for artifact in artifacts.values():
+                        self._register(artifact, f"{run} {artifact.stage}[{fork.step - ago or 'sft'}]")
+        if start.feedback is not None:
+            for name, artifact in start.feedback.artifacts.items():
+                self._register(artifact, f"annotated {name}")
+
+    def _register(self, artifact: Artifact, label: str) -> None:
         self._store.known[artifact.key] = artifact
         self._labels[artifact.key] = label
 
     def _where(self, stage: str) -> str:
         """Return the name of the place and the requested resources."""
-        name = self.spec.compute.placement(stage)  # type: ignore[arg-type]  # a stage's name
+        name = self.spec.compute.placement(stage)
         machine = self.spec.compute.places[name].describe()
         return f"{name}: {machine}" if machine else name
 
     def _price(self, stage: str) -> float | None:
         """Return the price of an hour of the stage's machine; None if unknown."""
         compute = self.spec.compute
-        price = compute.hourly_price(stage)  # type: ignore[arg-type]  # a stage's name
-        name = compute.placement(stage)  # type: ignore[arg-type]
+        price = compute.hourly_price(stage)
+        name = compute.placement(stage)
         if price or compute.places[name].price_source is None:
             return price
         if self._offers is None:
-            unpriced = {compute.placement(kind) for kind in get_args(StageName) if not compute.hourly_price(kind)}
+            unpriced = {compute.placement(kind) for kind in PLACED if not compute.hourly_price(kind)}
             places = {place: compute.places[place] for place in sorted(unpriced)}
             self._offers = self._ask({key: place for key, place in places.items() if place.price_source is not None})
         return self._offers[name].price
@@ -255,7 +202,7 @@ class _Planner:
     def prices(self) -> Iterator[str]:
         """Yield a message for each place of a pending stage with its provider's offer."""
         pending = [stage for stage in self.planned if stage.status != "cached"]
-        used = {self.spec.compute.placement(stage.stage) for stage in pending}  # type: ignore[arg-type]
+        used = {self.spec.compute.placement(stage.stage) for stage in pending}
         for name, offer in (self._offers or {}).items():
             if name not in used:
                 continue
@@ -268,30 +215,29 @@ class _Planner:
 
     def call(self, label: str, step: int, request: Request) -> Artifact:
         """Plan a stage. Return its artifact, or a placeholder if it is pending."""
-        missing = [name for name, key in request.inputs.items() if key not in self._store.known]
-        part = key_part(request)
-        key = None if missing else self._key(request, part)
+        stage, spec = stage_and_spec(request)
+        part = spec.key_part()
+        key = self._key(request, part)
         artifact = self._store.find(key) if key else None
         if artifact is not None:
             check_schema(artifact)
         same = next((result for earlier, result in self._requests if earlier == request), None)
         artifact = artifact or same
-        near = self._near(label, request, part)
-        nearest = near[0] if near else None
-        seconds = statistics.median(stage.seconds_for(request) for stage in near) if near else None
+        similar = self._earlier.similar(label, request, part)
+        seconds = statistics.median(earlier.seconds_for(request) for earlier in similar) if similar else None
         status = "unfinished" if key and _has_scratch(self.context.store, key) else "run"
         if artifact is not None:
             status, seconds = "cached", 0.0
         price = 0.0 if artifact is not None else self._price(request.stage)
-        judge_cost = 0.0 if artifact is not None else self._judge_cost(request, part)
+        judge_cost = 0.0 if artifact is not None else self._judge_cost(request, part, spec.applied_reward())
         self.planned.append(
-            Planned(
+            PlannedStage(
                 label=label,
                 stage=request.stage,
                 step=step,
                 inputs={name: self._labels.get(key, key[:12]) for name, key in request.inputs.items()},
                 status=status,
-                why=[] if artifact else self._why(request, key, part, nearest, missing, status),
+                why=[] if artifact else self._why(request, key, status, similar[0] if similar else None),
                 where=self._where(request.stage),
                 seconds=seconds,
                 cost=(
@@ -300,7 +246,7 @@ class _Planner:
                     else seconds / 3600 * price + judge_cost
                 ),
                 key=key,
-                episodes=most_episodes(request),
+                episodes=stage.episodes(request),
             )
         )
         if artifact is None:
@@ -324,99 +270,39 @@ class _Planner:
             prices = [self._price(kind) or 0.0 for kind in (stage.stage, foreground[0].stage)] if overlap else [0.0]
             saved = overlap / 3600 * min(prices)
             cost = None if stage.cost is None else stage.cost - saved
-            self.planned[index] = replace(stage, beside=label, where=PROCESS, unnoticed=overlap, cost=cost)
+            self.planned[index] = replace(stage, beside=label, where=BACKGROUND, overlapped_seconds=overlap, cost=cost)
 
-    def _key(self, request: Request, part: dict[str, Any]) -> str:
+    def _key(self, request: Request, part: dict[str, Any]) -> str | None:
+        """Return the stage key of a request; None if an input is pending."""
+        if not all(key in self._store.known for key in request.inputs.values()):
+            return None
         stage = STAGES[request.stage]
         digests = {name: self._store.known[key].digest for name, key in request.inputs.items()}
         return stage_key(stage.name, stage.version, part, digests, request.seed)
 
-    def _judge_cost(self, request: Request, part: dict[str, Any]) -> float | None:
-        """Return the cost of a stage's paid judges; None if unknown."""
-        own = self.spec.evaluate.reward if request.stage == "evaluate" else None
-        if "reward" not in part or not any(judge.paid for judge in asked_by(own or self.spec.reward)):
+    def _judge_cost(self, request: Request, part: Mapping[str, Any], reward: Target | None) -> float | None:
+        """Return the cost of a stage's paid judges, for its own episodes or those of its inputs; None if unknown."""
+        if reward is None or not any(judge.paid for judge in asked_by(reward)):
             return 0.0
-        episodes = most_episodes(request)
-        if request.stage == "judge":
-            source = self._labels.get(request.inputs["trajectories"])
-            episodes = next((stage.episodes for stage in self.planned if stage.label == source), None)
-        for _, record in self._earlier:
-            manifest = self._store.manifest(record.key)
-            if manifest is None or manifest["spec"].get("reward") != part["reward"]:
-                continue
-            figures = manifest["metrics"]
-            count = figures.get("scored", 0.0) + figures.get("unscored", 0.0)
-            if count and episodes is not None and "unpriced" not in figures:
-                return float(figures["cost"]) / count * episodes
-        return None
+        episodes = STAGES[request.stage].episodes(request)
+        if episodes is None:
+            sources = {self._labels.get(key) for key in request.inputs.values()}
+            counts = (stage.episodes for stage in self.planned if stage.label in sources)
+            episodes = next((count for count in counts if count is not None), None)
+        cost = self._earlier.cost_per_episode(part["reward"])
+        return None if cost is None or episodes is None else cost * episodes
 
-    def _near(self, label: str, request: Request, part: dict[str, Any]) -> list[_Near]:
-        """Return the earlier stages of the same kind (stage, actor and algorithm) with the fewest differences, first
-        those with the same label, latest first."""
-        ranked: list[tuple[tuple[int, bool], _Near]] = []
-        for run, record in self._earlier:
-            if record.request["stage"] != request.stage or _kind(record.request["spec"]) != _kind(request.spec):
-                continue
-            manifest = self._store.manifest(record.key)
-            if manifest is None:
-                continue
-            changes = list(_changes(manifest["spec"], part))
-            rank = (len(changes) + (record.request["seed"] != request.seed), record.label != label)
-            ranked.append((rank, _Near(run, record, changes, manifest["seconds"])))
-        ranked.sort(key=lambda pair: pair[0])
-        return [near for (count, _), near in ranked if count == ranked[0][0][0]]
-
-    def _why(
-        self,
-        request: Request,
-        key: str | None,
-        part: dict[str, Any],
-        nearest: _Near | None,
-        missing: list[str],
-        status: str,
-    ) -> list[str]:
+    def _why(self, request: Request, key: str | None, status: str, nearest: SimilarStage | None) -> list[str]:
+        """Return the reasons why a stage is not cached."""
         if status == "unfinished":
             return ["resumes an interrupted attempt"]
-        deleted = [run.short for run, record in self._earlier if record.key == key]
-        if deleted:
-            return [f"run {deleted[0]} had it, but it is no longer in the store"]
+        if key is not None and (run := self._earlier.run_of(key)) is not None:
+            return [f"run {run.short} had it, but it is no longer in the store"]
         if nearest is None:
             return ["no similar stage has run"]
-        reasons = [f"{path}: {before} → {after}" for path, before, after in nearest.changes[:MOST_DIFFERENCES]]
-        if len(nearest.changes) > MOST_DIFFERENCES:
-            reasons.append(f"{len(nearest.changes) - MOST_DIFFERENCES} more differences")
-        if nearest.stage.request["seed"] != request.seed:
-            reasons.append(f"seed: {nearest.stage.request['seed']} → {request.seed}")
-        if nearest.stage.version != STAGES[request.stage].version:
-            reasons.append(f"version of the stage: {nearest.stage.version} → {STAGES[request.stage].version}")
-        reasons += [f"{name}: {self._labels[request.inputs[name]]} is recomputed" for name in missing]
-        inputs = nearest.stage.request["inputs"]
-        for name, key in request.inputs.items():
-            if name not in missing and inputs.get(name) != key:
-                reasons.append(f"{name}: differs from run {nearest.run.short}")
-        reasons += [f"{name}: none, unlike run {nearest.run.short}" for name in inputs if name not in request.inputs]
-        return reasons
-
-
-@dataclass(frozen=True)
-class _Near:
-    """Earlier stage that is similar to a planned one."""
-
-    run: RunRecord
-    stage: StageRecord
-    changes: list[tuple[str, str, str]]
-    seconds: float
-    """Time that the stage took."""
-
-    def seconds_for(self, request: Request) -> float:
-        """Return the estimated time of another stage of this kind, scaled by size if both sizes are known."""
-        size, own_size = _size(request), _size(Request.from_json(self.stage.request))
-        return self.seconds * size / own_size if size and own_size else self.seconds
-
-
-def _kind(spec: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the actor and the algorithm of a stage, as far as it has them."""
-    return spec.get("actor"), spec.get("algorithm", {}).get("name")
+        known = self._store.known
+        recomputed = {name: self._labels[key] for name, key in request.inputs.items() if key not in known}
+        return nearest.reasons(request, recomputed)
 
 
 def _has_scratch(store: Store, key: str) -> bool:
@@ -428,52 +314,6 @@ def _has_scratch(store: Store, key: str) -> bool:
 def _placeholder(label: str, stage: str) -> Artifact:
     """Return a stand-in for the artifact of a pending stage, without a digest."""
     return Artifact(label, STAGES[stage].kind, stage, 0, "", Path(label), {}, {}, (), 0.0)
-
-
-def _changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (path, value before, value after) of each leaf that differs."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for name in [*before, *(name for name in after if name not in before)]:
-            below = f"{path}.{name}" if path else str(name)
-            yield from _changes(before.get(name, "–"), after.get(name, "–"), below)
-    elif before != after:
-        if path == "round":  # the spec counts rounds from 0, messages from 1
-            before, after = before + 1, after + 1
-        yield path, _text(before), _text(after)
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}…"
-
-
-def _size(request: Request) -> int | None:
-    """Return the number of episodes of a stage, or of collections that a reward model learns from. None for other
-    stages, and for an evaluation on all scenarios."""
-    if request.stage == "reward_model":
-        return collections(request.inputs)
-    if request.stage == "collect":
-        return int(request.spec["collect"]["scenarios"] * request.spec["collect"]["group_size"])
-    return request.spec["evaluate"]["scenarios"] if request.stage == "evaluate" else None
-
-
-def most_episodes(request: Request) -> int | None:
-    """Return the maximum number of episodes of a stage (see `Planned.episodes`)."""
-    if request.stage == "evaluate":
-        return request.spec["evaluate"]["scenarios"]
-    if request.stage != "collect":
-        return None
-    collect = CollectSpec.model_validate(request.spec["collect"])
-    actor = request.spec["actor"]
-    if actor == "solver":
-        return collect.scenarios
-    first = collect.scenarios * collect.group_size
-    if actor == "teacher":
-        return first
-    turns = request.spec["agent"]["max_turns"]
-    taught = collect.scenarios * min(collect.teacher.samples, collect.group_size) if collect.teacher else 0
-    twice = collect.reflection is not None or collect.opponent == "policy"
-    return first * (1 + twice + (turns - 1) * collect.continuations) + taught
 
 
 def _sum(values: Iterator[float | None]) -> float | None:

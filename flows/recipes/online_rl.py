@@ -5,9 +5,6 @@ With `reward_model`, reward models are trained before the rounds and score them;
 retrained between the rounds: `train[reward@3]`.
 The policy may be evaluated between the rounds: `evaluate[3]`. The final evaluation is always `evaluate[final]`.
 
-`online_rl` defines the order of the stages. It takes the function that runs a stage (`StageRunner`), which is a Prefect
-task in a run and a plain call in a benchmark, and the function that runs background work (`Beside`).
-
 Steps: round r is step r, stages before the rounds have step 0, the untrained model before a warmup has step -1.
 """
 
@@ -19,15 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from components.artifacts import Artifact
-from flows.execution.overlap import Beside, sequential
+from flows.execution.overlap import sequential
 from flows.experiment.early_stopping import Measured, choose, why_stop
-from flows.experiment.feedback import FeedbackData
-from flows.experiment.fork import Fork
 from flows.experiment.guards import RunGuards
 from flows.experiment.requests import Requests, StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice
-from flows.recipes.outcome import Approve, OnNotice, OnRound, Prune, RunOutcome
+from flows.recipes.outcome import RunOutcome
+from flows.recipes.recipe_run import OnNotice, RecipeRun
 from flows.recipes.reward_models import RewardModels
 from flows.stages.base import Request
 
@@ -35,32 +31,18 @@ FEEDS = ("trajectories", "scores", "selection")
 """Names of the training inputs: the artifacts of collect, judge and filter."""
 
 
-def online_rl(
-    spec: ExperimentSpec,
-    call: StageRunner,
-    on_round: OnRound | None = None,
-    begin: Fork | None = None,
-    on_notice: OnNotice = lambda notice: None,
-    beside: Beside | None = None,
-    feedback: FeedbackData | None = None,
-    outcome: RunOutcome | None = None,
-    prune: Prune = lambda measured: None,
-    approve: Approve = lambda outcome, request: None,
-) -> RunOutcome:
-    """Run the stages of an experiment in order; of a fork, those after its starting step.
-
-    beside: runs background work; None runs everything sequentially. feedback: human feedback, if the experiment has
-    `feedback`. outcome: object to fill while the stages run, for callers that need it after GuardStruck. prune: if it
-    returns a reason, the run ends with the policy that was evaluated last. approve: called before the deployment.
+def online_rl(run: RecipeRun, spec: ExperimentSpec) -> RunOutcome:
+    """Run the stages of an experiment in order; of a fork, those after its starting step. Return `run.outcome`.
 
     An unknown measurement (of a pending artifact in a plan) decides nothing: no guard triggers, the rounds do not end
-    early, and the last policy is the final one. Raises GuardStruck, and the errors of `call`.
+    early, and the last policy is the final one. Raises GuardStruck, and the errors of the stages.
     """
     requests = Requests(spec)
-    beside = beside or sequential(call)
+    call, on_notice, outcome = run.call, run.on_notice, run.outcome
+    begin, feedback = run.start.fork, run.start.feedback
+    beside = run.beside or sequential(call)
     independent = spec.evaluate.reward is not None or spec.reward_model is not None
     guards = RunGuards(spec.guards, on_notice, independent)
-    outcome = outcome or RunOutcome()
     if begin is not None:
         outcome.checkpoint, outcome.step = begin.checkpoint, begin.step
     warmup = spec.warmup if begin is None else None
@@ -87,7 +69,7 @@ def online_rl(
 
     def pruned() -> bool:
         """Return True if the sweep prunes the run after the last evaluation."""
-        outcome.pruned = prune(outcome.measured[-1])
+        outcome.pruned = run.prune(outcome.measured[-1])
         if outcome.pruned is not None:
             on_notice(Notice("pruned", outcome.step, outcome.pruned))
         return outcome.pruned is not None
@@ -136,8 +118,7 @@ def online_rl(
         inputs = zip(("collect", "judge", "filter"), (fed[name] for name in FEEDS), strict=True)
         artifacts = {**dict(inputs), "train": outcome.checkpoint}
         outcome.rounds.append(artifacts)
-        if on_round is not None:
-            on_round(number, artifacts)
+        run.on_round(number, artifacts)
         if spec.evaluate.every and number % spec.evaluate.every == 0 and number < spec.rounds:
             evaluate(f"evaluate[{number}]")
             if spec.early_stopping and (reason := why_stop(outcome.measured, spec.early_stopping)):
@@ -155,7 +136,7 @@ def online_rl(
         outcome.evaluations["final"] = evaluate("evaluate[final]")
     if outcome.checkpoint is not None and spec.deploy.mode != "none" and outcome.pruned is None:
         request = requests.deploy(outcome.checkpoint, outcome.step, outcome.evaluations)
-        outcome.rejected = approve(outcome, request)
+        outcome.rejected = run.approve(outcome, request)
         if outcome.rejected is None:
             outcome.export = call("deploy", outcome.last_step, request)
         else:

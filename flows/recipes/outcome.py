@@ -1,21 +1,11 @@
-"""Outcome of a flow: its artifacts and decisions, and the types of its callbacks."""
+"""Outcome of a recipe: its artifacts and decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from components.artifacts import Artifact
 from flows.experiment.early_stopping import Measured
-from flows.history.records import Notice
-from flows.stages.base import Request
-
-OnRound = Callable[[int, dict[str, Artifact]], None]
-"""Callback after each finished round, with its number and its artifacts by stage."""
-OnNotice = Callable[[Notice], None]
-"""Callback for notices of guards and for decisions from evaluations."""
-Prune = Callable[[Measured], str | None]
-"""Callback for each policy evaluated before the last round. Returns the reason to prune the run, or None."""
 
 
 @dataclass
@@ -74,7 +64,3 @@ class RunOutcome:
         judged_since = max(self.reward_models, default=0)
         numbered = enumerate(self.rounds, self.first_step + 1)
         return {n: artifacts["judge"].metrics.get("reward") for n, artifacts in numbered if n > judged_since}
-
-
-Approve = Callable[[RunOutcome, Request], str | None]
-"""Callback before the deployment, with the outcome and the request. Returns the reason for a rejection, or None."""

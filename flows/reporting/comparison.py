@@ -23,6 +23,7 @@ from components.json_text import read_json
 from components.specs.target import key_name
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import Peek, peek_through, targets
+from flows.stages import ROUND_STAGES
 
 if TYPE_CHECKING:
     from components.evaluation.comparison import Against, Run, RunComparison, StageTotal
@@ -181,7 +182,7 @@ def _rounds(run: RunRecord, peek: Peek, missing: list[str]) -> dict[int, dict[st
     trained = {stage.label.partition("[")[2].rstrip("]") for stage in run.stages if _TRAINED.fullmatch(stage.label)}
     for stage in run.stages:
         kind, _, number = stage.label.rstrip("]").partition("[")
-        if kind == "evaluate" or number not in trained:
+        if kind not in ROUND_STAGES or number not in trained:
             continue
         artifacts = rounds.setdefault(int(number), {})
         artifact = peek.find(stage.key)
@@ -204,7 +205,7 @@ def _stages(run: RunRecord) -> dict[str, StageTotal]:
             total.cached + (stage.status == "cached"),
             total.seconds + stage.waited,
             total.cost + stage.cost,
-            total.unnoticed + stage.unnoticed,
+            total.overlapped_seconds + stage.overlapped_seconds,
         )
     return totals
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shlex
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice
 from flows.recipes.outcome import RunOutcome
-from flows.stages import selections
+from flows.stages import ROUND_STAGES, STAGES, selections
 from flows.stages.episode_failures import failures_of
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def report_of(
             ],
             differences=evaluations.differences,
             rounds=_rounds(execution.spec, outcome),
+            round_stages=ROUND_STAGES,
             notes=outcome.decisions if ended_by is None else [*outcome.decisions, f"a guard ended the run: {ended_by}"],
             failures=[
                 FailureRow(label, kinds)
@@ -214,27 +216,13 @@ def _reward_models(outcome: RunOutcome) -> list[RewardTraining]:
 
 def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
     """Return a round's metrics with the names that the report plots; for an unfinished round the available ones."""
-    collect, judge, train = (
-        artifacts[stage].metrics if stage in artifacts else {} for stage in ("collect", "judge", "train")
-    )
-    row = dict(train)
-    for name, metrics, key in (
-        ("reward", judge, "reward"),
-        ("success", collect, "success"),
-        ("turns", collect, "turns"),
-        ("sampled_tokens", collect, "tokens_per_episode"),
-        ("sampling_tokens_per_s", collect, "tokens_per_s"),
-        ("repetition", collect, "repetition"),
-        ("identical_within", collect, "identical_within"),
-        ("identical_between", collect, "identical_between"),
-        ("spread", judge, "components/spread"),
-    ):
-        row.pop(name, None)
-        if key in metrics:
-            row[name] = metrics[key]
-    for metrics, key in ((collect, "success"), (judge, "reward"), (collect, "episodes")):
-        row |= {name: value for name, value in metrics.items() if name.endswith(f"/{key}")}  # of other players
-    row |= {name: value for name, value in judge.items() if name.startswith("components/")}
+    renamed = {name for stage in STAGES.values() for name in stage.round_metrics.values()}
+    row: dict[str, float] = {}
+    for stage, artifact in reversed(artifacts.items()):  # training first
+        for pattern, name in STAGES[stage].round_metrics.items():
+            for metric in fnmatch.filter(artifact.metrics, pattern):
+                if name != "*" or metric not in renamed:
+                    row[metric if name == "*" else name] = artifact.metrics[metric]
     return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
 
 

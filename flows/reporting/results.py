@@ -12,7 +12,7 @@ from components.artifacts import Artifact
 from flows.execution.executor import Execution
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import load_evaluations, model_folder, report_of, round_figures, summary_of
-from flows.stages import selections
+from flows.stages import STAGES, selections
 from flows.terminal.console import Console, duration
 
 
@@ -37,8 +37,6 @@ class Results:
     """Result of a run."""
 
     run_id: str
-    policy_digest: str | None
-    """sha256 over the tensors of the final adapter; None if nothing was trained."""
     summaries: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.summarise` by `start`, `sft`, `feedback`, `final`, as far as they
     exist."""
@@ -54,12 +52,7 @@ class Results:
     """Status by label: `ran` or `cached`."""
     report: str
     export: str | None = None
-    model: str | None = None
-    """Name and version in the model registry."""
-    champion: dict[str, Any] | None = None
-    """Champion decision on that version (`flows.release.champion.Decision`)."""
-    deployment: dict[str, Any] | None = None
-    """State, URL, model and agreement of the deployment; None without `deploy.target`."""
+    release: ReleaseResult = field(default_factory=ReleaseResult)
     seed: int = 0
     peak_memory_gb: float = 0.0
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
@@ -92,7 +85,7 @@ class Results:
         return json.dumps(
             {
                 "run_id": self.run_id,
-                "policy_digest": self.policy_digest,
+                "policy_digest": self.release.policy_digest,
                 **_measure("success", self.last),
                 **_measure("success", self.summaries.get("start"), "_start"),
                 **_measure("success", self.summaries.get("sft"), "_sft"),
@@ -113,9 +106,9 @@ class Results:
                 "peak_memory_gb": self.peak_memory_gb,
                 "stages": self.stages,
                 "export": self.export,
-                "model": self.model,
-                "champion": self.champion,
-                "deployment": self.deployment,
+                "model": self.release.model,
+                "champion": self.release.champion,
+                "deployment": self.release.deployment,
                 "report": self.report,
             }
         )
@@ -207,19 +200,8 @@ def conclude(
     assert tracker is not None
     evaluations = load_evaluations(execution.spec, outcome)
     report = tracker.log_report(report_of(execution, outcome, evaluations, overrides, seconds))
-    results = results_of(
-        execution,
-        outcome,
-        tracker.run_id,
-        seconds=seconds,
-        policy_digest=release.policy_digest,
-        report=report,
-        export=str(model_folder(outcome.export)) if outcome.export else None,
-        model=release.model,
-        champion=release.champion,
-        deployment=release.deployment,
-        notices=release.notices,
-    )
+    export = str(model_folder(outcome.export)) if outcome.export else None
+    results = results_of(execution, outcome, tracker.run_id, release, seconds=seconds, report=report, export=export)
     tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
     tracker.set_tags({"final_step": str(outcome.step), **({"pruned": "true"} if outcome.pruned else {})})
     return results
@@ -229,24 +211,16 @@ def results_of(
     execution: Execution,
     outcome: RunOutcome,
     run_id: str,
+    release: ReleaseResult,
     *,
     seconds: float,
-    policy_digest: str | None,
     report: str,
     export: str | None,
-    model: str | None,
-    champion: dict[str, Any] | None,
-    deployment: dict[str, Any] | None = None,
-    notices: Sequence[str] = (),
 ) -> Results:
-    """Return the results of a run: its evaluations, the times of its stages, and the release of its export.
-
-    notices: messages about the release.
-    """
+    """Return the results of a run: its evaluations, the times of its stages, and the release of its export."""
     evaluations = load_evaluations(execution.spec, outcome)
     return Results(
         run_id=run_id,
-        policy_digest=policy_digest,
         summaries=evaluations.summaries,
         titles=evaluations.titles,
         differences=evaluations.differences,
@@ -255,16 +229,14 @@ def results_of(
         stages={label: done.status for label, done in execution.done.items()},
         report=report,
         export=export,
-        model=model,
-        champion=champion,
-        deployment=deployment,
+        release=release,
         seed=execution.spec.seed,
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
         step=outcome.step,
         rounds=outcome.last_step,
         in_rounds={measured.step: summary_of(measured.evaluation) for measured in outcome.measured[1:]},
-        notices=[*outcome.decisions, *notices],
+        notices=[*outcome.decisions, *release.notices],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
         cost=sum(done.cost for done in execution.done.values()),
@@ -291,7 +263,7 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
     cost += f", and {results.unpriced_calls} judge calls of unknown price" if results.unpriced_calls else ""
     console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")
     if results.export:
-        console.line(f"model:   {results.export} (registered as {results.model})")
+        console.line(f"model:   {results.export} (registered as {results.release.model})")
     console.line(f"report:  {results.report}")
     console.line(f"MLflow:  {mlflow_ui}")
     console.line(f"Prefect: {prefect_ui}")
@@ -304,7 +276,7 @@ def _played(execution: Execution) -> int:
     return sum(
         int(count)
         for artifact in artifacts.values()
-        if artifact.kind in ("trajectories", "evaluation")
+        if STAGES[artifact.stage].plays
         for name, count in artifact.metrics.items()
         if name.rpartition("/")[2] == "episodes"
     )

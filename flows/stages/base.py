@@ -11,20 +11,23 @@ object is stored with the recipe that it was built from, and another recipe rebu
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from components.artifacts import Artifact, Draft, Store
 from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
-from components.specs import Spec
+from components.specs import Spec, Target
+from components.tracking.stages import METRICS_ONLY, StageTracking
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,10 @@ class StageSpec(Spec):
     def key_part(self) -> dict[str, Any]:
         """Return the JSON data that determines the result, for the stage key."""
         return self.model_dump(mode="json")
+
+    def applied_reward(self) -> Target | None:
+        """Return the reward that the stage applies, whose judges may be paid; None if it applies none."""
+        return None
 
 
 class Progress(Protocol):
@@ -168,9 +175,24 @@ class Request:
         return cls(**{**data, "allow": tuple(data.get("allow", ()))})
 
 
+def unknown(request: Request) -> int | None:
+    """Return None: the number is unknown, or the stage has none."""
+    return None
+
+
+SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
+"""Metrics in the console line of a stage."""
+
+
+def main_figures(metrics: Mapping[str, float]) -> str:
+    """Return the metrics in the console line of a stage as text."""
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
+
+
 @dataclass(frozen=True)
 class Stage:
-    """Definition of a stage: its name, its spec, its artifact and its function."""
+    """Declaration of a stage: everything that is known of it. Placement, plans, progress, tracking, reports, lineage
+    and documentation derive from the declarations (`flows.stages.STAGES`)."""
 
     name: str
     version: int
@@ -181,8 +203,50 @@ class Stage:
     schema_version: int
     """Version of the layout of the artifact's files."""
     function: Callable[[Any, Inputs, Draft, Context], dict[str, float]]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files of the artifact by name or glob pattern, each with a description. A name that ends with `/` is a folder."""
     volatile: tuple[str, ...] = ()
     """Files that the artifact's digest does not cover."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of the input artifacts (`trajectories or feedback`) by name (`input_pattern`)."""
+    order: int = 100
+    """Position in lists of stages; stages of the same position are sorted by name."""
+    unit: str = "parts"
+    """Unit of progress."""
+    plays: bool = False
+    """True if it plays episodes: they can be watched, and count as episodes of the run."""
+    distributed: bool = False
+    """True if several processes can train together in it."""
+    placed: bool = True
+    """True if `compute` can place it; False if it runs only in the process of its command."""
+    episodes: Callable[[Request], int | None] = unknown
+    """Maximum number of episodes that a request plays."""
+    size: Callable[[Request], int | None] = unknown
+    """Amount of work of a request, to which its time is proportional."""
+    tracking: StageTracking = METRICS_ONLY
+    """Presentation in MLflow."""
+    summary: Callable[[Mapping[str, float]], str] = main_figures
+    """Metrics as text for the console line of the stage."""
+    part_of_round: bool = False
+    """True if each round runs it: the console summarizes it in the line of the round, and the report plots its time."""
+    round_metrics: Mapping[str, str] = field(default_factory=dict)
+    """Names of its metrics among those of a round, by glob pattern of the metric; `*` keeps the metric's own name."""
+    lineage: Literal["step", "input", "result"] = "result"
+    """Role in the lineage. `step`: its artifact is a model, and each model is a step. `input`: training data, which
+    belongs to the step of the model that is trained on it. `result`: belongs to the step of its inputs."""
+
+    def is_earlier(self, name: str) -> bool:
+        """Return True if the input of this name is data of an earlier round or collection."""
+        matches = (re.fullmatch(input_pattern(declared), name) for declared in self.inputs)
+        return any(match.groupdict().get("ago") for match in matches if match is not None)
+
+
+@functools.cache
+def input_pattern(declared: str) -> str:
+    """Return the regular expression of a declared input name such as `trajectories[+K][-N]`: parts in brackets are
+    optional, K is a number, N a number of rounds or collections ago; `*` is any name."""
+    pattern = re.escape(declared).replace(r"\[", "(?:").replace(r"\]", ")?").replace(r"\*", ".+")
+    return pattern.replace("K", r"[1-9]\d*").replace("N", r"(?P<ago>[1-9]\d*)")
 
 
 def base_model(model: ModelSpec) -> dict[str, Any]:

@@ -213,4 +213,16 @@ def _require_scores(reward: str, scores: Sequence[Mapping[str, Score]]) -> None:
         raise JudgeError(f"{reward} scored none of {len(all_scores)} episodes; first failure: {cause}")
 
 
-STAGE = Stage("calibrate", 2, CalibrateStage, "calibration", SCHEMA_VERSION, calibrate)
+STAGE = Stage(
+    "calibrate",
+    2,
+    CalibrateStage,
+    "calibration",
+    SCHEMA_VERSION,
+    calibrate,
+    files={TABLE: "ground truth and scores of each episode", "scores-*.parquet": "scores of each repetition"},
+    inputs={"*": "trajectories or evaluation"},
+    order=90,
+    unit="scores",
+    placed=False,
+)

@@ -14,8 +14,9 @@ from components.models.spec import ModelSpec, TeacherSpec
 from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
+from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
-from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
+from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 
 SPLIT = "train"
@@ -142,4 +143,54 @@ def _mark_teacher(trajectories: Sequence[Trajectory], base_dir: Path | None) -> 
         trajectory.sampling = {**trajectory.sampling, TOKENIZER: tokenizer}
 
 
-STAGE = Stage("collect", 7, CollectStage, "trajectories", SCHEMA_VERSION, collect, volatile=("times.json",))
+def most_episodes(request: Request) -> int:
+    """Return the maximum number of episodes of a request, including second attempts, continuations, and those of other
+    players and a teacher."""
+    collect = CollectSpec.model_validate(request.spec["collect"])
+    actor = request.spec["actor"]
+    if actor == "solver":
+        return collect.scenarios
+    first = collect.scenarios * collect.group_size
+    if actor == "teacher":
+        return first
+    turns = request.spec["agent"]["max_turns"]
+    taught = collect.scenarios * min(collect.teacher.samples, collect.group_size) if collect.teacher else 0
+    twice = collect.reflection is not None or collect.opponent == "policy"
+    return first * (1 + twice + (turns - 1) * collect.continuations) + taught
+
+
+def first_attempts(request: Request) -> int:
+    """Return the number of scenarios times the group size."""
+    return int(request.spec["collect"]["scenarios"] * request.spec["collect"]["group_size"])
+
+
+STAGE = Stage(
+    "collect",
+    7,
+    CollectStage,
+    "trajectories",
+    SCHEMA_VERSION,
+    collect,
+    files={"trajectories.parquet": "episodes", "times.json": "seconds of each episode"},
+    volatile=("times.json",),
+    inputs={"policy": "checkpoint"},
+    order=10,
+    unit="episodes",
+    plays=True,
+    episodes=most_episodes,
+    size=first_attempts,
+    tracking=StageTracking(dataset="train"),
+    part_of_round=True,
+    round_metrics={
+        "success": "success",
+        "turns": "turns",
+        "tokens_per_episode": "sampled_tokens",
+        "tokens_per_s": "sampling_tokens_per_s",
+        "repetition": "repetition",
+        "identical_within": "identical_within",
+        "identical_between": "identical_between",
+        "*/success": "*",
+        "*/episodes": "*",
+    },
+    lineage="input",
+)

@@ -7,7 +7,7 @@ import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from components.artifacts import Artifact, Draft
 from components.deployment.card import ModelCard, placeless
@@ -175,4 +175,17 @@ def _served(
     return {f"served/{name}": value for name, value in checked.items()}
 
 
-STAGE = Stage("deploy", 3, DeployStage, "export", 2, deploy)
+STAGE = Stage(
+    "deploy",
+    3,
+    DeployStage,
+    "export",
+    2,
+    deploy,
+    files={
+        **{f"{name}/": f"model in the format {name}, with its README.md" for name in get_args(Format)},
+        "answers.json": "the policy's answers to held-out prompts",
+    },
+    inputs={"policy": "checkpoint", **{f"evaluation_{name}": "evaluation" for name in EVALUATIONS}},
+    order=80,
+)

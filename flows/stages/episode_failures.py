@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 from components.artifacts import Artifact
 from components.trajectories.failures import FailureKind
-
-EPISODES = ("trajectories", "evaluation")
-"""Kinds of artifacts that contain episodes."""
+from flows.stages import STAGES
 
 
 def failures_of(artifact: Artifact) -> list[FailureKind]:
     """Return the kinds of failures among the episodes of an artifact. Read the episodes only if one failed."""
     failed = (value for name, value in artifact.metrics.items() if name.rpartition("/")[2] == "failed")
-    if artifact.kind not in EPISODES or not any(failed):
+    if not STAGES[artifact.stage].plays or not any(failed):
         return []
     from components.trajectories.failures import failure_kinds
     from components.trajectories.store import read_failures

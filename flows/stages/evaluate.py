@@ -15,9 +15,10 @@ from components.rewards.spec import JudgeSpec
 from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec
 from components.specs import Target
+from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION
 from flows.stages import judge
-from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model
+from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ class EvaluateStage(StageSpec):
             "evaluate": self.evaluate.key_part(),
             **self.inference.key_part(),
         }
+
+    def applied_reward(self) -> Target:
+        return self.reward
 
 
 def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
@@ -96,4 +100,31 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | tally.figures() | judged.figures() | agreement | intervals | speed
 
 
-STAGE = Stage("evaluate", 8, EvaluateStage, "evaluation", SCHEMA_VERSION, evaluate, volatile=("times.json",))
+def scenarios(request: Request) -> int | None:
+    """Return the number of scenarios of a request; None for all scenarios of the split."""
+    count: int | None = request.spec["evaluate"]["scenarios"]
+    return count
+
+
+STAGE = Stage(
+    "evaluate",
+    8,
+    EvaluateStage,
+    "evaluation",
+    SCHEMA_VERSION,
+    evaluate,
+    files={
+        "trajectories.parquet": "episodes",
+        "scores.parquet": "their scores",
+        "summary.json": "success, reward and turns with intervals",
+        "times.json": "seconds of each episode",
+    },
+    volatile=("times.json",),
+    inputs={"policy": "checkpoint"},
+    order=70,
+    unit="episodes",
+    plays=True,
+    episodes=scenarios,
+    size=scenarios,
+    tracking=StageTracking("eval", dataset="evaluation"),
+)

@@ -94,7 +94,7 @@ def request_key(request: Request, context: Context) -> str:
 
 def key_part(request: Request) -> dict[str, Any]:
     """Return the part of a request's spec that determines its key."""
-    return _spec(request)[1].key_part()
+    return stage_and_spec(request)[1].key_part()
 
 
 def _find(key: str, context: Context) -> Artifact | None:
@@ -114,7 +114,8 @@ def check_schema(artifact: Artifact) -> None:
         )
 
 
-def _spec(request: Request) -> tuple[Stage, StageSpec]:
+def stage_and_spec(request: Request) -> tuple[Stage, StageSpec]:
+    """Return the stage of a request and its valid spec. Raises SpecError."""
     stage = STAGES.get(request.stage)
     if stage is None:
         message = f"no such stage '{request.stage}'; expected one of {', '.join(STAGES)}"
@@ -125,7 +126,7 @@ def _spec(request: Request) -> tuple[Stage, StageSpec]:
 def resolve(request: Request, context: Context) -> tuple[Stage, StageSpec, dict[str, Artifact], str]:
     """Return the stage of a request, its spec, its inputs and its key. Raises the errors of `run_stage` before it
     runs."""
-    stage, spec = _spec(request)
+    stage, spec = stage_and_spec(request)
     inputs = {}
     for name, key in request.inputs.items():
         artifact = _find(key, context)

@@ -58,4 +58,21 @@ def feedback(spec: FeedbackStage, inputs: Inputs, draft: Draft, context: Context
     }
 
 
-STAGE = Stage("feedback", 1, FeedbackStage, "feedback", SCHEMA_VERSION, feedback)
+STAGE = Stage(
+    "feedback",
+    1,
+    FeedbackStage,
+    "feedback",
+    SCHEMA_VERSION,
+    feedback,
+    files={
+        "feedback.jsonl": "human scores, choices and corrections",
+        "trajectories.parquet": "episodes to train on",
+        "scores.parquet": "their scores",
+        "selection.parquet": "all of them, kept",
+    },
+    inputs={"episodes_K": "trajectories or evaluation"},
+    order=40,
+    unit="episodes",
+    lineage="input",
+)

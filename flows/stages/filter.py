@@ -13,6 +13,7 @@ from components.artifacts import Draft
 from components.specs import Target
 from components.trajectories.groups import scenario_of
 from components.trajectories.schema import SCHEMA_VERSION, Selection
+from flows.stages import selections
 from flows.stages.base import Context, Inputs, Stage, StageSpec, with_progress
 
 
@@ -54,4 +55,18 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     }
 
 
-STAGE = Stage("filter", 3, FilterStage, "selection", SCHEMA_VERSION, filter_)
+STAGE = Stage(
+    "filter",
+    3,
+    FilterStage,
+    "selection",
+    SCHEMA_VERSION,
+    filter_,
+    files={"selection.parquet": "kept and dropped episodes, with reasons"},
+    inputs={"trajectories": "trajectories", "scores": "scores"},
+    order=30,
+    unit="decisions",
+    summary=selections.summary_text,
+    part_of_round=True,
+    lineage="input",
+)

@@ -60,6 +60,9 @@ class JudgeStage(StageSpec):
             learned["model"] = base_model(self.model)
         return {"reward": self.reward.resolved(), **learned} if self.learned.task_weight else learned
 
+    def applied_reward(self) -> Target | None:
+        return self.reward if self.learned is None or self.learned.task_weight else None
+
     def build(self, inputs: Inputs) -> Reward | GroupReward:
         """Return the reward: the declared one, or the reward models in `inputs`."""
         if self.learned is None:
@@ -285,4 +288,23 @@ class Tally:
         return values | others | components
 
 
-STAGE = Stage("judge", 4, JudgeStage, "scores", SCHEMA_VERSION, judge)
+STAGE = Stage(
+    "judge",
+    4,
+    JudgeStage,
+    "scores",
+    SCHEMA_VERSION,
+    judge,
+    files={"scores.parquet": "score of each episode"},
+    inputs={"trajectories": "trajectories", "reward_model[_K]": "reward_model", "policy": "checkpoint"},
+    order=20,
+    unit="scores",
+    part_of_round=True,
+    round_metrics={
+        "reward": "reward",
+        "components/spread": "spread",
+        "*/reward": "*",
+        "components/*": "*",
+    },
+    lineage="input",
+)

@@ -12,7 +12,7 @@ from components.algorithms.spec import RewardAlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
-from flows.stages.train import steps
+from flows.stages.train import CHECKPOINT_FILES, steps
 
 if TYPE_CHECKING:
     from components.algorithms.reward_models.examples import JudgedCollection
@@ -89,5 +89,23 @@ def _judged(inputs: Inputs, ago: int = 0) -> JudgedCollection:
 
 
 STAGE = Stage(
-    "reward_model", 3, RewardModelStage, "reward_model", REWARD_MODEL_VERSION, train_reward, volatile=("log.jsonl",)
+    "reward_model",
+    3,
+    RewardModelStage,
+    "reward_model",
+    REWARD_MODEL_VERSION,
+    train_reward,
+    files={
+        **CHECKPOINT_FILES,
+        "heads.safetensors": "linear heads that predict the scores",
+        "reward_model.json": "base model, heads and their scales",
+        "scenarios.json": "training and held-out scenarios",
+    },
+    volatile=("log.jsonl",),
+    inputs={"trajectories[-N]": "trajectories", "scores[-N]": "scores", "start": "checkpoint or reward_model"},
+    order=60,
+    unit="steps",
+    distributed=True,
+    size=lambda request: collections(request.inputs),
+    lineage="step",
 )

@@ -24,6 +24,7 @@ from components.algorithms.spec import (
 from components.artifacts import Draft
 from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
+from components.tracking.stages import StageTracking
 from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
@@ -189,4 +190,42 @@ def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int, *, 
     return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
-STAGE = Stage("train", 6, TrainStage, "checkpoint", CHECKPOINT_VERSION, train, volatile=("log.jsonl",))
+CHECKPOINT_FILES = {
+    "adapter/": "LoRA adapter",
+    "weights/": "in its place, all weights (`model.lora=null`)",
+    "optimizer.safetensors": "AdamW's moments",
+    "rng.safetensors": "random state",
+    "trainer.json": "algorithm, number of gradient steps",
+    "log.jsonl": "metrics of each gradient step",
+}
+"""Files of every trained model."""
+
+STAGE = Stage(
+    "train",
+    6,
+    TrainStage,
+    "checkpoint",
+    CHECKPOINT_VERSION,
+    train,
+    files={
+        **CHECKPOINT_FILES,
+        "critic/": "value model of PPO",
+        "multipliers.json": "Lagrange multipliers of costs",
+    },
+    volatile=("log.jsonl",),
+    inputs={
+        "[anchored-]trajectories[+K][-N]": "trajectories or feedback",
+        "[anchored-]scores[+K][-N]": "scores or feedback",
+        "[anchored-]selection[+K][-N]": "selection or feedback",
+        "start": "checkpoint",
+        "reference": "checkpoint",
+        "anchor": "checkpoint",
+    },
+    order=50,
+    unit="steps",
+    distributed=True,
+    tracking=StageTracking(model=True),
+    part_of_round=True,
+    round_metrics={"*": "*"},
+    lineage="step",
+)

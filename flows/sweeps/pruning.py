@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows.experiment.early_stopping import Measured
 from flows.experiment.sweep_settings import IN_ROUNDS, OptunaSpec
-from flows.recipes.outcome import Prune
+from flows.recipes.recipe_run import Prune
 
 
 def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:

@@ -29,6 +29,7 @@ from flows.execution.executor import Execution
 from flows.execution.overlap import together
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages.base import Context
 from flows.terminal.console import Console, hush
 
@@ -105,14 +106,12 @@ class _Run:
         self.execution = Execution(spec, Context.at(root), Console(io.StringIO()), None, root / "log")
         ended: list[float] = []
         try:
-            online_rl(
-                spec,
-                lambda label, step, request: self.execution.stage(label, step, request).artifact,
-                lambda number, artifacts: ended.append(time.monotonic()),
-                beside=together(
-                    self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact
-                ),
+            run = RecipeRun(
+                self.execution.artifact,
+                together(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
+                on_round=lambda number, artifacts: ended.append(time.monotonic()),
             )
+            online_rl(run, spec)
         finally:
             self.execution.second.close()
             self.execution.context.warm.close()

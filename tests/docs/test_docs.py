@@ -255,6 +255,11 @@ def test_the_table_of_stages_lists_each_stage_with_its_kind():
     assert listed == {stage.name: stage.kind for stage in STAGES.values()}
 
 
+def test_the_table_of_artifacts_is_what_the_stages_declare():
+    artifacts = script("artifacts")
+    assert artifacts.page() == artifacts.PAGE.read_text(encoding="utf-8"), "run `python -m docs.artifacts`"
+
+
 def test_the_table_of_kills_is_what_was_recorded():
     faults = script("faults")
     assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"

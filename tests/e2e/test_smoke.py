@@ -1,6 +1,7 @@
 """The whole line as a user runs it: `python -m flows.run +experiment=smoke`, in processes of its own."""
 
 import contextlib
+import fnmatch
 import html
 import json
 import os
@@ -130,6 +131,21 @@ def test_everything_lies_under_the_root_and_nothing_runs_on(first, place):
     assert list(place.work.iterdir()) == []
     assert [str(path) for path in place.home.rglob("*") if path.is_file()] == []
     assert place.processes() == []
+
+
+@pytest.mark.usefixtures("first")
+def test_artifacts_hold_the_files_that_their_stages_declare(place):
+    from flows.stages import STAGES
+
+    stages = set()
+    for path in (place.root / "artifacts").glob("*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        declared = STAGES[manifest["stage"]].files
+        patterns = [f"{name}*" if name.endswith("/") else name for name in declared]
+        names = list(manifest["files"])
+        assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
+        stages.add(manifest["stage"])
+    assert len(stages) == 6
 
 
 def test_the_export_loads_as_a_model_of_its_own(first):

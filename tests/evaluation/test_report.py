@@ -80,6 +80,7 @@ def full() -> Report:
         notes=["the rounds end after round 2: <no gain>"],
         differences={"after GRPO against start": paired_difference(start.trajectories, end.trajectories)},
         rounds=[{"reward": 0.1 * k, "kl": 0.01 * k, "collect_s": 5.0, "train_s": 7.0, "loss": 0.5} for k in range(4)],
+        round_stages=("collect", "judge", "filter", "train"),
         stages=[StageRow("evaluate start", "evaluate", "cached", 0.1, "a" * 64, "b" * 64),
                 StageRow("round 1/train", "train", "ran", 75.0, "c" * 64, "d" * 64)],
         config={"model": {"name": "tiny"}, "reward": {"api_key": "hunter2"}}, overrides=["judge.password=hunter2"],

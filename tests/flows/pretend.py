@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from components.evaluation.metrics import summarise
 from components.specs import validate
 from components.trajectories.schema import Scenario, Score, Trajectory
 from components.trajectories.store import write_scores, write_trajectories
-from flows.experiment.fork import resolve
 from flows.experiment.spec import ExperimentSpec
+from flows.experiment.starting_point import StartingPoint
 from flows.history.records import RunRecord, StageRecord, recording
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, request_key
@@ -54,13 +56,19 @@ def pretend(
     stage that runs."""
     spec = spec_of(root, **changes)
     context = Context.at(root)
-    fork = resolve(spec, context.store)
-    data = spec.model_dump(mode="json", by_alias=True)
-    run_id = uuid.uuid4().hex
-    arguments: dict[str, Any] = {"name": spec.name, "seed": spec.seed, "spec": data, "overrides": overrides}
-    arguments |= {"sweep": None, "git_commit": git_commit, "forked": fork.checkpoints if fork else {}}
+    start = StartingPoint.resolve(spec, context.store)
+    run = RunRecord(
+        uuid.uuid4().hex,
+        spec.name,
+        spec.seed,
+        time.time(),
+        spec=spec.model_dump(mode="json", by_alias=True),
+        overrides=list(overrides),
+        git_commit=git_commit,
+        forked=start.checkpoints,
+    )
     try:
-        with recording(root, run_id, **arguments) as writer:
+        with recording(root, run) as writer:
 
             def call(label: str, step: int, request: Request) -> Artifact:
                 if label == stop_at:
@@ -98,7 +106,7 @@ def pretend(
                 writer.add(record)
                 return artifact
 
-            online_rl(spec, call, begin=fork, on_notice=writer.note)
+            online_rl(RecipeRun(call, start=start, on_notice=writer.note), spec)
     except Stopped:
         pass
     return writer.run

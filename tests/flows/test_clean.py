@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from components.artifacts import Store
 from components.errors import ResourceError
 from flows.clean import Cleaner, main
-from flows.history.records import Records, recording
+from flows.history.records import Records, RunRecord, recording
 from tests.flows.pretend import pretend
 
 SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.4))}
@@ -140,8 +141,7 @@ def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
 
 def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
     old = pretend(tmp_path, rounds=1)
-    arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
-    with recording(tmp_path, "living-run", name="test", **arguments):
+    with recording(tmp_path, RunRecord("living-run", "test", 0, time.time())):
         with pytest.raises(ResourceError, match=r"--forget: run living-r.* is running \(.*stop it first"):
             Cleaner(tmp_path, ["living-run"])
         new = pretend(tmp_path, rounds=1, seed=1)
@@ -201,9 +201,8 @@ def test_answers_of_judges_stay_until_they_are_named(tmp_path):
 def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
     pretend(tmp_path, rounds=1)
     (tmp_path / "answers").mkdir()
-    options = {"name": "x", "seed": 0, "spec": {}, "overrides": (), "sweep": None, "git_commit": None, "forked": {}}
     with (
-        recording(tmp_path, "a" * 32, **options),
+        recording(tmp_path, RunRecord("a" * 32, "x", 0, time.time())),
         pytest.raises(ResourceError, match=r"--answers: run a+ is running \("),
     ):
         waste(tmp_path, answers=True)

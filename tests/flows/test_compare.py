@@ -140,17 +140,19 @@ def test_time_is_what_a_person_waited(tmp_path, capsys):
     """A stage that overlaps another one adds no time of its own."""
     runs = [pretend(tmp_path, seed=seed) for seed in (0, 1)]
     records = Records(tmp_path)
-    stages = [replace(stage, unnoticed=0.75) if stage.label == "collect[2]" else stage for stage in runs[1].stages]
+    stages = [
+        replace(stage, overlapped_seconds=0.75) if stage.label == "collect[2]" else stage for stage in runs[1].stages
+    ]
     records.write(replace(runs[1], stages=stages))
     first, second = compare(tmp_path, [run.id for run in runs]).runs
     assert second.stages["collect"].seconds == first.stages["collect"].seconds - 0.75
-    assert second.stages["collect"].unnoticed == 0.75
+    assert second.stages["collect"].overlapped_seconds == 0.75
     assert second.total.seconds == sum(stage.waited for stage in stages) == first.total.seconds - 0.75
     command = [*(run.id for run in runs), f"root={tmp_path}"]
     main(command)
     assert re.search(r"time collect +[\d.]+ s +[\d.]+ s, plus 0.8 s overlapped\n", capsys.readouterr().out)
     main([*command, "--json"])
-    assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["unnoticed"] == 0.75
+    assert json.loads(capsys.readouterr().out)["runs"][1]["total"]["overlapped_seconds"] == 0.75
     assert any("0.75\u202fs beside others" in words for words in page(tmp_path, *(run.id for run in runs)).words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ from components.trajectories.convert import to_openai
 from components.trajectories.feedback import FOLDER, append
 from components.trajectories.store import load_scored, read_trajectories
 from flows.experiment import feedback
-from flows.experiment.fork import resolve
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
+from flows.experiment.starting_point import StartingPoint
 from flows.history.lineage_graph import Lineage
 from flows.history.records import RunRecord, StageRecord, recording
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.reporting.lineage import show
 from flows.stages import STAGES
 from flows.stages.base import Context
@@ -51,11 +53,10 @@ def run(root, **changes):
     """A run of real stages on a tiny model, with its record; without Prefect and MLflow."""
     spec = validate(ExperimentSpec, {**DATA, "root": str(root), **TINY, **changes})
     context = Context.at(root)
-    fork, said = resolve(spec, context.store), feedback.resolve(spec.feedback, context.store)
-    details = {"name": spec.name, "seed": 0, "spec": spec.model_dump(mode="json", by_alias=True), "overrides": []}
+    start = StartingPoint.resolve(spec, context.store)
     name = f"{len(list((root / 'records').glob('*.json')))}abcdef0"
-    checkpoints = fork.checkpoints if fork else {}
-    with recording(root, name, **details, sweep=None, git_commit=None, forked=checkpoints) as writer:
+    details = {"spec": spec.model_dump(mode="json", by_alias=True), "forked": start.checkpoints}
+    with recording(root, RunRecord(name, spec.name, 0, time.time(), **details)) as writer:
 
         def call(label, step, request):
             artifact, status = run_stage(request, context)
@@ -75,7 +76,7 @@ def run(root, **changes):
             )
             return artifact
 
-        outcome = online_rl(spec, call, begin=fork, feedback=said)
+        outcome = online_rl(RecipeRun(call, start=start), spec)
     context.warm.close()
     return writer.run, outcome
 

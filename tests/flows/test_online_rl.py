@@ -1,6 +1,7 @@
 """The order of the stages, and what each of them depends on. No Prefect here: the order is a plain function."""
 
 import json
+import re
 
 import pytest
 
@@ -8,7 +9,9 @@ from components.artifacts import Artifact, stage_key
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages import STAGES
+from flows.stages.base import input_pattern
 
 DATA = {
     "name": "test",
@@ -39,13 +42,13 @@ class Recorder:
         self.keys = {}
         self.rounds = []
         self.made = {}
-        self.outcome = online_rl(
-            self.spec,
+        run = RecipeRun(
             self,
-            lambda number, artifacts: self.rounds.append((number, artifacts)),
+            on_round=lambda number, artifacts: self.rounds.append((number, artifacts)),
             on_notice=self.notices.append,
             prune=prune,
         )
+        self.outcome = online_rl(run, self.spec)
 
     def __call__(self, label, step, request):
         json.dumps(request.to_json())
@@ -335,3 +338,25 @@ def test_what_further_collections_left_is_replayed_too(tmp_path):
     inputs = run.requests["train[2]"].inputs
     assert inputs["trajectories-1"] == run.keys["collect[1]"]
     assert inputs["trajectories+1-1"] == run.keys["collect[1+1]"]
+
+
+def test_every_input_is_one_that_its_stage_declares(tmp_path):
+    reward_model = {"algorithm": {"name": "reward_model"}, "scenarios": 8, "group_size": 2, "models": 2, "every": 1}
+    few = {f"filter[{number}]": {"scenarios": 1.0, "kept": 2.0} for number in ("1", "2", "3")}
+    course = {"rounds": 3, **FURTHER, "replay": {"rounds": 1}, "ewc": {"coefficient": 10.0}}
+    run = Recorder(tmp_path, few, reward_model=reward_model, **course)
+    kinds = {key: STAGES[run.requests[label].stage].kind for label, key in run.keys.items()}
+    names = set()
+    for request in run.requests.values():
+        declared = STAGES[request.stage].inputs
+        for name, key in request.inputs.items():
+            accepted = [text for pattern, text in declared.items() if re.fullmatch(input_pattern(pattern), name)]
+            assert kinds[key] in " or ".join(accepted).split(" or "), (request.stage, name)
+            names.add(name)
+    assert {"trajectories+1", "scores-1", "selection+1-1", "anchored-scores-1", "reward_model_2"} <= names
+    assert [STAGES["train"].is_earlier(name) for name in ("scores", "scores+1", "scores+1-1", "anchor")] == [
+        False,
+        False,
+        True,
+        False,
+    ]

@@ -12,10 +12,12 @@ from components.compute.runners import KeptProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError, WaitTimeout
 from flows.execution.executor import Execution
 from flows.execution.overlap import together
-from flows.history.records import Records, recording
+from flows.history.records import Records, RunRecord, recording
 from flows.plan import show
+from flows.planning.earlier_stages import SimilarStage
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from tests.flows import waiting
@@ -103,7 +105,7 @@ def test_what_learns_from_any_episodes_needs_no_correction(tmp_path, name):
 def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path, monkeypatch):
     pretend(tmp_path, **BEFORE)
     seconds = {"train": 5, "collect": 4, "judge": 2, "filter": 1, "evaluate": 1, "deploy": 1}
-    monkeypatch.setattr("flows.planning.plan._Near.seconds_for", lambda near, request: seconds[request.stage])
+    monkeypatch.setattr(SimilarStage, "seconds_for", lambda near, request: seconds[request.stage])
     found = plan(spec_of(tmp_path, **{**OVERLAP, "seed": 1, "compute": {"price": 3600, "prices": {"train": 7200}}}))
     beside = {one.label: one.beside for one in found.stages if one.beside}
     assert beside == {
@@ -111,8 +113,8 @@ def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path,
         for number in (2, 3, 4)
         for label in (f"{stage}[{number}]" for stage in ("collect", "judge", "filter"))
     }
-    unnoticed = {one.label: one.unnoticed for one in found.stages if one.label.endswith("[2]")}
-    assert unnoticed == {"collect[2]": 4, "judge[2]": 1, "filter[2]": 0, "train[2]": 0}
+    overlapped_seconds = {one.label: one.overlapped_seconds for one in found.stages if one.label.endswith("[2]")}
+    assert overlapped_seconds == {"collect[2]": 4, "judge[2]": 1, "filter[2]": 0, "train[2]": 0}
     ran = [one for one in found.stages if one.status == "run"]
     assert found.seconds == sum(one.seconds for one in ran) - 3 * 5
     trained = sum(one.seconds for one in ran if one.stage == "train")
@@ -130,8 +132,7 @@ def execution(tmp_path, screen, monkeypatch):
     spec = spec_of(tmp_path, compute={"stall_timeout": 60})
     made = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "logs" / "log")
     made.second = KeptProcessRunner(StageProcess(tmp_path, tmp_path / "stages.log"), waiting.COMMAND)
-    arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
-    with recording(tmp_path, "abcdef01", name="test", **arguments) as writer:
+    with recording(tmp_path, RunRecord("abcdef01", "test", 0, time.time())) as writer:
         made.record = writer
         from flows.history.lineage_graph import Lineage
 
@@ -167,8 +168,8 @@ def test_both_run_at_the_same_time_and_are_told_in_one_order(tmp_path, execution
         ("collect[2]", 2, "ran"),
     ]
     collected = execution.done["collect[2]"]
-    assert 0 < collected.unnoticed <= collected.seconds
-    assert [stage.unnoticed for stage in told] == [0.0, round(collected.unnoticed, 3)]
+    assert 0 < collected.overlapped_seconds <= collected.seconds
+    assert [stage.overlapped_seconds for stage in told] == [0.0, round(collected.overlapped_seconds, 3)]
     with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2))) as ahead:
         pass  # found: no process is started
     assert execution.done["collect[2]"].status == "cached"
@@ -248,7 +249,7 @@ def test_played_at_the_same_time_or_one_after_the_other_the_bytes_are_the_same(t
         spec = spec_of(folder, **REAL)
         execution = Execution(spec, Context.at(folder), screen[0], None, folder / "log")
         at_once = beside(execution, plainly) if beside else None
-        outcome = online_rl(spec, plainly(execution.stage), beside=at_once)
+        outcome = online_rl(RecipeRun(plainly(execution.stage), at_once), spec)
         execution.context.warm.close()
         execution.second.close()
         found.append({label: (done.artifact.key, done.artifact.digest) for label, done in execution.done.items()})

@@ -276,7 +276,7 @@ def test_the_command(tmp_path, capsys):
         "cost": None,
         "key": None,
         "beside": None,
-        "unnoticed": 0.0,
+        "overlapped_seconds": 0.0,
         "episodes": 8,
     }
     assert command.main(["+experiment=smok"]) == 2
@@ -340,7 +340,7 @@ def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
 
 def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, monkeypatch):
     pretend(tmp_path)
-    monkeypatch.setattr("flows.planning.plan._Near.seconds_for", lambda near, request: 7200.0)
+    monkeypatch.setattr("flows.planning.earlier_stages.SimilarStage.seconds_for", lambda near, request: 7200.0)
     slurm = {"name": "sky", "infra": "slurm", "autostop": None}
     gpu, cpu = {**slurm, "accelerators": "H100:1"}, {**slurm, "cpus": "2+"}
     compute = {

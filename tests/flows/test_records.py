@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from flows.history.records import Records, RunRecord, recording
 from tests.flows.pretend import pretend
 
 CODE = Path(__file__).resolve().parents[2]
-ARGUMENTS = {"seed": 0, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
 
 
 def test_a_run_is_found_by_its_id_its_name_and_as_the_latest(tmp_path):
@@ -59,7 +59,7 @@ def test_a_killed_run_is_listed_as_such(tmp_path):
 
 def test_the_beginning_of_two_ids_is_refused(tmp_path):
     for number in range(2):
-        with recording(tmp_path, f"abcdef{number}", name="test", spec={}, **ARGUMENTS):
+        with recording(tmp_path, RunRecord(f"abcdef{number}", "test", 0, time.time())):
             pass
     with pytest.raises(ResourceError, match="several run ids"):
         Records(tmp_path).get("abcdef")
@@ -67,7 +67,7 @@ def test_the_beginning_of_two_ids_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
 def test_it_says_how_the_run_ended(tmp_path, error, status):
-    with pytest.raises(error), recording(tmp_path, "abcdef", name="test", spec={}, **ARGUMENTS):
+    with pytest.raises(error), recording(tmp_path, RunRecord("abcdef", "test", 0, time.time())):
         raise error
     assert Records(tmp_path).get("abcdef").status == status
 
@@ -77,7 +77,7 @@ def test_a_run_that_lives_is_not_dead_and_a_killed_one_is(tmp_path):
 import sys, time
 from pathlib import Path
 from flows.history.records import Records, RunRecord, recording
-with recording(Path({str(tmp_path)!r}), "abcdef", name="test", spec={{}}, **{ARGUMENTS!r}):
+with recording(Path({str(tmp_path)!r}), RunRecord("abcdef", "test", 0, time.time())):
     print("here", flush=True)
     time.sleep(60)
 """
@@ -113,9 +113,8 @@ def test_a_killed_run_is_closed_at_once_unless_prefect_has_to_be_told(tmp_path):
 
 
 def test_secrets_are_masked(tmp_path):
-    with recording(
-        tmp_path, "abcdef", name="test", spec={"api_key": "hush"}, **{**ARGUMENTS, "overrides": ["x.token=hush"]}
-    ):
+    run = RunRecord("abcdef", "test", 0, time.time(), spec={"api_key": "hush"}, overrides=["x.token=hush"])
+    with recording(tmp_path, run):
         pass
     assert "hush" not in (tmp_path / "records" / "abcdef.json").read_text()
 

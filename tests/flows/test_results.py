@@ -8,7 +8,7 @@ from components.artifacts import Artifact
 from flows.experiment.early_stopping import Measured
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import round_figures, titles_by, titles_of
-from flows.reporting.results import Results
+from flows.reporting.results import ReleaseResult, Results
 from tests.flows.pretend import spec_of
 
 MEASURE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
@@ -19,7 +19,7 @@ DIFFERENCE = {"difference": 0.25, "low": 0.1, "high": 0.4, "n": 8, "improved": [
 def results(**changes):
     data = {
         "run_id": "run",
-        "policy_digest": "digest",
+        "release": ReleaseResult("digest"),
         "summaries": {"start": SUMMARY, "final": SUMMARY},
         "titles": {"start": "start", "final": "after GRPO"},
         "differences": {"after GRPO against start": DIFFERENCE},

@@ -19,6 +19,7 @@ from flows.experiment.spec import ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 from tests.flows.pretend import pretend, spec_of
@@ -294,7 +295,9 @@ def test_its_figures_are_one_series_over_the_rounds(tmp_path, tiny_stages, scree
     said = []
     tracker = SimpleNamespace(
         outbox=SimpleNamespace(put=lambda tell: tell()),
-        log_stage=lambda artifact, label, status, seconds, step, made, group: said.append((label, step, group)),
+        log_stage=lambda artifact, label, status, seconds, step, made, group, tracking: said.append(
+            (label, step, group)
+        ),
         log_metrics=lambda metrics, step: None,
     )
     execution = Execution(spec_of(tmp_path), Context.at(tmp_path), screen[0], tracker, tmp_path / "log")
@@ -334,7 +337,7 @@ def play(root, **changes):
         made[label], statuses[label] = run_stage(request, context)
         return made[label]
 
-    online_rl(spec, call)
+    online_rl(RecipeRun(call), spec)
     context.warm.close()
     return made, statuses
 

@@ -3,10 +3,11 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
-from flows.history.records import StageRecord, recording
+from flows.history.records import RunRecord, StageRecord, recording
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 
@@ -62,8 +63,7 @@ def test_a_mistake_is_exit_code_2_and_a_line(tmp_path, text, words):
 def recorded(tmp_path):
     """Create a run with one finished stage."""
     made, _ = run_stage(REQUEST, Context.at(tmp_path))
-    arguments = {"seed": 0, "spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
-    with recording(tmp_path, "abcdef01", name="shown", **arguments) as writer:
+    with recording(tmp_path, RunRecord("abcdef01", "shown", 0, time.time())) as writer:
         one = StageRecord("collect[sft]", 0, REQUEST.to_json(), 3, made.key, made.digest, made.kind, "ran", 1.0)
         writer.add(one)
     return made

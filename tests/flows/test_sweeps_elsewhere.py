@@ -3,6 +3,7 @@ tests/slurm runs them on a Slurm cluster."""
 
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import REQUEST, TaskTemplate
 from components.errors import EnvironmentFailed, EspalierError, SpecError
 from flows.experiment.compose import compose_points
-from flows.history.records import Records, recording
+from flows.history.records import Records, RunRecord, recording
 from flows.run import main
 from flows.sweeps import elsewhere
 from flows.sweeps.points import read
@@ -103,10 +104,9 @@ class Runs:
         root = Path(spec.root)
         if self._barrier is not None:
             self._barrier.wait(600)
-        with recording(
-            root, f"{int(rate * 1e6):08}", name=spec.name, seed=spec.seed, spec=spec.model_dump(mode="json"),
-            overrides=overrides, sweep=sweep, git_commit=None, forked={},
-        ) as writer:  # fmt: skip
+        settings = {"spec": spec.model_dump(mode="json"), "overrides": overrides, "sweep": sweep}
+        run = RunRecord(f"{int(rate * 1e6):08}", spec.name, spec.seed, time.time(), **settings)
+        with recording(root, run) as writer:
             found = self.does(rate)
             if isinstance(found, BaseException):
                 raise found

@@ -258,16 +258,7 @@ def test_a_server_that_does_not_answer_leaves_the_records_open(killed, caplog):
 
 
 def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(execution, prefect_server, tmp_path):
-    arguments = {
-        "name": "test",
-        "seed": 0,
-        "spec": {},
-        "overrides": [],
-        "sweep": None,
-        "git_commit": None,
-        "forked": {},
-    }
-    with recording(tmp_path, "abcdef", **arguments) as execution.record:
+    with recording(tmp_path, RunRecord("abcdef", "test", 0, time.time())) as execution.record:
 
         def body(call, beside):
             (record,) = Records(tmp_path).all()

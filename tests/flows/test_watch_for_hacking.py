@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict
 
 import pytest
@@ -17,9 +18,10 @@ from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
 from flows.experiment.guards import ADVICE, DRIFTS, RULES, GuardsSpec, RoundMetrics, RunGuards, drift_message
 from flows.experiment.guards.drift import success_rose
-from flows.history.records import GuardName, Notice, Records, SampleEpisode, recording
+from flows.history.records import GuardName, Notice, Records, RunRecord, SampleEpisode, recording
 from flows.planning.plan import plan
 from flows.recipes.online_rl import online_rl
+from flows.recipes.recipe_run import RecipeRun
 from flows.stages.base import Context
 from flows.stages.episodes import figures
 from flows.stages.execute import run_stage
@@ -338,8 +340,7 @@ def test_a_long_answer_is_cut_and_a_notice_survives_its_record(tmp_path):
     (notice,) = shown_by(tmp_path, played, [Score("train-00/0", None)], {LENGTH: 500.0})
     (one,) = notice.episodes
     assert (len(one.excerpt), one.excerpt[-1], one.why) == (400, "…", "500 sampled tokens, not scored")
-    rest = {"spec": {}, "overrides": [], "sweep": None, "git_commit": None, "forked": {}}
-    with recording(tmp_path, "a" * 32, name="x", seed=0, **rest) as writer:
+    with recording(tmp_path, RunRecord("a" * 32, "x", 0, time.time())) as writer:
         writer.note(notice)
     assert Records(tmp_path).get("latest").notices == [notice]
 
@@ -382,7 +383,7 @@ def climb(root, monkeypatch, **changes):
 
     error = None
     try:
-        online_rl(spec, call, on_notice=notices.append)
+        online_rl(RecipeRun(call, on_notice=notices.append), spec)
     except GuardStruck as struck:
         error = struck
     return notices, done, error

@@ -16,6 +16,7 @@ from components.errors import ResourceError, SpecError
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.schema import Failure, History, Message, Scenario, Score, ToolCall, Trajectory
+from flows.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,7 +163,7 @@ def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker,
         return log_inputs(*arguments, **options)
 
     monkeypatch.setattr(tracker.client, "log_inputs", racing)
-    lineage.log_dataset(tracker.client, tracker.run_id, artifact(tmp_path / "raced", data=b"1"), "collect[9]")
+    lineage.log_dataset(tracker.client, tracker.run_id, artifact(tmp_path / "raced", data=b"1"), "collect[9]", "train")
     assert len(calls) == 3
     names = [
         dataset_input.dataset.name for dataset_input in tracker.client.get_run(tracker.run_id).inputs.dataset_inputs
@@ -171,9 +172,13 @@ def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker,
 
 
 def test_trajectories_are_listed_as_datasets_and_checkpoints_as_models(tracker, tmp_path):
-    tracker.log_stage(artifact(tmp_path / "t", trajectories=b"t"), "round 1/collect", "ran", 1.0, step=1)
-    tracker.log_stage(artifact(tmp_path / "e", "evaluation", "evaluate", s=b"s"), "evaluate base", "cached", 0.0)
-    tracker.log_stage(artifact(tmp_path / "c", "checkpoint", "train", w=b"w"), "round 1/train", "ran", 1.0, step=1)
+    stages = [
+        (artifact(tmp_path / "t", trajectories=b"t"), "round 1/collect", "ran", 1.0, 1),
+        (artifact(tmp_path / "e", "evaluation", "evaluate", s=b"s"), "evaluate base", "cached", 0.0, 0),
+        (artifact(tmp_path / "c", "checkpoint", "train", w=b"w"), "round 1/train", "ran", 1.0, 1),
+    ]
+    for stage in stages:
+        tracker.log_stage(*stage, tracking=STAGES[stage[0].stage].tracking)
     run = tracker.client.get_run(tracker.run_id)
     inputs = {item.dataset.name: (item.dataset.digest, item.tags[0].value) for item in run.inputs.dataset_inputs}
     assert inputs == {"round 1/collect": ("d" * 36, "train"), "evaluate base": ("d" * 36, "evaluation")}
@@ -196,7 +201,7 @@ def test_model_of_a_checkpoint_has_its_origin(tracker, tmp_path):
         "where": "http://me:hush@host",
     }
     checkpoint = artifact(tmp_path / "c", "checkpoint", "train", w=b"w")
-    tracker.log_stage(checkpoint, "train[1]", "ran", 1.0, step=1, origin=origin)
+    tracker.log_stage(checkpoint, "train[1]", "ran", 1.0, step=1, origin=origin, tracking=STAGES["train"].tracking)
     (output,) = tracker.client.get_run(tracker.run_id).outputs.model_outputs
     tags = tracker.client.get_logged_model(output.model_id).tags
     assert origin | {"where": "http://me:***@host"} == {name: tags[name] for name in origin}

@@ -45,6 +45,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.costs,
     learning.ewc,
     learning.feedback_weights,
+    computing.stages,
     computing.places,
     computing.remote_store,
     computing.several_processes,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
-from components.compute.spec import ComputeSpec, StageName
-from components.compute.training_group import TRAINING_STAGES
+from components.compute.spec import ComputeSpec
 from components.errors import Problem
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from components.specs import nearest
+from flows.stages import PLACED, STAGES
 
-STAGES: tuple[StageName, ...] = get_args(StageName)
+DISTRIBUTED = [stage.name for stage in STAGES.values() if stage.distributed]
+
+
+def stages(compute: ComputeSpec) -> Iterator[Problem]:
+    """Check that `compute.stages` and `compute.prices` name stages."""
+    for key, names in (("stages", compute.stages), ("prices", compute.prices)):
+        for name in names:
+            if name not in PLACED:
+                message = f"{name!r}: expected one of {', '.join(PLACED)}"
+                yield Problem(f"compute.{key}.{name}", message, nearest(name, PLACED))
 
 
 def places(compute: ComputeSpec) -> Iterator[Problem]:
@@ -35,13 +43,13 @@ def several_processes(
     compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
 ) -> Iterator[Problem]:
     """Check that stages, the number of groups, and the model support training in several processes."""
-    for stage in STAGES:
+    for stage in PLACED:
         name = compute.placement(stage)
         if name in compute.places and (reason := compute.places[name].refusal(name, stage)) is not None:
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
             yield Problem(key, f"{name!r} {reason}")
     unsharded = "ewc" if ewc is not None else algorithm.name if isinstance(algorithm, PPOSpec) else None
-    used = {compute.placement(stage) for stage in STAGES if stage in TRAINING_STAGES}
+    used = {compute.placement(stage) for stage in DISTRIBUTED}
     for name, place in compute.places.items():
         if name in used and place.group is not None:
             yield from place.group.problems(f"compute.places.{name}", collect.scenarios, model, unsharded)

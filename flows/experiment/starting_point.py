@@ -1,0 +1,30 @@
+"""Earlier work that a run starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from components.artifacts import Store
+from flows.experiment import feedback, fork
+from flows.experiment.feedback import FeedbackData
+from flows.experiment.fork import Fork
+from flows.experiment.spec import ExperimentSpec
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Policy of another run and human feedback that a run starts from; without either it starts from its model."""
+
+    fork: Fork | None = None
+    feedback: FeedbackData | None = None
+
+    @classmethod
+    def resolve(cls, spec: ExperimentSpec, store: Store) -> Self:
+        """Return the starting point that `fork` and `feedback` name. Raises the errors of both."""
+        return cls(fork.resolve(spec, store), feedback.resolve(spec.feedback, store))
+
+    @property
+    def checkpoints(self) -> dict[str, str]:
+        """Keys of the checkpoints of the forked run, by step."""
+        return self.fork.checkpoints if self.fork is not None else {}

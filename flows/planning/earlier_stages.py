@@ -1,0 +1,101 @@
+"""Stages of earlier runs: the basis of a plan's reasons and estimates.
+
+Times are medians over the most similar earlier stages, scaled by the size that each stage declares: per episode if the
+numbers of episodes differ, per collection if a reward model learns from several. The cost of judges is their cost per
+episode in the latest stage with the same reward. A stage that was killed and retried counts with its last attempt only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flows.history.records import Records, RunRecord, StageRecord
+from flows.history.store_reader import Peek
+from flows.planning.differences import Difference, differences
+from flows.stages import STAGES
+from flows.stages.base import Request
+
+MAX_DIFFERENCES = 4
+"""Maximum number of differences in the reasons of a stage."""
+
+
+@dataclass(frozen=True)
+class SimilarStage:
+    """Stage of an earlier run that is similar to a planned one."""
+
+    run: RunRecord
+    stage: StageRecord
+    differences: list[Difference]
+    seconds: float
+    """Time that the stage took."""
+
+    def seconds_for(self, request: Request) -> float:
+        """Return the estimated time of a planned stage, scaled by size if both sizes are known."""
+        size = STAGES[request.stage].size
+        planned, earlier = size(request), size(Request.from_json(self.stage.request))
+        return self.seconds * planned / earlier if planned and earlier else self.seconds
+
+    def reasons(self, request: Request, recomputed: Mapping[str, str]) -> list[str]:
+        """Return the reasons why a planned stage has another key. recomputed: labels of the stages that recompute its
+        inputs, by input name."""
+        reasons = list(map(str, self.differences[:MAX_DIFFERENCES]))
+        if len(self.differences) > MAX_DIFFERENCES:
+            reasons.append(f"{len(self.differences) - MAX_DIFFERENCES} more differences")
+        if self.stage.request["seed"] != request.seed:
+            reasons.append(f"seed: {self.stage.request['seed']} → {request.seed}")
+        if self.stage.version != STAGES[request.stage].version:
+            reasons.append(f"version of the stage: {self.stage.version} → {STAGES[request.stage].version}")
+        reasons += [f"{name}: {label} is recomputed" for name, label in recomputed.items()]
+        inputs = self.stage.request["inputs"]
+        for name, key in request.inputs.items():
+            if name not in recomputed and inputs.get(name) != key:
+                reasons.append(f"{name}: differs from run {self.run.short}")
+        reasons += [f"{name}: none, unlike run {self.run.short}" for name in inputs if name not in request.inputs]
+        return reasons
+
+
+class EarlierStages:
+    """Stages of the runs below one root, latest run first."""
+
+    def __init__(self, records: Records, store: Peek):
+        self._stages = [(run, stage) for run in records.all() for stage in run.stages]
+        self._store = store
+
+    def run_of(self, key: str) -> RunRecord | None:
+        """Return the latest run that had the artifact of this key; None if no run had it."""
+        return next((run for run, stage in self._stages if stage.key == key), None)
+
+    def similar(self, label: str, request: Request, part: Mapping[str, Any]) -> list[SimilarStage]:
+        """Return the earlier stages of the same kind (stage, actor and algorithm) with the fewest differences, first
+        those with the same label, latest first. part: the part of the request's spec that is in the key."""
+        ranked: list[tuple[tuple[int, bool], SimilarStage]] = []
+        for run, record in self._stages:
+            if record.request["stage"] != request.stage or _kind(record.request["spec"]) != _kind(request.spec):
+                continue
+            manifest = self._store.manifest(record.key)
+            if manifest is None:
+                continue
+            changes = list(differences(manifest["spec"], part))
+            rank = (len(changes) + (record.request["seed"] != request.seed), record.label != label)
+            ranked.append((rank, SimilarStage(run, record, changes, manifest["seconds"])))
+        ranked.sort(key=lambda pair: pair[0])
+        return [stage for (count, _), stage in ranked if count == ranked[0][0][0]]
+
+    def cost_per_episode(self, reward: Any) -> float | None:
+        """Return the cost of a reward's judges per episode; None if unknown. reward: as in the key of a stage."""
+        for _, record in self._stages:
+            manifest = self._store.manifest(record.key)
+            if manifest is None or manifest["spec"].get("reward") != reward:
+                continue
+            figures = manifest["metrics"]
+            count = figures.get("scored", 0.0) + figures.get("unscored", 0.0)
+            if count and "unpriced" not in figures:
+                return float(figures["cost"]) / count
+        return None
+
+
+def _kind(spec: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the actor and the algorithm of a stage, as far as it has them."""
+    return spec.get("actor"), spec.get("algorithm", {}).get("name")

@@ -1,0 +1,54 @@
+"""Messages on the course of a planned run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from components.algorithms.spec import PolicyGradientSpec
+from components.errors import ResourceError
+from flows.experiment.correction import difference
+from flows.experiment.guards import RULES
+from flows.experiment.spec import ExperimentSpec
+from flows.release import deployment
+
+
+def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield a message for each automatic value of the configuration, with its resolved value and the reason."""
+    algorithm = spec.algorithm
+    if not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "auto" or not spec.rounds:
+        return
+    if (reason := difference(spec, algorithm)) is not None:
+        yield f"algorithm.correction=auto resolves to truncate: {reason}"
+
+
+def deployment_problems(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield a message if a prerequisite of `deploy.target` is missing."""
+    if spec.deploy.target is not None:
+        try:
+            deployment.check(spec)
+        except ResourceError as error:
+            yield str(error)
+
+
+def pending_decisions(spec: ExperimentSpec, pending: Mapping[str, str], decided: set[str]) -> dict[str, str]:
+    """Return messages on decisions that only the run can take, by kind: `refills`, `end`, `best`.
+
+    pending: stages that run, by label. decided: kinds of the decisions that the plan has taken."""
+    messages: dict[str, str] = {}
+    if spec.collect.refills and "filter" in pending.values():
+        messages["refills"] = (
+            f"the plan excludes up to {spec.collect.refills} refills of each round, each collected, judged and "
+            "filtered: the filter of the round decides on them"
+        )
+    rules = []
+    evaluations = [label for label, stage in pending.items() if stage == "evaluate" and label != "evaluate[final]"]
+    if spec.early_stopping is not None and "early_stopping" not in decided and evaluations:
+        rules.append("early stopping")
+    for name, stages in RULES.items():
+        if getattr(spec.guards, name) == "stop" and set(stages) & set(pending.values()):
+            rules.append(f"guards.{name}")
+    if rules:
+        messages["end"] = f"this is an upper bound: {' or '.join(rules)} may end the run earlier"
+    if spec.rounds and spec.deploy.policy == "best" and "best" not in decided:
+        messages["best"] = "the plan takes the last policy as the best; the run chooses it after all evaluations"
+    return messages
