@@ -1,4 +1,4 @@
-"""Writes the table of kills in docs/reliability.md from a recorded result.
+"""Writes the table of kills in docs/concepts/reliability.md from a recorded result.
 
     python -m tests.faults.kill --json | python -m docs.faults add     keep the result
     python -m docs.faults                                              write the table
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parent / "reliability.md"
+PAGE = Path(__file__).parent / "concepts" / "reliability.md"
 RECORD = Path(__file__).parent / "results" / "kills.json"
 BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
 FOUND = {

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/algorithms.md that say which settings go together, and by which formula.
+"""Writes the tables of docs/reference/algorithms.md that say which settings go together, and by which formula.
 
     python -m docs.gradients
 
@@ -24,7 +24,7 @@ from tests.algorithms.combinations import (
     problems,
 )
 
-PAGE = Path(__file__).parent / "algorithms.md"
+PAGE = Path(__file__).parent / "reference" / "algorithms.md"
 BEGIN, END = "<!-- gradients -->", "<!-- /gradients -->"
 
 ADVANTAGES = {

@@ -1,4 +1,4 @@
-"""Writes the generated part of docs/configuration.md: every config group with its options, and every key.
+"""Writes the generated part of docs/reference/configuration.md: every config group with its options, and every key.
 
     python -m docs.reference
 
@@ -36,7 +36,7 @@ from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal.help import describe
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGE = Path(__file__).parent / "reference" / "configuration.md"
 JUDGES, PLACES = "judge_model", "place"
 """Config groups that stand below the key of another."""
 CHOSEN = {JUDGES: f"{JUDGES}@reward.model", PLACES: f"+{PLACES}@compute.places.NAME", "experiment": "+experiment"}

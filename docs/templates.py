@@ -1,4 +1,4 @@
-"""Writes the table of chat templates in docs/trajectories.md from what the templates do.
+"""Writes the table of chat templates in docs/concepts/trajectories.md from what the templates do.
 
     python -m docs.templates
 
@@ -14,7 +14,7 @@ from components.errors import ResourceError
 from components.trajectories.convert import to_openai
 from tests.trajectories.families import FAMILIES, QUESTIONS, Family, Scripted, chat_format, episode, sampled
 
-PAGE = Path(__file__).parent / "trajectories.md"
+PAGE = Path(__file__).parent / "concepts" / "trajectories.md"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
 HEAD = f"| Template | Tools and calls | Histories of {2 * QUESTIONS} answers | Why | Demonstrations |"
 

@@ -22,7 +22,7 @@ from flows.history.records import Records
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 README = PAGES[0]
-COMMANDS = ROOT / "docs" / "commands.md"
+COMMANDS = ROOT / "docs" / "start" / "commands.md"
 pytestmark = pytest.mark.timeout(1800)
 
 SCRIPTS = {

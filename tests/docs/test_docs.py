@@ -190,10 +190,10 @@ def test_every_block_says_what_it_is(block):
 
 
 def test_the_mistakes_in_the_documentation_are_answered_so():
-    """The console block of docs/troubleshooting.md."""
+    """The console block of docs/start/troubleshooting.md."""
     from components.errors import SpecError
 
-    (block,) = blocks(ROOT / "docs" / "troubleshooting.md", "console")
+    (block,) = blocks(ROOT / "docs" / "start" / "troubleshooting.md", "console")
     command, _, answer = block.text.partition("\n")
     with pytest.raises(SpecError) as caught:
         check(words(command.removeprefix("$ "))[3:])
