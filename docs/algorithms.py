@@ -2,8 +2,8 @@
 
 python -m docs.algorithms     write the tables
 
-Names and formulas come from the files in conf/algorithm: the formula is the line of the opening comment that begins with
-`loss =` or `A =`. Sources are the papers that the docstring of the spec cites. Settings are those of the composed
+Names and formulas come from the files in conf/algorithm: the formula is the line of the opening comment that begins
+with `loss =` or `A =`. Papers are those that the docstring of the spec cites. Settings are those of the composed
 configuration.
 """
 

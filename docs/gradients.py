@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference/algorithms.md that say which settings go together, and by which formula.
+"""Tables of docs/reference/algorithms.md of combinations of settings, and their formulas.
 
     python -m docs.gradients
 

@@ -1,4 +1,4 @@
-"""Writes the table of chat templates in docs/concepts/trajectories.md from what the templates do.
+"""Table of chat templates in docs/concepts/trajectories.md from what the templates do.
 
     python -m docs.templates
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """The page, its table made anew."""
+    """Return the page with its table recomputed."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}{END}{rest.partition(END)[2]}"
 
