@@ -369,7 +369,7 @@ def test_the_tables_of_results_are_what_was_recorded():
         assert results.with_table(page) == page.read_text(encoding="utf-8"), "run `python -m docs.results`"
 
 
-@pytest.mark.parametrize("name", ["command_help", "stages"])
+@pytest.mark.parametrize("name", ["command_help", "stages", "environments"])
 def test_generated_pages_are_current(name):
     page = script(name).PAGE
     assert page.current() == page.stored(), f"run `python -m docs.{name}`"
