@@ -72,7 +72,7 @@ $(EXTRAS): pyproject.toml $(EXTRAS_OVERRIDES) | setup
 test-slow: setup  ## the tests that take minutes each
 	$(RUN) -m pytest -m slow
 
-test-security: setup  ## every attack on the boundaries of docs/security.md, the slow ones included
+test-security: setup  ## every attack on the boundaries of docs/concepts/security.md, the slow ones included
 	$(RUN) -m pytest -m security
 
 vllm: $(VLLM)/.installed  ## make .venv-vllm for inference=vllm: the CPU build where there is no NVIDIA GPU

@@ -1,4 +1,4 @@
-"""The table in docs/algorithms.md of what the quickstart reaches with other defaults.
+"""The table in docs/reference/algorithms.md of what the quickstart reaches with other defaults.
 
     python -m tests.benchmarks.quickstart_defaults --json | python -m docs.defaults add
     python -m docs.defaults
@@ -29,7 +29,7 @@ def _row(name: str, by_seed: dict[str, Any]) -> list[str]:
 
 
 TABLE = Recorded(
-    page="algorithms.md",
+    page="reference/algorithms.md",
     mark="defaults",
     record="defaults.json",
     columns=["`algorithm`", "Seed 0", "Seed 1", "Seed 2", "Together"],

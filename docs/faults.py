@@ -1,4 +1,4 @@
-"""Writes the table of kills in docs/reliability.md from a recorded result.
+"""Table of kills in docs/concepts/reliability.md from a recorded result.
 
     python -m tests.faults.kill --json | python -m docs.faults add     keep the result
     python -m docs.faults                                              write the table
@@ -13,17 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parent / "reliability.md"
+PAGE = Path(__file__).parent / "concepts" / "reliability.md"
 RECORD = Path(__file__).parent / "results" / "kills.json"
 BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
 FOUND = {
-    "stages_that_differ": "stages that left other bytes than in the undisturbed run, though no kill fell into their "
-    "episodes or those that they are made from",
-    "runs_that_differ": "runs that differ after a kill in the middle of episodes",
+    "stages_that_differ": "stages with other bytes than in the undisturbed run, although no kill hit their episodes or "
+    "those of their inputs",
+    "runs_that_differ": "runs that differ after a kill during episodes",
     "episodes_not_as_declared": "runs with another number of episodes than declared",
-    "stages_made_twice": "stages that were made twice",
-    "processes_left": "processes left ten seconds after a kill",
-    "episodes_again": "finished episodes that were played again",
+    "stages_made_twice": "stages that ran twice",
+    "processes_left": "processes that were alive ten seconds after a kill",
+    "episodes_again": "finished episodes that were repeated",
 }
 
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
 
 
 def page() -> str:
-    """The page, its table made anew."""
+    """Return the page with its table recomputed."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}{END}{rest.partition(END)[2]}"
 

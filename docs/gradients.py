@@ -1,4 +1,4 @@
-"""Writes the tables of docs/algorithms.md that say which settings go together, and by which formula.
+"""Tables of docs/reference/algorithms.md of combinations of settings, and their formulas.
 
     python -m docs.gradients
 
@@ -24,7 +24,7 @@ from tests.algorithms.combinations import (
     problems,
 )
 
-PAGE = Path(__file__).parent / "algorithms.md"
+PAGE = Path(__file__).parent / "reference" / "algorithms.md"
 BEGIN, END = "<!-- gradients -->", "<!-- /gradients -->"
 
 ADVANTAGES = {

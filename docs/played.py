@@ -1,4 +1,4 @@
-"""What was played for real in each environment, in docs/environments.md.
+"""What was played for real in each environment, in docs/reference/environments.md.
 
 python -m tests.benchmarks.environments --json | python -m docs.played add     keep the results
 python -m docs.played                                                          write the table
@@ -51,7 +51,7 @@ def _missing(known: Known) -> str:
 
 
 TABLE = Recorded(
-    "environments.md",
+    "reference/environments.md",
     "played",
     "environments.json",
     [

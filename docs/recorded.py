@@ -51,15 +51,15 @@ class Recorded:
         (DOCS / self.page).write_text(self.made(), encoding="utf-8")
 
     def known(self) -> Known:
-        """What is recorded."""
+        """Return the recorded results."""
         return json.loads(self._record.read_text(encoding="utf-8")) if self._record.is_file() else {}
 
     def written(self) -> str:
-        """The page as it is."""
+        """Return the page as it is stored."""
         return (DOCS / self.page).read_text(encoding="utf-8")
 
     def made(self) -> str:
-        """The page, its table made anew."""
+        """Return the page with its table recomputed."""
         begin, end = f"<!-- {self.mark} -->", f"<!-- /{self.mark} -->"
         before, _, rest = self.written().partition(begin)
         return f"{before}{begin}\n{self.table()}{end}{rest.partition(end)[2]}"

@@ -1,4 +1,4 @@
-"""Writes the generated part of docs/configuration.md: every config group with its options, and every key.
+"""Generated part of docs/reference/configuration.md: every config group with its options, and every key.
 
     python -m docs.reference
 
@@ -36,7 +36,7 @@ from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal.help import describe
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGE = Path(__file__).parent / "reference" / "configuration.md"
 JUDGES, PLACES = "judge_model", "place"
 """Config groups that stand below the key of another."""
 CHOSEN = {JUDGES: f"{JUDGES}@reward.model", PLACES: f"+{PLACES}@compute.places.NAME", "experiment": "+experiment"}
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """The whole page, its generated part made anew."""
+    """Return the page with its generated part recomputed."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n\n{generated()}\n{END}{after}"
@@ -93,7 +93,7 @@ def _options(group: str) -> str:
 def _keys(group: str) -> Iterator[str]:
     """The tables of one group."""
     if group == JUDGES:
-        yield "Who judges, of a reward that asks a model: `judge_model@reward.model=litellm`."
+        yield "Judge model of a reward that uses one: `judge_model@reward.model=litellm`."
         for cls in JUDGE_MODELS.values():
             path = min((CONF / group).glob(f"{cls.model_fields['name'].default}*.yaml"))
             yield f"Keys of `{path.stem}`. {_text(cls.__doc__)}"
@@ -101,8 +101,8 @@ def _keys(group: str) -> Iterator[str]:
         return
     if group == PLACES:
         yield (
-            "Those that are there, by the names of their options, are chosen by `compute.default=process` or "
-            "`compute.stages.train=process`, and changed by `compute.places.process.KEY=VALUE`."
+            "Select a place by the name of its option, `compute.default=process` or `compute.stages.train=process`, "
+            "and change its keys with `compute.places.process.KEY=VALUE`."
         )
         for name, spec in PLACE_SPECS.items():
             files = sorted((CONF / group).glob(f"{name}*.yaml"))

@@ -1,7 +1,7 @@
-"""Writes the quickstart's table in README.md from the recorded results of its runs.
+"""Quickstart's table in README.md and docs/results/index.md, from the recorded results of its runs.
 
     python -m flows.run +experiment=quickstart seed=0 | python -m docs.results add     keep the result of a run
-    python -m docs.results                                                             write the table
+    python -m docs.results                                                             write the tables
 
 A run's result is the JSON object that it prints as its last line; docs/results/quickstart.jsonl holds one for each
 seed, without paths, with the commit and the processor that it ran on. Runs that the table shows together are of one
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results" / "index.md")
 RECORD = Path(__file__).parent / "results" / "quickstart.jsonl"
 BEGIN, END = "<!-- quickstart-table -->", "<!-- /quickstart-table -->"
 LEFT_OUT = ("run_id", "stages", "export", "report")
@@ -29,7 +29,8 @@ LEFT_OUT = ("run_id", "stages", "export", "report")
 def main(arguments: list[str]) -> None:
     if arguments == ["add"]:
         add(json.loads(sys.stdin.read().splitlines()[-1]))
-    README.write_text(page(), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_table(page), encoding="utf-8")
 
 
 def add(result: dict[str, Any]) -> None:
@@ -64,9 +65,9 @@ def recorded() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()] if RECORD.is_file() else []
 
 
-def page() -> str:
-    """Return the README with the table of the recorded results."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+def with_table(page: Path) -> str:
+    """Return a page with the table of the recorded results."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}{END}{rest.partition(END)[2]}"
 
 

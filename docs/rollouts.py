@@ -1,4 +1,4 @@
-"""What waiting episodes cost, in docs/rollouts.md.
+"""What waiting episodes cost, in docs/guides/rollouts.md.
 
 python tests/benchmarks/rollouts.py --json --art PYTHON --verifiers PYTHON | python -m docs.rollouts add
 python -m docs.rollouts                                                          write the table
@@ -28,7 +28,7 @@ def _row(name: str, one: dict[str, Any]) -> list[str]:
 
 
 TABLE = Recorded(
-    "rollouts.md",
+    "guides/rollouts.md",
     "rollouts",
     "rollouts.json",
     [

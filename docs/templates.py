@@ -1,4 +1,4 @@
-"""Writes the table of chat templates in docs/trajectories.md from what the templates do.
+"""Table of chat templates in docs/concepts/trajectories.md from what the templates do.
 
     python -m docs.templates
 
@@ -14,7 +14,7 @@ from components.errors import ResourceError
 from components.trajectories.convert import to_openai
 from tests.trajectories.families import FAMILIES, QUESTIONS, Family, Scripted, chat_format, episode, sampled
 
-PAGE = Path(__file__).parent / "trajectories.md"
+PAGE = Path(__file__).parent / "concepts" / "trajectories.md"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
 HEAD = f"| Template | Tools and calls | Histories of {2 * QUESTIONS} answers | Why | Demonstrations |"
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """The page, its table made anew."""
+    """Return the page with its table recomputed."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}{END}{rest.partition(END)[2]}"
 

@@ -22,11 +22,13 @@ from flows.history.records import Records
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
 
 README = PAGES[0]
-COMMANDS = ROOT / "docs" / "commands.md"
+COMMANDS = ROOT / "docs" / "start" / "commands.md"
 pytestmark = pytest.mark.timeout(1800)
 
 SCRIPTS = {
-    page.stem: [block for block in blocks(page, "python") if not block.file and "127.0.0.1" not in block.text]
+    page.relative_to(ROOT).as_posix(): [
+        block for block in blocks(page, "python") if not block.file and "127.0.0.1" not in block.text
+    ]
     for page in PAGES
 }
 """Blocks to run in a folder that contains `runs/`, in order, by page."""
@@ -133,7 +135,7 @@ def test_the_blocks_of_the_page_run(home, monkeypatch, request, page):
 def test_a_stage_runs_alone(home, monkeypatch):
     """Run the request of docs/architecture.md with the command given below it."""
     monkeypatch.chdir(home.folder)
-    execute(SCRIPTS["architecture"][0])
+    execute(SCRIPTS["docs/architecture.md"][0])
     (command,) = [line for line in commands(ROOT / "docs" / "architecture.md") if "--request" in line]
     assert command in commands(COMMANDS)
     done = home.shell(f"cd {home.folder} && PYTHONPATH={ROOT} {command}")

@@ -3,7 +3,7 @@
 The policy answers greedily. The export, loaded by transformers as its users load it, then reads prompt and answer in
 one pass. Its prompt tokens must be equal. For each token of the answer its log-probability must equal the policy's, and
 no other token may be likelier, up to a tolerance. So a tie that is decided differently is no difference, and one wrong
-token does not hide the following ones. docs/deployment.md lists the tolerances.
+token does not hide the following ones. docs/guides/deployment.md lists the tolerances.
 """
 
 from __future__ import annotations

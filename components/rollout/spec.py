@@ -193,7 +193,7 @@ class CollectSpec(EpisodeLimits):
     """Collection of episodes: number, sampling, players and limits."""
 
     scenarios: int = Field(8, ge=1)
-    """Scenarios per round, drawn from the train split without replacement until it is exhausted, then drawn anew."""
+    """Scenarios per round, drawn from the train split without replacement until it is exhausted, then drawn again."""
     group_size: int = Field(6, ge=1, le=10_000)
     """Episodes per scenario."""
     refills: int = Field(0, ge=0)

@@ -3,7 +3,7 @@
 Sampled tokens are never retokenized. The whole prompt is rendered only for the first turn of a history. Each later
 prompt consists of the tokens so far plus the text that the template puts after the last response (`continuation`). If
 the template is not prefix-stable (it rewrites earlier turns, as templates that drop old reasoning do), `continuation`
-returns None and a new history begins. docs/trajectories.md lists the model families that do so.
+returns None and a new history begins. docs/concepts/trajectories.md lists the model families that do so.
 
 Tools and calls are left to templates that present tools and write calls as `<tool_call>{"name": ..., "arguments":
 {...}}</tool_call>`, as most do. For other templates, the system message lists the tools' signatures, and calls are

@@ -21,7 +21,7 @@ Espalier trains, evaluates and deploys LLM agents. An experiment is declared in 
 """
 OPTIONS = """\
 Options
-  -m, --multirun       sweep: run every combination of the given values (docs/sweeps.md)
+  -m, --multirun       sweep: run every combination of the given values (docs/guides/sweeps.md)
   --cfg job            print the composed, validated config; with --resolve, replace interpolations by their values
   --config-dir DIR     folder with your own config groups, laid out like conf/
   --hydra-help         Hydra's own options: sweepers, launchers, shell completion

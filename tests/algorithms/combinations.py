@@ -1,7 +1,7 @@
 """Combinations of the policy gradients' settings, whose gradients `test_gradient_matrix` compares with the formulas.
 
-Options are read from the specs, so a new option is included automatically. docs/algorithms.md shows which combinations
-are rejected (`docs.gradients`).
+Options are read from the specs, so a new option is included automatically. docs/reference/algorithms.md
+shows which combinations are rejected (`docs.gradients`).
 """
 
 from __future__ import annotations

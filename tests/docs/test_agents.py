@@ -1,4 +1,4 @@
-"""The agent in another process that docs/agents.md shows plays episodes as it stands there."""
+"""The agent in another process that docs/guides/own_agent.md shows plays episodes as it stands there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from components.rollout.players.player import Player
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Echo, Parrot, collect
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "agents.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "own_agent.md"
 SECTION = PAGE.read_text(encoding="utf-8").partition("### An agent in another process\n")[2].partition("\n### ")[0]
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed (Node.js 20 or later)")

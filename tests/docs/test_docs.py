@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import re
@@ -34,17 +36,59 @@ RUNS = [
     if words(line)[1:3] in (["-m", "flows.run"], ["-m", "flows.plan"])
 ]
 OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork"}
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
-def test_all_pages_are_checked():
-    names = (
-        "README CONTRIBUTING agents algorithms architecture cloud commands configuration deployment distributed "
-        "environments files filters glossary judges prefect reliability rewards rollouts security sweeps trajectories "
-        "troubleshooting vllm agentgym code games packages search service"
-    )
-    assert {page.stem for page in PAGES} == set(names.split())
+SECTIONS = {
+    "Start": ["index.md", "start/commands.md", "start/troubleshooting.md"],
+    "Concepts": [
+        f"concepts/{name}.md"
+        for name in ("experiment", "stage", "artifact", "trajectories", "group", "policy_version", "place")
+    ],
+    "Guides": [
+        f"guides/{name}.md"
+        for name in (
+            "own_environment",
+            "own_agent",
+            "own_reward",
+            "own_algorithm",
+            "judges",
+            "human_feedback",
+            "sweeps",
+            "schedules",
+            "cloud",
+            "vllm",
+            "deployment",
+            "debugging",
+        )
+    ],
+    "Reference": [f"reference/{name}.md" for name in ("configuration", "command_help", "stages", "algorithms")],
+    "Coming from": [f"coming_from/{name}.md" for name in ("art", "trl", "verl", "verifiers", "helloagents")],
+    "Results": ["results/index.md"],
+    "Glossary": ["glossary.md"],
+    "Contributing": ["contributing.md"],
+}
+"""Pages that each section of the site has at least."""
+
+
+def test_the_site_lists_every_page_once_in_its_sections():
+    (nav,) = (value for key, value in yaml.safe_load((ROOT / "mkdocs.yml").read_text()).items() if key == "nav")
+    sections = {name: leaves(part) for entry in nav for name, part in entry.items()}
+    assert list(sections) == list(SECTIONS)
+    for name, pages in SECTIONS.items():
+        assert set(pages) <= set(sections[name]), name
+    listed = sorted(page for pages in sections.values() for page in pages)
+    outside = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+    names = [page.relative_to(ROOT).as_posix() for page in PAGES]
+    assert listed == sorted(outside.get(name, name.removeprefix("docs/")) for name in names)
     assert len(RUNS) > 15
+
+
+def leaves(part: Any) -> list[str]:
+    """Return the pages below a part of the navigation."""
+    if isinstance(part, str):
+        return [part]
+    return [page for entry in part for value in entry.values() for page in leaves(value)]
 
 
 @each_page
@@ -61,19 +105,40 @@ def test_every_link_leads_somewhere(page):
 
 
 @each_page
-def test_every_page_is_linked_from_the_readme(page):
-    """Or, where it lies in a folder, from the page that is named like the folder."""
-    readme = PAGES[0]
-    folder = page.parent.with_suffix(".md")
-    above = folder if folder in PAGES else readme
-    assert page == readme or f"]({page.relative_to(above.parent)})" in above.read_text()
+def test_every_page_is_at_most_two_links_away_from_the_readme(page):
+    assert page in {target for near in [PAGES[0], *linked(PAGES[0])] for target in [near, *linked(near)]}
+
+
+def linked(page: Any) -> set[Any]:
+    """Return the pages that a page links to."""
+    files = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]
+    return {(page.parent / file).resolve() for file in files if file.endswith(".md")} & set(PAGES)
+
+
+def test_every_page_that_code_and_configuration_name_exists():
+    """Comments, docstrings and messages: `docs/guides/cloud.md`."""
+    files = [path for folder in ("components", "flows", "conf", "tests") for path in (ROOT / folder).rglob("*")]
+    files += [ROOT / name for name in ("Makefile", "mkdocs.yml", "pyproject.toml", "SECURITY.md")]
+    files += sorted((ROOT / "docs").glob("*.py"))
+    named = {
+        name
+        for path in files
+        if path.is_file() and path.suffix in (".py", ".yaml", ".yml", ".toml", ".md", ".j2", "")
+        for name in re.findall(
+            r"(?<![\w/])docs/[\w/]+\.(?:md|py|json)\b", path.read_text(encoding="utf-8", errors="replace")
+        )
+    }
+    assert len(named) > 15
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
 @each_page
 def test_every_path_and_name_exists(page):
-    """In prose: `components/...`, `flows/...`, `conf/...` as files, dotted names as modules or what they hold."""
+    """In prose: `components/...`, `flows/...`, `conf/...` as files, dotted names as modules or their members. Of a path
+    with NAME or FAMILY in it, the folder exists."""
     named = set(re.findall(r"`((?:components|flows|conf|docs|tests)/[\w./]*)`", prose(page)))
-    assert not [path for path in named if not (ROOT / path).exists()]
+    paths = {re.sub(r"[^/]*(?:NAME|FAMILY).*", "", path) for path in named}
+    assert not [path for path in paths if not (ROOT / path).exists()]
     for name in set(re.findall(r"`((?:components|flows)(?:\.\w+)+)`", prose(page))):
         module, _, last = name.rpartition(".")
         try:
@@ -180,9 +245,9 @@ def test_the_mlflow_command_is_the_one_that_runs_print():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_says_what_it_is(block):
-    """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; console
-    and text are output."""
-    if block.language == "python":
+    """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; py is code
+    for other libraries; console and text are output."""
+    if block.language in ("python", "py"):
         compile(block.text, str(block), "exec")
     elif block.language == "yaml":
         assert isinstance(yaml.safe_load(block.text), dict)
@@ -191,10 +256,10 @@ def test_every_block_says_what_it_is(block):
 
 
 def test_the_mistakes_in_the_documentation_are_answered_so():
-    """The console block of docs/troubleshooting.md."""
+    """The console block of docs/start/troubleshooting.md."""
     from components.errors import SpecError
 
-    (block,) = blocks(ROOT / "docs" / "troubleshooting.md", "console")
+    (block,) = blocks(ROOT / "docs" / "start" / "troubleshooting.md", "console")
     command, _, answer = block.text.partition("\n")
     with pytest.raises(SpecError) as caught:
         check(words(command.removeprefix("$ "))[3:])
@@ -275,13 +340,14 @@ def test_results_are_kept_and_one_that_was_not_measured_takes_no_place(tmp_path,
     played, recorded = script("played"), sys.modules["docs.recorded"]
     monkeypatch.setattr(recorded, "DOCS", tmp_path)
     (tmp_path / "results").mkdir()
-    (tmp_path / "environments.md").write_text("before <!-- played --> old <!-- /played --> after")
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "environments.md").write_text("before <!-- played --> old <!-- /played --> after")
     one = {"train": 1000, "heldout": 64, "chance": {"won": 1, "tried": 20}, "steps_per_s": 12.4}
     gone = {"not_measured": "not installed"}
     for results in ({"maze": {**one, "plays": "labyrinth 2.0"}, "gym": gone}, {"maze": gone, "shop": one}):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"noise\n{json.dumps(results)}\n"))
         played.TABLE.main(["add"])
-    assert (tmp_path / "environments.md").read_text() == (
+    assert (tmp_path / "reference" / "environments.md").read_text() == (
         "before <!-- played -->\n"
         "| `environment=` | Played by | Scenarios, train and held out | Solver succeeds | Chance succeeds "
         "| Steps per second |\n"
@@ -303,9 +369,63 @@ def test_the_tables_of_gradients_are_current():
     assert gradients.page() == gradients.PAGE.read_text(encoding="utf-8"), "run `python -m docs.gradients`"
 
 
-def test_the_table_of_results_is_what_was_recorded():
+def test_the_tables_of_results_are_what_was_recorded():
     results = script("results")
-    assert results.page() == results.README.read_text(encoding="utf-8"), "run `python -m docs.results`"
+    for page in results.PAGES:
+        assert results.with_table(page) == page.read_text(encoding="utf-8"), "run `python -m docs.results`"
+
+
+@pytest.mark.parametrize("name", ["command_help", "stages", "environments"])
+def test_generated_pages_are_current(name):
+    page = script(name).PAGE
+    assert page.current() == page.stored(), f"run `python -m docs.{name}`"
+
+
+def test_the_help_of_every_command_is_documented():
+    page = (ROOT / "docs" / "reference" / "command_help.md").read_text()
+    modules = [path.stem for path in (ROOT / "flows").glob("*.py") if path.stem not in ("__init__", "session")]
+    assert re.findall(r"^## flows\.(\w+)$", page, re.MULTILINE) == sorted(modules)
+
+
+def test_the_tables_of_algorithms_are_current():
+    for part in script("algorithms").PAGES:
+        assert part.current() == part.stored(), "run `python -m docs.algorithms`"
+
+
+def test_every_algorithm_has_a_formula_and_all_but_sft_a_paper():
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`|]+)` \| (.*) \|$", script("algorithms").overview(), re.MULTILINE)
+    assert {name for name, _, _ in rows} == {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
+    assert all("=" in formula for _, formula, _ in rows)
+    assert [name for name, _, paper in rows if "arxiv.org/abs/" not in paper] == ["sft"]
+
+
+FOREIGN = [block for block in BLOCKS if block.language == "py"]
+
+
+@pytest.mark.parametrize("block", FOREIGN, ids=str)
+def test_names_of_other_libraries_exist(block):
+    """Where the library is installed. The pages compare code of other libraries with ours."""
+    tree = ast.parse(block.text)
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if find_spec(module.partition(".")[0]):
+                loaded = importlib.import_module(module)
+                assert [alias.name for alias in names if not hasattr(loaded, alias.name)] == []
+                for call in ast.walk(tree):
+                    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                        continue
+                    if call.func.id in [alias.name for alias in names]:
+                        keys = [keyword.arg for keyword in call.keywords if keyword.arg]
+                        inspect.signature(getattr(loaded, call.func.id)).bind_partial(**dict.fromkeys(keys))
+
+
+def test_every_page_about_another_library_shows_code_side_by_side():
+    pages = sorted((ROOT / "docs" / "coming_from").glob("*.md"))
+    assert len(pages) == 5
+    for page in pages:
+        text = page.read_text()
+        assert text.startswith("# Coming from ")
+        assert '<div class="grid" markdown>' in text
 
 
 def test_the_results_of_the_quickstart_are_three_seeds_of_one_commit():

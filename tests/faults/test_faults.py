@@ -1,4 +1,4 @@
-"""Faults, injected for real into a run in processes of its own. docs/reliability.md says what is seen and kept."""
+"""Faults, injected for real into a run in processes of its own. docs/concepts/reliability.md lists their effects."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_budget_ends_the_stage_and_a_higher_one_asks_only_for_the_rest(context
         full, _ = run_stage(requested(whole, server, ONE_BY_ONE), whole)
         price, asked = full.metrics["spent"], len(server.requests)
         assert asked == GROUPS
-        with pytest.raises(BudgetSpent, match=r"What was judged is kept: .* higher judge\.budget goes on"):
+        with pytest.raises(BudgetSpent, match=r"Finished judgements are cached: .* higher judge\.budget resumes"):
             run_stage(requested(context, server, {"budget": 0.6 * price, **ONE_BY_ONE}), context)
         before = len(server.requests) - asked
         assert 0 < before < GROUPS

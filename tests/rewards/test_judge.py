@@ -402,7 +402,8 @@ def test_it_judges_where_a_loop_runs_already():
 
 
 def test_the_judge_of_the_documentation_asks_a_server_many_times_at_once(monkeypatch):
-    (block,) = [block for block in blocks(ROOT / "docs" / "rollouts.md", "python") if "class Helpful" in block.text]
+    page = ROOT / "docs" / "guides" / "rollouts.md"
+    (block,) = [block for block in blocks(page, "python") if "class Helpful" in block.text]
     defined: dict = {}
     exec(compile(block.text, str(block), "exec"), defined)
     monkeypatch.setenv("JUDGE_KEY", "sesame")

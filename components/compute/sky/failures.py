@@ -36,8 +36,8 @@ def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierErro
         return error
     if kind == "NoCloudAccessError":
         return ResourceError(
-            f"SkyPilot has no access to {place.infra or 'any cloud'}: `sky check` lists what is missing, docs/cloud.md "
-            f"describes the setup. {_first(text)}"
+            f"SkyPilot has no access to {place.infra or 'any cloud'}: `sky check` lists what is missing, "
+            f"docs/guides/cloud.md describes the setup. {_first(text)}"
         )
     if kind == "ResourcesUnavailableError":
         reasons = [_first(plain(str(failure))) for failure in getattr(error, "failover_history", [])]

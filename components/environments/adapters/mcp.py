@@ -51,7 +51,8 @@ class Mcp:
     Scenario types and difficulties: those of the file.
 
     Args:
-        scenarios: JSON file of tasks (docs/environments/packages.md), as written by `python -m flows.scenarios`.
+        scenarios: JSON file of tasks (docs/reference/environments/packages.md), as `python -m flows.scenarios` writes
+            it.
         command: Program of a stdio server and its arguments.
         url: URL of a server over streamable HTTP.
         variables: Names of environment variables passed to the program, besides PATH, HOME and the like.

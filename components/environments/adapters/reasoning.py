@@ -171,7 +171,8 @@ def _check(weights: Mapping[str, float], config: Mapping[str, dict[str, Any]]) -
             message = "composite is a mixture of other families; list these instead, optionally with weights"
             problems.append(Problem("environment.tasks", message))
         elif name not in names:
-            message = f"reasoning-gym has no family {name!r}; it has {len(names)} (docs/environments/packages.md)"
+            page = "docs/reference/environments/packages.md"
+            message = f"reasoning-gym has no family {name!r}; it has {len(names)} ({page})"
             problems.append(Problem("environment.tasks", message, nearest(name, names)))
     for name in sorted(set(config) - set(weights)):
         problems.append(Problem(f"environment.config.{name}", "is not among the tasks", nearest(name, list(weights))))

@@ -199,7 +199,7 @@ def load_kind(name: str) -> TextArenaKind:
     registry = import_optional("textarena.envs.registration", EXTRA).ENV_REGISTRY
     names = sorted(game for game in registry if f"{game}-raw" in registry)
     if name not in names:
-        message = f"TextArena has no game {name!r}; it has {len(names)} (docs/environments/packages.md)"
+        message = f"TextArena has no game {name!r}; it has {len(names)} (docs/reference/environments/packages.md)"
         raise SpecError([Problem("environment.games", message, nearest(name, names))])
     spec = registry[name]
     module, _, _ = spec.entry_point.partition(":")

@@ -44,8 +44,8 @@ class Meter:
             if self.spent + (self._under_way + 1) * self._highest_cost > self.budget or self.spent >= self.budget:
                 raise BudgetSpent(
                     f"judge.budget: {self.spent:.4g} of {self.budget:g} is spent, and the next call may cost "
-                    f"{self._highest_cost:.4g}. What was judged is kept: "
-                    "the same command with a higher judge.budget goes on"
+                    f"{self._highest_cost:.4g}. Finished judgements are cached: "
+                    "the same command with a higher judge.budget resumes"
                 )
         self._under_way += 1
 

@@ -1,0 +1,54 @@
+"""Help of every command, in docs/reference/command_help.md.
+
+python -m docs.command_help     write the page
+
+The commands are the modules of `flows` that can be started. Lists of experiments and config groups, which the help of
+`flows.run` prints too, are left out: docs/reference/configuration.md has them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from docs.generated import Generated
+from flows.terminal.help import OPTIONS, USAGE
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = "100"
+
+
+def commands() -> list[str]:
+    """Return the names of the modules of `flows` that can be started."""
+    return sorted(
+        path.stem for path in (ROOT / "flows").glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")
+    )
+
+
+def help_text(command: str) -> str:
+    """Return what `python -m flows.COMMAND --help` prints."""
+    if command == "run":
+        return f"{USAGE}\n{OPTIONS}"
+    line = [sys.executable, "-m", f"flows.{command}", "--help"]
+    environment = {**os.environ, "COLUMNS": COLUMNS}
+    printed = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    return printed.replace(f"{ROOT}{os.sep}", "")
+
+
+def content() -> str:
+    """Return one section for each command."""
+    names = commands()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        texts = threads.map(help_text, names)
+    return "\n".join(
+        f"## flows.{name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in zip(names, texts, strict=True)
+    )
+
+
+PAGE = Generated("reference/command_help.md", "commands", content)
+
+if __name__ == "__main__":
+    PAGE.write()

@@ -1,0 +1,57 @@
+"""Copy of the repository in which a test adds a component with exactly the files that CONTRIBUTING.md names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("components", "conf", "docs", "flows", "hydra_plugins", "tests", "sky", "README.md", "CONTRIBUTING.md")
+FILES = ("pyproject.toml", "mkdocs.yml", "Makefile", "SECURITY.md")
+
+
+class Checkout:
+    """Copy of the repository without its virtual environment, runs and caches."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir()
+        for name in (*PARTS, *FILES):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+            else:
+                shutil.copy(source, folder / name)
+
+    def add(self, files: dict[str, str]) -> None:
+        """Write new files. Existing files are not changed."""
+        for name, text in files.items():
+            path = self.folder / name
+            assert not path.exists(), name
+            path.write_text(text, encoding="utf-8")
+
+    def run(self, script: str) -> Any:
+        """Run a script in the copy, and return the JSON data of the last line that it prints."""
+        return json.loads(self._python("-c", script).splitlines()[-1])
+
+    def test(self, *arguments: str) -> str:
+        """Run tests in the copy. Returns the output."""
+        return self._python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+
+    def _python(self, *arguments: str) -> str:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=variables | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout

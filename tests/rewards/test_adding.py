@@ -1,0 +1,79 @@
+"""A reward needs its module and its YAML, and no other change (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.adding import Checkout
+
+pytestmark = pytest.mark.timeout(1800)
+
+FILES = {
+    "components/rewards/rules/terse.py": '''"""Terse reward: success, minus a cost of each sampled token."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from components.specs.registered import registered
+from components.trajectories.schema import Trajectory
+
+
+@registered("reward.terse")
+def terse(trajectory: Trajectory, *, token_cost: Annotated[float, Field(ge=0)] = 0.01) -> float:
+    """Success, minus a cost of each sampled token.
+
+    Args:
+        token_cost: Cost of one token; 0 or more.
+    """
+    return float(trajectory.success) - token_cost * trajectory.metrics["sampled_tokens"]
+''',
+    "conf/reward/terse.yaml": """# Terse: success, minus a cost of each sampled token.
+_target_: components.rewards.rules.terse.terse
+token_cost: 0.01    # cost of one token
+""",
+}
+JUDGE = """
+import json
+
+from flows.experiment.compose import compose
+from flows.experiment.requests import Requests
+from flows.stages.base import Context
+from flows.stages.execute import run_stage
+
+spec = compose(["+experiment=smoke", "reward=terse", "reward.token_cost=0.5", "root={ROOT}"])
+requests = Requests(spec)
+context = Context.at(spec.root)
+played, _ = run_stage(requests.collect(None, 1), context)
+judged, status = run_stage(requests.judge(played), context)
+tokens = played.metrics["sampled_tokens"] / played.metrics["episodes"]
+expected = played.metrics["success"] - 0.5 * tokens
+print(json.dumps([status, judged.metrics["unscored"], judged.metrics["reward"], expected]))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    checkout = Checkout(tmp_path_factory.mktemp("adding") / "copy")
+    checkout.add(FILES)
+    return checkout
+
+
+def test_an_added_reward_judges_episodes_of_the_tiny_model(checkout):
+    status, unscored, reward, expected = checkout.run(JUDGE.replace("{ROOT}", str(checkout.folder / "runs")))
+    assert (status, unscored) == ("ran", 0.0)
+    assert reward == pytest.approx(expected)
+
+
+def test_the_tests_of_the_configuration_cover_an_added_reward(checkout):
+    chosen = "terse or all_files or registered_name"
+    output = checkout.test("tests/test_configs.py", "tests/test_registered.py", "-k", chosen)
+    assert "failed" not in output
+    assert " passed" in output
+
+
+def test_the_generated_documentation_lists_an_added_reward(checkout):
+    script = "import json; from docs import reference; text = reference.generated()"
+    assert checkout.run(f"{script}; print(json.dumps(text.count('`reward.token_cost`')))") == 1
