@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
-from components.algorithms.spec import AlgorithmSpec
+from components.algorithms.choices import ALGORITHMS as ALGORITHM_SPECS
 from components.errors import Problem
 from tests.algorithms.combinations import (
     ALGORITHMS,
@@ -97,7 +97,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def _algorithms() -> str:
     compared = sum(not problems(one.spec()) for one in combinations())
     names: dict[tuple[str, ...], list[str]] = {}
-    for algorithm in get_args(get_args(AlgorithmSpec)[0]):
+    for algorithm in ALGORITHM_SPECS:
         name = algorithm.model_fields["name"].default
         kl = f"none, {_options(algorithm, 'kl_in')}" if "kl_in" in algorithm.model_fields else OTHER_KL[name]
         cells = (_options(algorithm, "credit"), _options(algorithm, "ratio"), kl)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import Field
 
-from components.algorithms.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PairSpec, SFTSpec
+from components.algorithms.choices import FeedbackAlgorithmSpec
 from components.artifacts import Artifact, Store
 from components.errors import Problem, ResourceError, SpecError
 from components.specs import Spec
 from components.trajectories.feedback_episodes import Learns
-
-FeedbackAlgorithmSpec = Annotated[SFTSpec | DPOSpec | IPOSpec | ORPOSpec | KTOSpec, Field(discriminator="name")]
 
 
 class FeedbackSpec(Spec):
@@ -33,9 +30,7 @@ class FeedbackSpec(Spec):
     @property
     def learns(self) -> tuple[Learns, ...]:
         """Kinds of answers that the algorithm trains on."""
-        if isinstance(self.algorithm, SFTSpec):
-            return "scores", "corrections"
-        return ("choices",) if isinstance(self.algorithm, PairSpec) else ("scores",)
+        return self.algorithm.feedback_kinds
 
 
 @dataclass(frozen=True)

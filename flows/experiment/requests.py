@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact
 from components.inference.spec import VllmSpec
 from components.rewards.llm.spec import asks_policy
@@ -38,8 +37,7 @@ class Requests:
         if isinstance(spec.inference, VllmSpec) and spec.model.lora is not None:
             # The server needs the rank before the first adapter exists; stages that collect do not know it.
             self._data["inference"]["max_lora_rank"] = spec.inference.max_lora_rank or spec.model.lora.rank
-        if isinstance(spec.algorithm, PolicyGradientSpec):
-            self._data["algorithm"]["correction"] = resolve_correction(spec, spec.algorithm)
+        self._data["algorithm"] = resolve_correction(spec).model_dump(mode="json")
 
     def evaluate(self, policy: Artifact | None) -> Request:
         """Return the request for a held-out evaluation. policy: checkpoint; None for the base model."""
@@ -160,10 +158,11 @@ class Requests:
     def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
         """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
         train further."""
+        assert self.spec.feedback is not None
         part = self._training(self._data["feedback"]["algorithm"])
         inputs: dict[str, Artifact | None] = dict.fromkeys(("trajectories", "scores", "selection"), feedback)
         inputs["start"] = start
-        if part["algorithm"].get("reference") == "start":
+        if self.spec.feedback.algorithm.reference_is_start:
             inputs["reference"] = start
         return self._request("train", part, inputs, seed=self.spec.seed)
 
@@ -183,7 +182,7 @@ class Requests:
         fed: trajectories, scores and selection by input name. number: of the round. earlier: inputs of earlier rounds,
         latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on."""
         inputs: dict[str, Artifact | None] = {**fed, "start": start}
-        if getattr(self.spec.algorithm, "reference", "base") == "start":
+        if self.spec.algorithm.reference_is_start:
             inputs["reference"] = reference
         part = self._training(self._data["algorithm"]) | {"rounds": [number, self.spec.rounds]}
         if self.spec.replay is not None and earlier:

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact, Store, stage_key
 from components.compute.sky.failures import wanted
 from components.compute.sky.offers import Offer, offers
@@ -34,7 +33,7 @@ from components.rollout.live_view import FILE as LIVE
 from components.rollout.spec import CollectSpec
 from flows.execution.overlap import BackgroundResult, T, sequential
 from flows.experiment import feedback
-from flows.experiment.correction import difference
+from flows.experiment.correction import truncation_reason
 from flows.experiment.fork import resolve
 from flows.experiment.guards import RULES
 from flows.experiment.prerequisites import lacking
@@ -166,10 +165,7 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, SkyPlace]], dict[str,
 
 def _resolved_values(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message for each automatic value of the configuration, with its resolved value and the reason."""
-    algorithm = spec.algorithm
-    if not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "auto" or not spec.rounds:
-        return
-    if (reason := difference(spec, algorithm)) is not None:
+    if spec.rounds and (reason := truncation_reason(spec)) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
 
 

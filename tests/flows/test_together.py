@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.compute import torchrun
 from components.compute.runners import ProcessRunner
 from components.compute.spec import AcceleratePlace

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
+from components.algorithms.continual.spec import EWCSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.compute.sky.spec import SkyPlace
 from components.compute.spec import AcceleratePlace, ComputeSpec, StageName
 from components.compute.torchrun import TOGETHER
@@ -92,7 +93,7 @@ def several_processes(
                 f"{place.strategy}: trains all weights (model.lora=null) in float32 only, but "
                 f"model.dtype={model.dtype}; expected model.dtype=float32, model.lora with a rank, or ddp",
             )
-        if model.lora is None and (ewc is not None or isinstance(algorithm, PPOSpec)):
+        if model.lora is None and (ewc is not None or algorithm.has_critic):
             feature = "ewc" if ewc is not None else algorithm.name
             yield Problem(
                 f"{key}.strategy",
