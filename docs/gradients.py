@@ -64,13 +64,11 @@ GRADIENTS = {
 """By ratio: what it is, the gradient of a token with `objective: clip` and with `cispo`."""
 
 OTHER_KL = {
-    "sft": "none",
     "distill": "the loss is the KL to the teacher",
     "ppo": "off the reward of each token",
     "dpo": "in the margin, by `beta`",
     "ipo": "in the margin, by `beta`",
     "kto": "in the margin and the reference point, by `beta`",
-    "orpo": "none",
 }
 """Of the algorithms that have no `kl_in`."""
 
@@ -99,7 +97,9 @@ def _algorithms() -> str:
     names: dict[tuple[str, ...], list[str]] = {}
     for algorithm in ALGORITHM_SPECS:
         name = algorithm.model_fields["name"].default
-        kl = f"none, {_options(algorithm, 'kl_in')}" if "kl_in" in algorithm.model_fields else OTHER_KL[name]
+        kl = (
+            f"none, {_options(algorithm, 'kl_in')}" if "kl_in" in algorithm.model_fields else OTHER_KL.get(name, "none")
+        )
         cells = (_options(algorithm, "credit"), _options(algorithm, "ratio"), kl)
         names.setdefault(cells, []).append(f"`{name}`")
     rows = [[", ".join(each), *cells] for cells, each in names.items()]

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
+from components.algorithms.choices import ALGORITHMS
 from components.algorithms.spec import OptimizerSpec
 from components.errors import SpecError
 from components.specs import names_below
@@ -27,7 +28,7 @@ EXPERIMENTS = [file.name for file in OPTIONS if file.parts[0] == "experiment"]
 
 GROUPS = {
     "agent": 3,
-    "algorithm": 14,
+    "algorithm": len(ALGORITHMS),
     "collect": 3,
     "compute": 6,
     "deploy": 6,
