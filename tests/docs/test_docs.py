@@ -39,8 +39,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_all_pages_are_looked_at():
     names = (
         "README CONTRIBUTING agents algorithms architecture cloud commands configuration deployment distributed "
-        "environments files filters glossary judges own_algorithm prefect reliability rewards rollouts security sweeps trajectories "
-        "troubleshooting vllm agentgym code games packages search service"
+        "environments files filters glossary judges own_algorithm prefect reliability rewards rollouts security sweeps "
+        "trajectories troubleshooting vllm agentgym code games packages search service"
     )
     assert {page.stem for page in PAGES} == set(names.split())
     assert len(RUNS) > 15
