@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.algorithms.choices import FeedbackAlgorithmSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact, Store
 from components.errors import Problem, ResourceError, SpecError
 from components.specs import Spec
@@ -26,6 +27,13 @@ class FeedbackSpec(Spec):
     algorithm: FeedbackAlgorithmSpec
     """Algorithm: `sft` trains on corrections, and on scored episodes weighted by their scores; dpo, ipo and orpo on
     preference pairs; kto on scored episodes, which count as good from `threshold` on (a score of 3 is 0.5)."""
+
+    @field_validator("algorithm")
+    @classmethod
+    def _trains_on_feedback(cls, value: AlgorithmSpec) -> AlgorithmSpec:
+        if not value.feedback_kinds:
+            raise ValueError(f"an algorithm that trains on feedback; {value.name} declares no feedback_kinds")
+        return value
 
     @property
     def learns(self) -> tuple[Learns, ...]:

@@ -56,7 +56,7 @@ def test_a_package_and_an_option_make_a_built_in_algorithm(tmp_path):
     spec = files["stock/reinforce.py"].replace("stock.reinforce_trainer", "components.algorithms.reinforce.trainer")
     (package / "spec.py").write_text(spec)
     (package / "trainer.py").write_text(files["stock/reinforce_trainer.py"])
-    (copy / "conf" / "algorithm" / "reinforce.yaml").write_text("# REINFORCE.\n\nname: reinforce\n")
+    (copy / "conf" / "algorithm" / "reinforce.yaml").write_text("# REINFORCE.\nname: reinforce\nbatch_size: 16\n")
 
     done = subprocess.run([sys.executable, "-c", CODE], cwd=copy, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
