@@ -8,9 +8,9 @@ from components.algorithms.reward_models.spec import RewardTrainingSpec
 from components.algorithms.spec import AlgorithmSpec
 from components.specs.declared import choice_of
 
-ALGORITHMS = AlgorithmSpec.declared("components.algorithms")
+ALGORITHMS = AlgorithmSpec.kinds("components.algorithms")
 """Specs of all built-in algorithms that train a policy."""
-REWARD_ALGORITHMS = RewardTrainingSpec.declared("components.algorithms")
+REWARD_ALGORITHMS = RewardTrainingSpec.kinds("components.algorithms")
 """Specs of all built-in trainings of reward models."""
 
 if TYPE_CHECKING:

@@ -159,7 +159,7 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
         training includes episodes of earlier rounds."""
         return None
 
-    def resolved(self, mismatch: str | None, *, replay: bool) -> Self:
+    def resolve_correction(self, mismatch: str | None, *, replay: bool) -> Self:
         """Return the spec with an automatic correction replaced by the one that it stands for."""
         return self
 

@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from components.specs.base import Spec
 from components.specs.source import source_digest
-from components.specs.target import OWN_PACKAGE, is_below, located, target_error
+from components.specs.target import OWN_PACKAGE, allowed_component, is_below, target_error
 
 S = TypeVar("S", bound="DeclaredSpec")
 
@@ -37,7 +37,7 @@ class DeclaredSpec(Spec):
         return not is_below(cls.__module__, OWN_PACKAGE)
 
     @classmethod
-    def declared(cls, package: str) -> tuple[type[Self], ...]:
+    def kinds(cls, package: str) -> tuple[type[Self], ...]:
         """Import `PACKAGE.*.spec`, and return the subclasses there that have a name: in the order of the packages, and
         within one in the order of definition, each followed by its subclasses."""
         folders = importlib.import_module(package).__path__
@@ -93,7 +93,7 @@ class _OwnOrDeclared:
         if not isinstance(data, Mapping) or "_target_" not in data:
             return validate(data)
         path, fields = data["_target_"], {name: value for name, value in data.items() if name != "_target_"}
-        kind = located(path, (info.context or {}).get("allow", ()))
+        kind = allowed_component(path, (info.context or {}).get("allow", ()))
         base = f"{self.base.__module__}.{self.base.__name__}"
         if not inspect.isclass(kind) or not issubclass(kind, self.base):
             raise target_error(path, f"{path} is not a subclass of {base}")

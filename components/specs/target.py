@@ -77,7 +77,7 @@ class Target(Spec):
                 "target", "expected a class or function with its arguments, as {e}", {"e": example}
             )
         path, arguments = data["_target_"], {k: v for k, v in data.items() if k != "_target_"}
-        component = located(path, (info.context or {}).get("allow", ()))
+        component = allowed_component(path, (info.context or {}).get("allow", ()))
         return {"target": path, "arguments": _check_arguments(path, component, arguments, info.context, cls)}
 
     def below(self, place: str = "") -> Iterator[tuple[str, Target]]:
@@ -135,7 +135,7 @@ class Target(Spec):
         return data
 
 
-def located(path: Any, allow: Iterable[str]) -> Callable[..., Any]:
+def allowed_component(path: Any, allow: Iterable[str]) -> Callable[..., Any]:
     """Return the class or function at a valid path. Raises ValidationError for an invalid one, and for user code
     without a source file."""
     problem, component = locate(path, allow)

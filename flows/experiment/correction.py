@@ -8,10 +8,10 @@ from components.inference.spec import EmbeddedSpec
 from flows.experiment.spec import ExperimentSpec
 
 
-def resolve_correction(spec: ExperimentSpec) -> AlgorithmSpec:
+def corrected_algorithm(spec: ExperimentSpec) -> AlgorithmSpec:
     """Return the algorithm of the rounds. `auto` becomes `truncate` if the log-probabilities of sampled tokens differ
     from those that the trainer computes, else `none`."""
-    return spec.algorithm.resolved(mismatch(spec), replay=spec.replay is not None)
+    return spec.algorithm.resolve_correction(mismatch(spec), replay=spec.replay is not None)
 
 
 def truncation_reason(spec: ExperimentSpec) -> str | None:

@@ -12,7 +12,7 @@ from components.artifacts import Artifact
 from components.inference.spec import VllmSpec
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
-from flows.experiment.correction import resolve_correction
+from flows.experiment.correction import corrected_algorithm
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.base import Request
@@ -37,7 +37,7 @@ class Requests:
         if isinstance(spec.inference, VllmSpec) and spec.model.lora is not None:
             # The server needs the rank before the first adapter exists; stages that collect do not know it.
             self._data["inference"]["max_lora_rank"] = spec.inference.max_lora_rank or spec.model.lora.rank
-        self._data["algorithm"] = resolve_correction(spec).model_dump(mode="json")
+        self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
 
     def evaluate(self, policy: Artifact | None) -> Request:
         """Return the request for a held-out evaluation. policy: checkpoint; None for the base model."""

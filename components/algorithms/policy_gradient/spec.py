@@ -175,7 +175,7 @@ class PolicyGradientSpec(DecaySpec):
             return f"with replay, ratio={self.ratio} trains on episodes of earlier policies"
         return mismatch
 
-    def resolved(self, mismatch: str | None, *, replay: bool) -> Self:
+    def resolve_correction(self, mismatch: str | None, *, replay: bool) -> Self:
         if self.correction != "auto":
             return self
         truncates = self.truncation_reason(mismatch, replay=replay) is not None

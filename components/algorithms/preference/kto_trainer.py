@@ -68,7 +68,7 @@ class KTOTrainer(PreferenceTrainer):
             mismatched.append(PreferenceEpisode(episode.trajectory, _after_prompts(episode, other, longest)))
         return [
             replace(example, episodes=(episode, other))
-            for example, episode, other in zip(batch, members, self.reference_measured(mismatched), strict=True)
+            for example, episode, other in zip(batch, members, self.with_reference(mismatched), strict=True)
         ]
 
 

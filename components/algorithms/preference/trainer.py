@@ -98,7 +98,7 @@ class PreferenceTrainer(Trainer):
 
     def train(self) -> TrainingResult:
         spec, context = self._settings, self._context
-        training_examples = self.training_examples(self.reference_measured(self.episodes()))
+        training_examples = self.training_examples(self.with_reference(self.episodes()))
         logs = take_gradient_steps(
             context,
             list(examples_by_step(training_examples, spec.epochs, spec.batch_size, context.seed, context.step)),
@@ -131,7 +131,7 @@ class PreferenceTrainer(Trainer):
             PreferenceEpisode(trajectory, tuple(rows[trajectory.id])) for trajectory in complete if rows[trajectory.id]
         ]
 
-    def reference_measured(self, episodes: Sequence[PreferenceEpisode]) -> list[PreferenceEpisode]:
+    def with_reference(self, episodes: Sequence[PreferenceEpisode]) -> list[PreferenceEpisode]:
         """Return the episodes with their log-probability under the reference, if the loss reads it."""
         if not self.has_reference:
             return list(episodes)

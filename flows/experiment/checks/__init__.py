@@ -40,7 +40,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     worlds.demonstrations,
     models.teachers,
     learning.settings,
-    learning.replayed,
+    learning.replay,
     learning.ewc,
     learning.feedback_weights,
     computing.places,

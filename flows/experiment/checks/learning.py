@@ -171,7 +171,7 @@ def settings(algorithm: AlgorithmSpec) -> Iterator[Problem]:
     yield from algorithm.problems()
 
 
-def replayed(algorithm: AlgorithmSpec, replay: ReplaySpec | None) -> Iterator[Problem]:
+def replay(algorithm: AlgorithmSpec, replay: ReplaySpec | None) -> Iterator[Problem]:
     """Check that the algorithm can train on episodes of earlier rounds."""
     if replay is not None:
         yield from algorithm.off_policy_problems(overlap=False, replay=True)
