@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
-from components.algorithms.spec import AlgorithmSpec
+from components.algorithms.choices import ALGORITHMS as ALGORITHM_SPECS
 from components.errors import Problem
 from tests.algorithms.combinations import (
     ALGORITHMS,
@@ -64,13 +64,11 @@ GRADIENTS = {
 """By ratio: what it is, the gradient of a token with `objective: clip` and with `cispo`."""
 
 OTHER_KL = {
-    "sft": "none",
     "distill": "the loss is the KL to the teacher",
     "ppo": "off the reward of each token",
     "dpo": "in the margin, by `beta`",
     "ipo": "in the margin, by `beta`",
     "kto": "in the margin and the reference point, by `beta`",
-    "orpo": "none",
 }
 """Of the algorithms that have no `kl_in`."""
 
@@ -97,9 +95,11 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def _algorithms() -> str:
     compared = sum(not problems(one.spec()) for one in combinations())
     names: dict[tuple[str, ...], list[str]] = {}
-    for algorithm in get_args(get_args(AlgorithmSpec)[0]):
+    for algorithm in ALGORITHM_SPECS:
         name = algorithm.model_fields["name"].default
-        kl = f"none, {_options(algorithm, 'kl_in')}" if "kl_in" in algorithm.model_fields else OTHER_KL[name]
+        kl = (
+            f"none, {_options(algorithm, 'kl_in')}" if "kl_in" in algorithm.model_fields else OTHER_KL.get(name, "none")
+        )
         cells = (_options(algorithm, "credit"), _options(algorithm, "ratio"), kl)
         names.setdefault(cells, []).append(f"`{name}`")
     rows = [[", ".join(each), *cells] for cells, each in names.items()]

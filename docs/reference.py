@@ -21,7 +21,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
+from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.compute.spec import PLACES as PLACE_SPECS
 from components.evaluation.spec import CalibrateSpec, MarksSpec
 from components.models.spec import LoraSpec, TeacherSpec

@@ -77,17 +77,7 @@ class Target(Spec):
                 "target", "expected a class or function with its arguments, as {e}", {"e": example}
             )
         path, arguments = data["_target_"], {k: v for k, v in data.items() if k != "_target_"}
-        allow = (info.context or {}).get("allow", ())
-        problem, component = locate(path, allow)
-        if problem is not None:
-            raise _invalid([(("_target_",), path, problem)])
-        assert component is not None
-        if not _below(path, OWN_PACKAGE):
-            try:
-                source_digest(component.__module__)
-            except SpecError as error:
-                reason = PydanticCustomError("target", "{message}", {"message": str(error.problems[0])})
-                raise _invalid([(("_target_",), path, reason)]) from error
+        component = allowed_component(path, (info.context or {}).get("allow", ()))
         return {"target": path, "arguments": _check_arguments(path, component, arguments, info.context, cls)}
 
     def below(self, place: str = "") -> Iterator[tuple[str, Target]]:
@@ -140,18 +130,39 @@ class Target(Spec):
             "_target_": registered_name(component) or self.target,
             **{name: _resolved(value) for name, value in arguments.items()},
         }
-        if not _below(self.target, OWN_PACKAGE):
+        if not is_below(self.target, OWN_PACKAGE):
             data["source_sha256"] = source_digest(_import(self.target).__module__)
         return data
 
 
-def _below(path: str, package: str) -> bool:
+def allowed_component(path: Any, allow: Iterable[str]) -> Callable[..., Any]:
+    """Return the class or function at a valid path. Raises ValidationError for an invalid one, and for user code
+    without a source file."""
+    problem, component = locate(path, allow)
+    if problem is not None:
+        raise _invalid([(("_target_",), path, problem)])
+    assert component is not None
+    if not is_below(path, OWN_PACKAGE):
+        try:
+            source_digest(component.__module__)
+        except SpecError as error:
+            raise target_error(path, str(error.problems[0])) from error
+    return component
+
+
+def target_error(path: str, message: str) -> ValidationError:
+    """Return the error for a path that cannot be used."""
+    return _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
+
+
+def is_below(path: str, package: str) -> bool:
+    """Return True if a dotted path is a package or below it."""
     return path == package or path.startswith(package + ".")
 
 
 def key_name(path: str) -> str:
     """Return the name in stage keys of a target's path: the registered name of a built-in component, else the path."""
-    if not _below(path, OWN_PACKAGE):
+    if not is_below(path, OWN_PACKAGE):
         return path
     try:
         return registered_name(_import(path)) or path
@@ -182,7 +193,7 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
         )
     if any(part.startswith("__") for part in path.split(".")):
         return problem(f"{path!r} contains a double-underscore name; expected a public class or function of a module")
-    if not any(_below(path, package) for package in packages):
+    if not any(is_below(path, package) for package in packages):
         return problem(
             f"{path!r} is outside the allowed packages ({', '.join(packages)}); "
             f"to trust it, set allow=[{path.partition('.')[0]}]"
@@ -191,7 +202,7 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and _below(module_name, error.name):
+        if error.name is not None and is_below(module_name, error.name):
             return problem(f"no module named {error.name!r}", _nearest_module(error.name))
         return problem(f"cannot import {module_name!r}: {_reason(error)}")
     except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any exception is reported as the problem
@@ -204,7 +215,7 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
             f"{name!r} {reason} in {module_name}; expected one of {', '.join(sorted(names)) or 'none'}",
             nearest(name, names),
         )
-    if not any(_below(component.__module__, package) for package in packages):
+    if not any(is_below(component.__module__, package) for package in packages):
         return problem(f"{path!r} is defined in {component.__module__!r}, outside the allowed packages")
     return None, component
 
@@ -278,10 +289,9 @@ def _check_arguments(
             f"{path} takes columns (its first parameter is {name!r}), but is called with a single object here; "
             f"expected reward=columns reward.function={path}"
         )
-        raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
+        raise target_error(path, message)
     if called_with is None and not inspect.isclass(component) and not _takes_positional(component):
-        message = f"{path} takes no positional argument, but is called with one; give it a parameter"
-        raise _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
+        raise target_error(path, f"{path} takes no positional argument, but is called with one; give it a parameter")
     missing = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
     if called_with is not None and missing and not by_name:
         hint = f"expected some of {', '.join(called_with)}, and values for others in the configuration"

@@ -3,21 +3,22 @@ log-probabilities."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-from components.algorithms.spec import PolicyGradientSpec
+from components.algorithms.spec import AlgorithmSpec
 from flows.experiment.spec import ExperimentSpec
 
 
-def resolve_correction(spec: ExperimentSpec, algorithm: PolicyGradientSpec) -> Literal["none", "truncate", "mask"]:
-    """Return the correction of the rounds. `auto` becomes `truncate` if the log-probabilities of sampled tokens differ
+def corrected_algorithm(spec: ExperimentSpec) -> AlgorithmSpec:
+    """Return the algorithm of the rounds. `auto` becomes `truncate` if the log-probabilities of sampled tokens differ
     from those that the trainer computes, else `none`."""
-    if algorithm.correction != "auto":
-        return algorithm.correction
-    return "none" if difference(spec, algorithm) is None else "truncate"
+    return spec.algorithm.resolve_correction(mismatch(spec), replay=spec.replay is not None)
 
 
-def difference(spec: ExperimentSpec, algorithm: PolicyGradientSpec) -> str | None:
+def truncation_reason(spec: ExperimentSpec) -> str | None:
+    """Return the reason why `auto` becomes `truncate`; None if it does not."""
+    return spec.algorithm.truncation_reason(mismatch(spec), replay=spec.replay is not None)
+
+
+def mismatch(spec: ExperimentSpec) -> str | None:
     """Return the reason why log-probabilities of sampled tokens differ from the trainer's; None if they agree.
 
     The embedded engine uses the trainer's weights. In float32 the two agree up to rounding; in half precision they do
@@ -31,6 +32,4 @@ def difference(spec: ExperimentSpec, algorithm: PolicyGradientSpec) -> str | Non
         return f"the engine and the trainer round differently with model.quantization={spec.model.quantization}"
     if spec.collect.overlap:
         return "with collect.overlap=1 rounds are collected with a policy one version behind the one in training"
-    if spec.replay is not None and algorithm.ratio != "token":
-        return f"with replay, ratio={algorithm.ratio} trains on episodes of earlier policies"
     return None

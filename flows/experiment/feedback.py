@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from components.algorithms.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PairSpec, SFTSpec
+from components.algorithms.choices import FeedbackAlgorithmSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact, Store
 from components.errors import Problem, ResourceError, SpecError
 from components.specs import Spec
 from components.trajectories.feedback_episodes import Learns
 from flows.stages import EPISODE_KINDS
-
-FeedbackAlgorithmSpec = Annotated[SFTSpec | DPOSpec | IPOSpec | ORPOSpec | KTOSpec, Field(discriminator="name")]
 
 
 class FeedbackSpec(Spec):
@@ -31,12 +29,17 @@ class FeedbackSpec(Spec):
     """Algorithm: `sft` trains on corrections, and on scored episodes weighted by their scores; dpo, ipo and orpo on
     preference pairs; kto on scored episodes, which count as good from `threshold` on (a score of 3 is 0.5)."""
 
+    @field_validator("algorithm")
+    @classmethod
+    def _trains_on_feedback(cls, value: AlgorithmSpec) -> AlgorithmSpec:
+        if not value.feedback_kinds:
+            raise ValueError(f"an algorithm that trains on feedback; {value.name} declares no feedback_kinds")
+        return value
+
     @property
     def learns(self) -> tuple[Learns, ...]:
         """Kinds of answers that the algorithm trains on."""
-        if isinstance(self.algorithm, SFTSpec):
-            return "scores", "corrections"
-        return ("choices",) if isinstance(self.algorithm, PairSpec) else ("scores",)
+        return self.algorithm.feedback_kinds
 
 
 @dataclass(frozen=True)

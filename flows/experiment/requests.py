@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from components.algorithms.spec import PolicyGradientSpec
 from components.artifacts import Artifact
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
-from flows.experiment.correction import resolve_correction
+from flows.experiment.correction import corrected_algorithm
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.base import Request
@@ -36,8 +35,7 @@ class Requests:
         self._data = spec.model_dump(mode="json", by_alias=True)
         if spec.model.lora is not None:
             self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
-        if isinstance(spec.algorithm, PolicyGradientSpec):
-            self._data["algorithm"]["correction"] = resolve_correction(spec, spec.algorithm)
+        self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
 
     def evaluate(self, policy: Artifact | None) -> Request:
         """Return the request for a held-out evaluation. policy: checkpoint; None for the base model."""
@@ -158,10 +156,11 @@ class Requests:
     def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
         """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
         train further."""
+        assert self.spec.feedback is not None
         part = self._training(self._data["feedback"]["algorithm"])
         inputs: dict[str, Artifact | None] = dict.fromkeys(("trajectories", "scores", "selection"), feedback)
         inputs["start"] = start
-        if part["algorithm"].get("reference") == "start":
+        if self.spec.feedback.algorithm.reference_is_start:
             inputs["reference"] = start
         return self.request("train", part, inputs, seed=self.spec.seed)
 
@@ -181,7 +180,7 @@ class Requests:
         fed: trajectories, scores and selection by input name. number: of the round. earlier: inputs of earlier rounds,
         latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on."""
         inputs: dict[str, Artifact | None] = {**fed, "start": start}
-        if getattr(self.spec.algorithm, "reference", "base") == "start":
+        if self.spec.algorithm.reference_is_start:
             inputs["reference"] = reference
         part = self._training(self._data["algorithm"]) | {"rounds": [number, self.spec.rounds]}
         if self.spec.replay is not None and earlier:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import RewardAlgorithmSpec, SFTSpec
+from components.algorithms.choices import AnyRewardAlgorithmSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import TeacherSpec
 from components.rewards.spec import LearnedSpec
@@ -62,7 +63,7 @@ class RewardModelPartSpec(LearnedSpec):
     which the head `continued` of a process reward model learns. 0: none."""
     models: int = Field(1, ge=1)
     """Size of the ensemble: models trained from different seeds, whose scores `combine` combines."""
-    algorithm: RewardAlgorithmSpec
+    algorithm: AnyRewardAlgorithmSpec
 
     def refreshed(self, rounds: int) -> list[int]:
         """Return the rounds after which the model is retrained, in a run of `rounds` rounds."""

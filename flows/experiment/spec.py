@@ -13,12 +13,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from components.algorithms.spec import (
-    AlgorithmSpec,
-    DistillSpec,
-    EWCSpec,
-    ReplaySpec,
-)
+from components.algorithms.choices import AnyAlgorithmSpec
+from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
@@ -73,7 +69,7 @@ class ExperimentSpec(Spec):
     """Function `(trajectory) -> float`, or class with this call signature or with a method `score_group`."""
     filter: Target
     """Class with a method `select(group)` that chooses the episodes to train on."""
-    algorithm: AlgorithmSpec
+    algorithm: AnyAlgorithmSpec
     warmup: WarmupSpec | None = None
     """Supervised training before the rounds; null: the rounds start from the base model."""
     replay: ReplaySpec | None = None
@@ -132,7 +128,8 @@ class ExperimentSpec(Spec):
 
     def teachers(self) -> list[ModelSpec]:
         """Return the local teacher models of the algorithm, the warmup and the rounds."""
-        teachers = [self.algorithm.teacher] if isinstance(self.algorithm, DistillSpec) and self.rounds else []
+        teacher = self.algorithm.teacher_model
+        teachers = [teacher] if teacher is not None and self.rounds else []
         if self.warmup is not None and self.warmup.teacher is not None and self.warmup.teacher.model is not None:
             teachers.append(self.warmup.teacher.model)
         if self.collect.teacher is not None and self.collect.teacher.model is not None and self.rounds:

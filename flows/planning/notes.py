@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from components.algorithms.spec import PolicyGradientSpec
 from components.errors import ResourceError
-from flows.experiment.correction import difference
+from flows.experiment.correction import truncation_reason
 from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.release import deployment
@@ -14,10 +13,7 @@ from flows.release import deployment
 
 def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message for each automatic value of the configuration, with its resolved value and the reason."""
-    algorithm = spec.algorithm
-    if not isinstance(algorithm, PolicyGradientSpec) or algorithm.correction != "auto" or not spec.rounds:
-        return
-    if (reason := difference(spec, algorithm)) is not None:
+    if spec.rounds and (reason := truncation_reason(spec)) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from components.algorithms.spec import RewardAlgorithmSpec
+from components.algorithms.choices import AnyRewardAlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec
-from flows.stages.train import CHECKPOINT_FILES, steps
+from flows.stages.train import CHECKPOINT_FILES
 
 if TYPE_CHECKING:
     from components.algorithms.reward_models.examples import JudgedCollection
@@ -24,14 +24,14 @@ adds scenarios.json."""
 
 class RewardModelStage(StageSpec):
     model: ModelSpec
-    algorithm: RewardAlgorithmSpec
+    algorithm: AnyRewardAlgorithmSpec
     save_every: float = Field(30.0, ge=0)
     """Seconds between two saves of the unfinished training."""
 
     def key_part(self) -> dict[str, Any]:
         return {
             "model": self.model.key_part(),
-            "algorithm": self.algorithm.model_dump(mode="json"),
+            "algorithm": self.algorithm.key_part(),
         }
 
 
@@ -39,11 +39,12 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
     """Write a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections ago,
     to train on again; `start`, the checkpoint whose adapter initializes the model, or the reward model to train
     further."""
+    from components.algorithms.request import RewardTrainingRequest
     from components.algorithms.reward_models.trainer import train_reward_model
     from components.models.weights import prepare
 
     judged = [_judged(inputs), *(_judged(inputs, ago) for ago in range(1, collections(inputs)))]
-    total = steps(spec.algorithm, sum(len(collection.trajectories) for collection in judged))
+    total = spec.algorithm.max_steps(sum(len(collection.trajectories) for collection in judged))
     done = 0
 
     def on_step(values: Mapping[str, float]) -> None:
@@ -53,11 +54,10 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
 
     context.progress(0, total)
     assert context.scratch is not None
-    return train_reward_model(
-        spec.algorithm,
-        spec.model,
-        prepare(spec.model, context.cache),
-        judged,
+    request = RewardTrainingRequest(
+        model=spec.model,
+        base_dir=prepare(spec.model, context.cache),
+        judged=judged,
         start=inputs["start"].path if "start" in inputs else None,
         out=draft.path,
         scratch=context.scratch,
@@ -66,6 +66,7 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
         save_every=spec.save_every,
         strategy=context.strategy,
     )
+    return train_reward_model(spec.algorithm, request)
 
 
 def collections(inputs: Iterable[str]) -> int:

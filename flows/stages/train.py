@@ -9,18 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from components.algorithms.spec import (
-    AlgorithmSpec,
-    DecaySpec,
-    DistillSpec,
-    EWCSpec,
-    GRPOSpec,
-    PairSpec,
-    PolicyGradientSpec,
-    PPOSpec,
-    ReplaySpec,
-    RewardAlgorithmSpec,
-)
+from components.algorithms.choices import AnyAlgorithmSpec
+from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import Draft
 from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
@@ -40,7 +30,7 @@ from the start of the rounds."""
 
 class TrainStage(StageSpec):
     model: ModelSpec
-    algorithm: AlgorithmSpec
+    algorithm: AnyAlgorithmSpec
     save_every: float = Field(30.0, ge=0)
     """Seconds between two saves of the unfinished training."""
     replay: ReplaySpec | None = None
@@ -52,15 +42,13 @@ class TrainStage(StageSpec):
     def key_part(self) -> dict[str, Any]:
         part: dict[str, Any] = {
             "model": self.model.key_part(),
-            "algorithm": self.algorithm.model_dump(mode="json"),
+            "algorithm": self.algorithm.key_part(),
         }
-        if isinstance(self.algorithm, DistillSpec):
-            part["algorithm"]["teacher"] = self.algorithm.teacher.key_part()
         if self.replay is not None:
             part["replay"] = self.replay.model_dump(mode="json", exclude={"rounds"})  # those are inputs
         if self.ewc is not None:
             part["ewc"] = self.ewc.model_dump(mode="json", exclude={"rounds"})
-        if isinstance(self.algorithm, DecaySpec) and self.algorithm.decay != "none":
+        if self.algorithm.decays:
             part["rounds"] = list(self.rounds)
         return part
 
@@ -74,11 +62,12 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     training data, `anchored-trajectories-N` and so on."""
     from components.algorithms.continual.replay import mixed
     from components.algorithms.policy_gradient.cost_constraints import mean_costs
+    from components.algorithms.request import PolicyTrainingRequest
     from components.algorithms.train import policy_digest
     from components.algorithms.train import train as run
     from components.models.weights import prepare
 
-    costs = (spec.algorithm.costs or {}) if isinstance(spec.algorithm, PolicyGradientSpec) else {}
+    algorithm, costs = spec.algorithm, spec.algorithm.constraints
     trajectories = _scored(inputs, components=bool(costs))
     version = policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY
     figures: dict[str, float] = {}
@@ -88,14 +77,14 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
             trajectories,
             [_scored(inputs, f"-{ago}", components=bool(costs)) for ago in _rounds(inputs)],
             version=version,
-            compared=compares(spec.algorithm) and not costs,
+            compared=algorithm.needs_reward_spread,
             seed=context.seed,
         )
-    if isinstance(spec.algorithm, PolicyGradientSpec) and (
+    if algorithm.needs_sampled_tokens and (
         off_policy := sum(trajectory.policy != version for trajectory in trajectories)
     ):
         figures["off_policy"] = off_policy / len(trajectories)  # share of episodes sampled from another policy
-    total = steps(spec.algorithm, len(trajectories), new_critic=not _has_critic(inputs))
+    total = algorithm.max_steps(len(trajectories), new_critic=not _has_critic(inputs))
     done = 0
 
     def on_step(values: Mapping[str, float]) -> None:
@@ -105,8 +94,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
     context.progress(0, total)
     teacher_dir = None
-    if isinstance(spec.algorithm, DistillSpec):
-        teacher_dir = prepare(spec.algorithm.teacher.model(spec.model.max_length), context.cache)
+    if algorithm.teacher_model is not None:
+        teacher_dir = prepare(algorithm.teacher_model.model(spec.model.max_length), context.cache)
     anchor = None
     if spec.ewc is not None:
         from components.algorithms.continual.ewc import Anchor
@@ -114,11 +103,10 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         anchored = [trajectory for ago in _rounds(inputs, "anchored-") for trajectory in _renamed(inputs, ago)]
         anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
     assert context.scratch is not None
-    metrics = run(
-        spec.algorithm,
-        spec.model,
-        prepare(spec.model, context.cache),
-        trajectories,
+    request = PolicyTrainingRequest(
+        model=spec.model,
+        base_dir=prepare(spec.model, context.cache),
+        trajectories=trajectories,
         start=inputs["start"].path if "start" in inputs else None,
         reference=inputs["reference"].path if "reference" in inputs else None,
         out=draft.path,
@@ -133,7 +121,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         strategy=context.strategy,
         rounds=spec.rounds,
     )
-    return metrics | figures
+    return run(algorithm, request) | figures
 
 
 def _rounds(inputs: Inputs, prefix: str = "") -> list[int]:
@@ -169,25 +157,10 @@ def _scored(
     return loaded
 
 
-def compares(algorithm: AlgorithmSpec) -> bool:
-    """Return True if a group with equal rewards has no training signal for the algorithm."""
-    if isinstance(algorithm, GRPOSpec):
-        return algorithm.credit == "episode" and algorithm.baseline in ("group", "leave_one_out")
-    return isinstance(algorithm, PairSpec)
-
-
 def _has_critic(inputs: Inputs) -> bool:
     from components.algorithms.loop.checkpoint import CRITIC
 
     return "start" in inputs and (inputs["start"].path / CRITIC).is_dir()
-
-
-def steps(algorithm: AlgorithmSpec | RewardAlgorithmSpec, trajectories: int, *, new_critic: bool = True) -> int:
-    """Return the maximum number of gradient steps, for the progress display. new_critic: PPO pretrains a new critic."""
-    if isinstance(algorithm, PolicyGradientSpec):
-        pretraining = algorithm.value_pretraining_steps if isinstance(algorithm, PPOSpec) and new_critic else 0
-        return pretraining + algorithm.epochs * algorithm.minibatches
-    return algorithm.epochs * -(-trajectories // algorithm.batch_size)
 
 
 CHECKPOINT_FILES = {

@@ -5,10 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.models.spec import LoraSpec, ModelSpec
 from components.trajectories.schema import Failure, History, Message, Scenario, Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.policy.policy import Policy
+    from components.algorithms.reward_models.examples import JudgedCollection
+    from components.algorithms.reward_models.spec import RewardTrainingSpec
+    from components.algorithms.spec import AlgorithmSpec
+    from components.algorithms.trainer import TrainingContext
 
 MODEL = ModelSpec(name="tiny", source="random", device="cpu", max_length=128, lora=LoraSpec(rank=4, alpha=8.0))
 VOCABULARY = 259
@@ -102,6 +109,37 @@ def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return policy
+
+
+def train(
+    algorithm: AlgorithmSpec, model: ModelSpec, base_dir: Path, trajectories: Sequence[Trajectory], **options: Any
+) -> dict[str, float]:
+    """Train a policy; options: further fields of the request."""
+    from components.algorithms import train as library
+    from components.algorithms.request import PolicyTrainingRequest
+
+    request = PolicyTrainingRequest(model=model, base_dir=base_dir, trajectories=trajectories, **options)
+    return library.train(algorithm, request)
+
+
+def train_reward_model(
+    spec: RewardTrainingSpec, model: ModelSpec, base_dir: Path, judged: Sequence[JudgedCollection], **options: Any
+) -> dict[str, float]:
+    """Train a reward model; options: further fields of the request."""
+    from components.algorithms.request import RewardTrainingRequest
+    from components.algorithms.reward_models import trainer
+
+    return trainer.train_reward_model(
+        spec, RewardTrainingRequest(model=model, base_dir=base_dir, judged=judged, **options)
+    )
+
+
+def make_context(policy: Policy, optimizer: Any, trajectories: Sequence[Trajectory], **options: Any) -> TrainingContext:
+    """Return the context of a training; options: further fields."""
+    from components.algorithms.trainer import TrainingContext
+
+    defaults = {"base_dir": Path(), "seed": 0, "on_step": lambda _: None}
+    return TrainingContext(policy=policy, optimizer=optimizer, trajectories=trajectories, **defaults | options)
 
 
 def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:

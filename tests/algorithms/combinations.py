@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, get_args
 
-from components.algorithms.spec import GRPOSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.errors import Problem
-from flows.experiment.checks import learning
 
 ALGORITHMS: dict[str, type[GRPOSpec]] = {
     spec_class.model_fields["name"].default: spec_class for spec_class in (GRPOSpec, *GRPOSpec.__subclasses__())
@@ -77,7 +75,7 @@ def combinations() -> Iterator[Combination]:
 
 def problems(spec: GRPOSpec) -> list[Problem]:
     """Return the reasons why an experiment with these settings is rejected."""
-    return list(chain(learning.turn_credit(spec), learning.scale(spec)))
+    return list(spec.problems())
 
 
 BASES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from components.algorithms.spec import PPOSpec
+from components.algorithms.ppo.spec import PPOSpec
 from components.models.weights import prepare
 from tests.algorithms import combinations, test_gradient_matrix_episodes, test_gradient_matrix_ppo
 from tests.algorithms.builders import MODEL

@@ -18,7 +18,7 @@ import torch
 
 from components.trajectories.schema import Trajectory
 from tests.algorithms import papers
-from tests.algorithms.builders import MODEL, VOCABULARY, make_history, make_trajectory
+from tests.algorithms.builders import MODEL, VOCABULARY, make_context, make_history, make_trajectory
 from tests.algorithms.papers import Episode
 from tests.algorithms.plain_llama import Adapter, PlainLlama, flat
 
@@ -339,7 +339,7 @@ def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[floa
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
     options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    train_policy_gradient(spec, policy, optimizer, batch.trajectories, **options)
+    train_policy_gradient(spec, make_context(policy, optimizer, batch.trajectories, **options))
     return relative_errors(
         optimizer, batch.steps, lambda columns: papers.policy_gradient(spec, batch.episodes, batch.columns(columns))
     )

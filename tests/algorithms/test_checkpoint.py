@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 from components.algorithms.loop import checkpoint
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy.policy import Policy
-from components.algorithms.spec import GRPOSpec, SFTSpec
-from components.algorithms.train import policy_digest, train
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
+from components.algorithms.train import policy_digest
 from components.errors import ArtifactError
 from components.models.spec import LoraSpec
 from tests.algorithms.builders import (
@@ -30,6 +31,7 @@ from tests.algorithms.builders import (
     make_policy,
     plain_logprobs,
     plain_model,
+    train,
     trainable,
     write_start,
 )

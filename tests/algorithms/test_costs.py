@@ -10,13 +10,21 @@ import torch
 
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy_gradient import cost_constraints
+from components.algorithms.policy_gradient.spec import CostSpec, GRPOSpec, RLOOSpec
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
-from components.algorithms.spec import CostSpec, GRPOSpec, RLOOSpec
-from components.algorithms.train import train
 from components.errors import ArtifactError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
-from tests.algorithms.builders import MODEL, VOCABULARY, batch, make_history, make_policy, make_trajectory
+from tests.algorithms.builders import (
+    MODEL,
+    VOCABULARY,
+    batch,
+    make_context,
+    make_history,
+    make_policy,
+    make_trajectory,
+    train,
+)
 from tests.algorithms.test_learning import PROMPT
 from tests.flows.test_online_rl import DATA
 from tests.trajectories.builders import FAILURE
@@ -186,7 +194,7 @@ def played(base_dir, tmp_path, spec, seed=0) -> tuple[float, float, float]:
         folder.mkdir(parents=True)
         arguments = {"step": step, "seed": number, "scratch": folder, "on_step": lambda _: None}
         penalised_episodes = cost_constraints.subtract_costs(spec, episodes, multipliers)
-        step, _ = train_policy_gradient(spec, policy, optimizer, penalised_episodes, **arguments)
+        step, _ = train_policy_gradient(spec, make_context(policy, optimizer, penalised_episodes, **arguments))
     risk, safe, multiplier = (sum(column[-25:]) / 25 for column in zip(*trace, strict=True))
     return risk, safe, multiplier
 

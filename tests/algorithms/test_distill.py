@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from components.algorithms.distillation import divergence
+from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.distillation.teacher import load_teacher
 from components.algorithms.distillation.trainer import train_distill
 from components.algorithms.policy import policy as policies
 from components.algorithms.policy.packing import Sequence_, pack
-from components.algorithms.spec import DistillSpec
-from components.algorithms.train import train
 from components.errors import ArtifactError, ResourceError
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, TeacherSpec
@@ -28,11 +27,13 @@ from tests.algorithms.builders import (
     VOCABULARY,
     batch,
     demonstrations,
+    make_context,
     make_history,
     make_policy,
     make_trajectory,
     plain_model,
     relative_difference,
+    train,
     trainable,
     write_start,
 )
@@ -108,8 +109,8 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
         lambda *_: grads.update({name: p.grad.clone() for name, p in student.parameters.items()})
     )
     logs: list[dict[str, float]] = []
-    arguments = {"teacher": teacher, "step": 0, "seed": 0, "scratch": tmp_path, "on_step": logs.append}
-    train_distill(distill_spec, student, optimizer, base_dir, episodes, **arguments)
+    options = {"base_dir": base_dir, "scratch": tmp_path, "on_step": logs.append}
+    train_distill(distill_spec, make_context(student, optimizer, episodes, **options), teacher)
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert relative_difference(grads, expected) <= 1e-5
     assert logs[0]["sampled_tokens"] == len(terms)
@@ -152,8 +153,8 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
             make_trajectory("g", index, [make_history([(False, prompt), (True, [token])], [0.0])], None)
             for index, token in enumerate(drawn)
         ]
-        arguments = {"teacher": teacher, "seed": number, "scratch": tmp_path, "on_step": lambda _: None}
-        step, _ = train_distill(distill_spec, student, optimizer, base_dir, episodes, step=step, **arguments)
+        options = {"base_dir": base_dir, "step": step, "seed": number, "scratch": tmp_path}
+        step, _ = train_distill(distill_spec, make_context(student, optimizer, episodes, **options), teacher)
     assert step == 40
     assert before > 1.0
     assert kl() < before / 50, kl()

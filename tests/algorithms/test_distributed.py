@@ -14,20 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from components.algorithms.spec import (
-    AlgorithmSpec,
-    DistillSpec,
-    DPOSpec,
-    GRPOSpec,
-    KTOSpec,
-    PPOSpec,
-    ProcessRewardModelSpec,
-    RewardModelSpec,
-    RewardTrainingSpec,
-    SFTSpec,
-)
+from components.algorithms.distillation.spec import DistillSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.ppo.spec import PPOSpec
+from components.algorithms.preference.spec import DPOSpec, KTOSpec
+from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
+from components.algorithms.sft.spec import SFTSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.trajectories.schema import Score, Trajectory
-from tests.algorithms.builders import MODEL, batch, make_policy
+from tests.algorithms.builders import MODEL, batch, make_context, make_policy
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 
 pytestmark = pytest.mark.timeout(1800)
@@ -108,12 +103,11 @@ def episodes() -> list[Trajectory]:
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
     from components.algorithms.reward_models.examples import JudgedCollection
-    from components.algorithms.reward_models.trainer import train_reward_model
+    from tests.algorithms.builders import train_reward_model
 
     trajectories = episodes()
-    return train_reward_model(
-        spec, base_dir=base_dir, judged=[JudgedCollection(trajectories, scores(trajectories))], **rest
-    )
+    judged = [JudgedCollection(trajectories, scores(trajectories))]
+    return train_reward_model(spec, base_dir=base_dir, judged=judged, **rest)
 
 
 def scores(trajectories: list[Trajectory]) -> list[Score]:
@@ -130,11 +124,6 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
 
     from components.algorithms.distillation.trainer import train_distill
     from components.algorithms.policy import sharded
-    from components.algorithms.policy_gradient.trainer import train_policy_gradient
-    from components.algorithms.ppo.critic import ValueCritic
-    from components.algorithms.ppo.trainer import train_ppo
-    from components.algorithms.preference.trainer import train_preference
-    from components.algorithms.sft.trainer import train_sft
 
     spec = STEPS[name]
     gradient: list[list[float]] = []
@@ -168,20 +157,14 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
             sharded.shard(policy, "zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
         with tempfile.TemporaryDirectory() as scratch_name:
-            options = {"step": 0, "seed": 0, "scratch": Path(scratch_name), "on_step": logs.append}
-            if isinstance(spec, PPOSpec):
-                critic = ValueCritic(policy, spec)
+            if (critic := spec.critic(policy)) is not None:
                 optimizer.add_param_group({"params": list(critic.parameters.values())})
-                train_ppo(spec, policy, critic, optimizer, episodes(), **options)
-            elif isinstance(spec, GRPOSpec):
-                train_policy_gradient(spec, policy, optimizer, episodes(), **options)
-            elif isinstance(spec, SFTSpec):
-                train_sft(spec, policy, optimizer, base_dir, episodes(), **options)
-            elif isinstance(spec, DistillSpec):
-                train_distill(spec, policy, optimizer, base_dir, episodes(), teacher=policy, **options)
+            options = {"base_dir": base_dir, "scratch": Path(scratch_name), "on_step": logs.append, "critic": critic}
+            context = make_context(policy, optimizer, episodes(), **options)
+            if isinstance(spec, DistillSpec):
+                train_distill(spec, context, policy)
             else:
-                assert isinstance(spec, DPOSpec | KTOSpec)
-                train_preference(spec, policy, optimizer, base_dir, episodes(), **options)
+                spec.build(context).train()
     finally:
         hook.remove()
     after = [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning]
@@ -237,7 +220,7 @@ class Stopped(Exception):
 
 
 def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dict[str, float]], None]) -> Path:
-    from components.algorithms.train import train
+    from tests.algorithms.builders import train
 
     out, scratch = folder / "out", folder / "scratch"
     spec, recorded = TRAININGS[name], {"seed": 11, "on_step": on_step, "save_every": 0.0}
@@ -308,8 +291,8 @@ def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
 def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
     from torch import distributed
 
-    from components.algorithms.train import train
     from components.errors import ResourceError, TrainingDiverged
+    from tests.algorithms.builders import train
 
     result = {}
     try:

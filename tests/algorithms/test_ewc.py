@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from components.algorithms.continual.ewc import Anchor, penalty
+from components.algorithms.continual.spec import EWCSpec
+from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.policy.policy import Policy
-from components.algorithms.spec import DistillSpec, DPOSpec, EWCSpec, GRPOSpec, SFTSpec
-from components.algorithms.train import train
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.preference.spec import DPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.models.spec import LoraSpec
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (
@@ -25,6 +28,7 @@ from tests.algorithms.builders import (
     plain_logprobs,
     plain_model,
     relative_difference,
+    train,
     trainable,
     write_start,
 )

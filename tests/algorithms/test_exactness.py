@@ -11,12 +11,12 @@ from components.algorithms.policy import exactness, logits, pack_layout
 from components.algorithms.policy import policy as policy_module
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
-from components.algorithms.spec import GRPOSpec
 from components.models.distribution import Cut
 from components.models.spec import ModelSpec
 from components.models.weights import prepare
-from tests.algorithms.builders import batch, relative_difference
+from tests.algorithms.builders import batch, make_context, relative_difference
 
 SMALL = {
     "vocab_size": 50,
@@ -156,7 +156,8 @@ def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
     logs: list[dict[str, float]] = []
     spec = GRPOSpec(pack_tokens=100, kl_coefficient=0.0, measure_kl=False, max_kl=1e9)
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    train_policy_gradient(spec, policy, optimizer, trajectories, step=0, seed=0, scratch=tmp_path, on_step=logs.append)
+    context = make_context(policy, optimizer, trajectories, scratch=tmp_path, on_step=logs.append)
+    train_policy_gradient(spec, context)
     assert logs[0]["computed_tokens"] == sum(recorded)
     assert max(recorded) <= 100
     assert len(recorded) < len(trajectories)  # several rows in each pack

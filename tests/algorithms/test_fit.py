@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from components.algorithms.spec import GRPOSpec
-from components.algorithms.train import train
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.errors import ArtifactError
-from tests.algorithms.builders import MODEL, VOCABULARY, batch
+from tests.algorithms.builders import MODEL, VOCABULARY, batch, train
 
 
 def run(base_dir: Path, folder: Path, trajectories, model=MODEL) -> dict[str, float]:

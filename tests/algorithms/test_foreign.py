@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 
 from components.algorithms.foreign import TOKENIZER, UNKNOWN, convert_foreign_tokens
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.preference.spec import DPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.algorithms.sft.trainer import examples
-from components.algorithms.spec import DPOSpec, GRPOSpec, SFTSpec
-from components.algorithms.train import train
 from components.errors import ArtifactError
 from components.models.weights import load_tokenizer, tokenizer_digest
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import History, Message
-from tests.algorithms.builders import MODEL, demonstrations
+from tests.algorithms.builders import MODEL, demonstrations, train
 
 ALIEN = 7_000_000
 """Token id outside any vocabulary in these tests."""

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
 from tests.algorithms import combinations, papers, papers_of_episodes, plain_llama
+from tests.algorithms.builders import make_context
 from tests.algorithms.gradients import (
     HISTORIES,
     TEMPERATURE,
@@ -67,7 +68,7 @@ def test_an_episode_weighs_the_same_in_one_history_and_in_one_for_each_turn(benc
         bench.set(bench.start)
         optimizer = Replaces([bench.policy.parameters], bench.after)
         options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-        train_policy_gradient(spec, bench.policy, optimizer, trajectories, **options)
+        train_policy_gradient(spec, make_context(bench.policy, optimizer, trajectories, **options))
         gradients += optimizer.gradients
     assert relative_error(*gradients) <= TOLERANCE
 

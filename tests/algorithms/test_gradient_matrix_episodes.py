@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.distillation.trainer import train_distill
-from components.algorithms.preference.trainer import train_preference
-from components.algorithms.sft.trainer import train_sft
-from components.algorithms.spec import DistillSpec, DPOSpec, IPOSpec, KTOSpec, OptimizerSpec, ORPOSpec, SFTSpec
+from components.algorithms.preference.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec
+from components.algorithms.sft.spec import SFTSpec
+from components.algorithms.spec import OptimizerSpec
 from tests.algorithms import papers_of_episodes as papers
+from tests.algorithms.builders import make_context
 from tests.algorithms.gradients import (
     FREE,
     HISTORIES,
@@ -55,18 +57,17 @@ def errors(bench: Bench, name: str, histories: str) -> list[float]:
     spec, batch, policy = SPECS[name], bench.batches[histories], bench.policy
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
-    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    arguments = (spec, policy, optimizer, bench.base_dir, batch.trajectories)
+    context = make_context(policy, optimizer, batch.trajectories, base_dir=bench.base_dir, scratch=bench.scratch())
     if isinstance(spec, DistillSpec):
-        train_distill(*arguments, teacher=policy, **options)
+        train_distill(spec, context, policy)
         return _of_distillation(bench, spec, batch, optimizer)
     if isinstance(spec, SFTSpec):
-        train_sft(*arguments, **options)
+        spec.build(context).train()
         weights = papers.softmax_weights(_rewards(batch), spec.weight_temperature)
         return relative_errors(
             optimizer, batch.plain_steps, lambda columns: papers.sft(batch.split(columns["logprob"]), weights)
         )
-    train_preference(*arguments, **options)
+    spec.build(context).train()
     if isinstance(spec, KTOSpec):
         return _of_kto(bench, spec, batch, optimizer)
     index_pairs = papers.pairs(spec, [episode.group for episode in batch.episodes], _rewards(batch))

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from components.algorithms.ppo.critic import ADAPTER, ValueCritic
+from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.ppo.trainer import train_ppo
-from components.algorithms.spec import PPOSpec
+from tests.algorithms.builders import make_context
 from tests.algorithms.combinations import options
 from tests.algorithms.gradients import (
     HISTORIES,
@@ -131,7 +132,7 @@ def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
             parameter.copy_(critics.start[name])
     optimizer = Replaces([bench.policy.parameters, critic.parameters], critics.after)
     options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
-    train_ppo(spec, bench.policy, critic, optimizer, batch.trajectories, **options)
+    train_ppo(spec, make_context(bench.policy, optimizer, batch.trajectories, critic=critic, **options))
     steps = critics.steps(histories)
     old_values = batch.split(steps[0].columns["value"])
 

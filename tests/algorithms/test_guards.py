@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from components.algorithms.policy.policy import Policy
-from components.algorithms.spec import DAPOSpec, GRPOSpec, SFTSpec
-from components.algorithms.train import train
+from components.algorithms.policy_gradient.spec import DAPOSpec, GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.errors import TrainingDiverged
 from components.trajectories.store import read_trajectories
-from tests.algorithms.builders import MODEL, batch, demonstrations
+from tests.algorithms.builders import MODEL, batch, demonstrations, make_context, train
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 
 GRPO = GRPOSpec(learning_rate=1e-3, minibatches=3)
@@ -130,7 +130,7 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     (worst,) = [trajectory for trajectory in batch() if trajectory.id == strike["worst"][0]["trajectory"]]
     from components.algorithms.policy_gradient.trainer import prepare
 
-    _, learning = prepare(GRPO, policy, batch(), tmp_path)
+    _, learning = prepare(GRPO, make_context(policy, None, batch(), scratch=tmp_path))
     [(cut, pack)] = learning.packs([worst])
     with torch.no_grad():
         new_S, _ = policy.logprobs(pack, cut)

@@ -6,28 +6,24 @@ The head of the tiny model is scaled up, because otherwise no direction of the l
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from components.algorithms.policy.packing import Sequence_, pack
-from components.algorithms.policy_gradient.trainer import train_policy_gradient
-from components.algorithms.ppo.critic import ValueCritic
-from components.algorithms.ppo.trainer import train_ppo
-from components.algorithms.spec import (
+from components.algorithms.policy_gradient.spec import (
     CISPOSpec,
     DAPOSpec,
     DrGRPOSpec,
     GRPOSpec,
     GSPOSpec,
     PolicyGradientSpec,
-    PPOSpec,
     ReinforcePPSpec,
     RLOOSpec,
 )
+from components.algorithms.ppo.critic import ValueCritic
+from components.algorithms.ppo.spec import PPOSpec
 from components.models.distribution import Cut
-from tests.algorithms.builders import VOCABULARY, make_history, make_policy, make_trajectory
+from tests.algorithms.builders import VOCABULARY, make_context, make_history, make_policy, make_trajectory
 
 PROMPT = [5, 6, 7, 8]
 RIGHT = list(range(0, VOCABULARY, 11))
@@ -51,10 +47,10 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
     spec = ALGORITHMS[name]
     policy = make_policy(base_dir)
     policy.model.get_base_model().get_output_embeddings().weight.data.mul_(10)
-    groups, trainer = [policy.parameters], partial(train_policy_gradient, spec, policy)
+    groups, critic = [policy.parameters], None
     if isinstance(spec, PPOSpec):
         critic = ValueCritic(policy, spec)
-        groups, trainer = [policy.parameters, critic.parameters], partial(train_ppo, spec, policy, critic)
+        groups = [policy.parameters, critic.parameters]
     optimizer = torch.optim.AdamW(
         [{"params": list(trajectory.values())} for trajectory in groups],
         betas=(spec.beta1, spec.beta2),
@@ -78,6 +74,7 @@ def test_it_finds_the_right_answers(base_dir, tmp_path, name):
         ]
         folder = tmp_path / str(number)
         folder.mkdir()
-        step, _ = trainer(optimizer, episodes, step=step, seed=number, scratch=folder, on_step=lambda _: None)
+        options = {"critic": critic, "step": step, "seed": number, "scratch": folder}
+        step, _ = spec.build(make_context(policy, optimizer, episodes, **options)).train()
     assert right[0] < 0.01
     assert right[-1] > 0.95

@@ -12,11 +12,13 @@ import torch
 from components.algorithms.loop import loss_scale
 from components.algorithms.loop.adamw import AdamW
 from components.algorithms.loop.loss_scale import LossScale
-from components.algorithms.spec import DPOSpec, GRPOSpec, KTOSpec, PPOSpec, SFTSpec
-from components.algorithms.train import train
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.ppo.spec import PPOSpec
+from components.algorithms.preference.spec import DPOSpec, KTOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.errors import TrainingDiverged
 from components.models.weights import load_model
-from tests.algorithms.builders import MODEL, batch, demonstrations
+from tests.algorithms.builders import MODEL, batch, demonstrations, train
 
 HALF = MODEL.model_copy(update={"dtype": "float16"})
 ALGORITHMS = {

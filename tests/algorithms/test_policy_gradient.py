@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.policy_gradient.trainer import _backward, prepare, train_policy_gradient
-from components.algorithms.spec import (
+from components.algorithms.policy_gradient.spec import (
     CISPOSpec,
     DAPOSpec,
     DrGRPOSpec,
@@ -24,7 +23,7 @@ from components.algorithms.spec import (
     ReinforcePPSpec,
     RLOOSpec,
 )
-from components.algorithms.train import train
+from components.algorithms.policy_gradient.trainer import _backward, prepare, train_policy_gradient
 from components.errors import ArtifactError, TrainingDiverged
 from components.inference.transformers.sampling import truncate
 from components.models.distribution import Cut
@@ -34,12 +33,14 @@ from tests.algorithms.builders import (
     MODEL,
     TEMPERATURE,
     batch,
+    make_context,
     make_history,
     make_policy,
     make_trajectory,
     plain_logprobs,
     plain_model,
     relative_difference,
+    train,
     trainable,
     write_start,
 )
@@ -206,7 +207,7 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
 
     trajectories = batch()
     policy = make_policy(base_dir)
-    groups, _ = prepare(SPEC, policy, trajectories, tmp_path)
+    groups, _ = prepare(SPEC, make_context(policy, None, trajectories, scratch=tmp_path))
     assert sum(map(len, groups)) == len(trajectories)
     prompt = 12  # tokens before the first answer, the same in every episode of `batch`
     rows = [trajectory.histories[0] for trajectory in trajectories]
@@ -285,17 +286,8 @@ def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
             )
         )
         logs: list[dict[str, float]] = []
-        train_policy_gradient(
-            spec,
-            ours,
-            optimizer,
-            trajectories,
-            step=0,
-            seed=0,
-            scratch=tmp_path,
-            on_step=logs.append,
-            earlier_steps=[{"step": 1.0, "seconds": 1.0}],
-        )
+        options = {"scratch": tmp_path, "on_step": logs.append, "earlier_steps": [{"step": 1.0, "seconds": 1.0}]}
+        train_policy_gradient(spec, make_context(ours, optimizer, trajectories, **options))
         assert logs[0]["loss"] == pytest.approx(loss.item(), abs=1e-5), (loss_type, changes)
         assert relative_difference(grads, expected) <= 1e-5, (loss_type, changes)
 
@@ -332,7 +324,9 @@ def test_under_a_cut_the_gradient_does_not_depend_on_the_size_of_packs(policy, t
         for trajectory in trajectories:
             trajectory.sampling = {"temperature": TEMPERATURE, **cut}
         spec = GRPOSpec(pack_tokens=size, max_grad_norm=1e9, kl_coefficient=0.1, entropy_coefficient=0.1)
-        _, learning = prepare(spec, policy, trajectories, tmp_path_factory.mktemp("scratch"))
+        _, learning = prepare(
+            spec, make_context(policy, None, trajectories, scratch=tmp_path_factory.mktemp("scratch"))
+        )
         policy.model.zero_grad()
         losses.append(_backward(spec, policy, learning.packs(trajectories))["loss"])
         gradients.append({name: tensor.grad.clone() for name, tensor in policy.parameters.items()})
@@ -637,7 +631,7 @@ def test_unknown_sampling_counts_as_temperature_one(run):
 def test_advantages_are_set_on_the_trajectories(base_dir, tmp_path):
     trajectories = [make_trajectory("a", index, [], reward) for index, reward in enumerate([1.0, 0.0])]
     trajectories += [make_trajectory("b", index, [], None) for index in range(2)]
-    prepare(DrGRPOSpec(), make_policy(base_dir), trajectories, tmp_path)
+    prepare(DrGRPOSpec(), make_context(make_policy(base_dir), None, trajectories, scratch=tmp_path))
     assert [trajectory.advantage for trajectory in trajectories] == [0.5, -0.5, None, None]
 
 

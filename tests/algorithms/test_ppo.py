@@ -20,12 +20,12 @@ from components.algorithms.loop.adamw import AdamW
 from components.algorithms.policy import logits, packing, reference_logprobs
 from components.algorithms.policy_gradient import losses, training_data
 from components.algorithms.policy_gradient.returns import token_rewards
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.ppo.critic import ADAPTER, ValueCritic
 from components.algorithms.ppo.gae import gae
 from components.algorithms.ppo.return_statistics import ReturnStatistics
+from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.ppo.trainer import adapted, prepare, train_ppo
-from components.algorithms.spec import GRPOSpec, PPOSpec
-from components.algorithms.train import train
 from components.errors import ArtifactError, TrainingDiverged
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
@@ -33,10 +33,12 @@ from tests.algorithms.builders import (
     MODEL,
     TEMPERATURE,
     batch,
+    make_context,
     make_history,
     make_policy,
     plain_model,
     relative_difference,
+    train,
     trainable,
     write_start,
 )
@@ -130,7 +132,12 @@ def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path, lambdas):
     trajectories = batch()
     policy = make_policy(base_dir)
     critic = make_critic(policy, spec)
-    actions, _ = prepare(spec, policy, critic, torch.optim.SGD(critic.parameters.values()), trajectories, tmp_path)
+    actions, _ = prepare(
+        spec,
+        make_context(
+            policy, torch.optim.SGD(critic.parameters.values()), trajectories, critic=critic, scratch=tmp_path
+        ),
+    )
     mean, deviation = critic.statistics.mean, critic.statistics.deviation
     assert abs(mean) > 0.1
     assert deviation != 1.0
@@ -411,7 +418,7 @@ def steps(base_dir, folder, spec: PPOSpec, trajectories: list[Trajectory]):
 
     optimizer.register_step_pre_hook(look)
     logs: list[dict[str, float]] = []
-    train_ppo(spec, policy, critic, optimizer, trajectories, step=0, seed=0, scratch=folder, on_step=logs.append)
+    train_ppo(spec, make_context(policy, optimizer, trajectories, critic=critic, scratch=folder, on_step=logs.append))
     return policy, critic, tensors, gradients, logs
 
 
@@ -644,7 +651,7 @@ def test_the_first_step_of_a_new_critic_is_least_squares(base_dir, tmp_path, kin
         lambda *_: gradient.append({name: p.grad.clone() for name, p in critic.parameters.items()})
     )
     parameters = {name: p.detach().clone() for name, p in policy.parameters.items()}
-    actions, [log] = prepare(spec, policy, critic, optimizer, trajectories, tmp_path)
+    actions, [log] = prepare(spec, make_context(policy, optimizer, trajectories, critic=critic, scratch=tmp_path))
     assert all(torch.equal(parameters[name], p) for name, p in policy.parameters.items())
 
     hidden, to_come = [], []
@@ -751,7 +758,9 @@ def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
     assert files(run(SPEC, result)[0]) == files(run(SPEC, changed)[0])
     policy = make_policy(base_dir)
     critic = make_critic(policy, SPEC)
-    actions, _ = prepare(SPEC, policy, critic, torch.optim.SGD(critic.parameters.values()), result, tmp_path)
+    actions, _ = prepare(
+        SPEC, make_context(policy, torch.optim.SGD(critic.parameters.values()), result, critic=critic, scratch=tmp_path)
+    )
     sampled = [
         token
         for trajectory in result

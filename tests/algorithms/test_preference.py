@@ -12,17 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms.preference import losses, trainer
-from components.algorithms.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PreferenceSpec
-from components.algorithms.train import train
+from components.algorithms.preference import losses
+from components.algorithms.preference.kto_trainer import KTOTrainer
+from components.algorithms.preference.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PreferenceSpec
+from components.algorithms.preference.trainer import Example
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (
     MODEL,
     batch,
+    make_context,
     make_policy,
     plain_logprobs,
     plain_model,
     relative_difference,
+    train,
     trainable,
 )
 
@@ -197,9 +200,8 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
         lambda *_: grads.update({key: p.grad.clone() for key, p in policy.parameters.items()})
     )
     logs: list[dict[str, float]] = []
-    step, metrics = trainer.train_preference(
-        spec, policy, optimizer, base_dir, episodes(), step=4, seed=0, scratch=tmp_path, on_step=logs.append
-    )
+    options = {"base_dir": base_dir, "step": 4, "scratch": tmp_path, "on_step": logs.append}
+    step, metrics = spec.build(make_context(policy, optimizer, episodes(), **options)).train()
     assert step == 5
     assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
     assert relative_difference(grads, expected) <= 1e-5
@@ -207,7 +209,7 @@ def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
 
 
 @pytest.mark.parametrize("sizes", [[3, 3, 3], [6, 1, 2], [8, 1], [5]])
-def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, sizes):
+def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, tmp_path, sizes):
     """If all episodes are of one scenario, it is measured with another episode of that scenario."""
     trajectories = [
         trajectory for group, size in enumerate(sizes) for trajectory in batch(seed=group, groups=1, size=size)
@@ -217,14 +219,15 @@ def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, sizes
         trajectory.id = f"s{group}/{trajectory.sample}"
     policy = make_policy(base_dir)
     spec = SPECS["kto"]
-    members = trainer._episodes(trajectories, base_dir, 128)
+    trainer = KTOTrainer(spec, make_context(policy, None, trajectories, base_dir=base_dir, scratch=tmp_path))
+    members = trainer.episodes()
     random.Random(1).shuffle(members)
     answers = {
         tuple(episode.sequences[0].token_ids[min(episode.sequences[0].targets) :]): episode for episode in members
     }
     for part in (members[:4], members[4:5], members[:1]):
-        examples = [trainer.Example((trajectory,)) for trajectory in part]
-        for example in trainer._with_mismatched(examples, members, policy, spec):
+        examples = [Example((trajectory,)) for trajectory in part]
+        for example in trainer.with_mismatched(examples, members):
             own, mismatched = example.episodes
             (row,), start = mismatched.sequences, min(own.sequences[0].targets)
             assert row.token_ids[:start] == own.sequences[0].token_ids[:start]

@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.trainer import prepare
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode
 from components.algorithms.reward_models.examples import JudgedCollection
-from components.algorithms.reward_models.trainer import train_reward_model
-from components.algorithms.spec import GRPOSpec, ProcessRewardModelSpec
+from components.algorithms.reward_models.spec import ProcessRewardModelSpec
 from components.models.weights import load_tokenizer
 from components.models.weights import prepare as prepare_weights
 from components.rewards.judge import judge
@@ -20,7 +20,16 @@ from components.rewards.protocol import Means
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scored, write_scores, write_trajectories
-from tests.algorithms.builders import MODEL, TEMPERATURE, batch, make_policy, plain_logprobs, plain_model
+from tests.algorithms.builders import (
+    MODEL,
+    TEMPERATURE,
+    batch,
+    make_context,
+    make_policy,
+    plain_logprobs,
+    plain_model,
+    train_reward_model,
+)
 
 ALPHA, BETA, GAMMA = 0.7, 2.0, 0.3
 
@@ -90,7 +99,7 @@ PLAIN = {"baseline": "none", "scale": "none", "kl_coefficient": GAMMA, "kl_estim
 def test_the_advantage_of_an_episode_is_the_formula(played, process_model, cache, tmp_path):
     base_dir = prepare_weights(MODEL, cache)
     policy = make_policy(base_dir)
-    prepare(GRPOSpec(**PLAIN, kl_in="reward"), policy, played, tmp_path)
+    prepare(GRPOSpec(**PLAIN, kl_in="reward"), make_context(policy, None, played, scratch=tmp_path))
     for trajectory in played:
         kl = kl_alone(policy, base_dir, trajectory)
         parts = ALPHA * task(trajectory), BETA * sum(steps_alone(process_model, cache, trajectory)), -GAMMA * sum(kl)
@@ -104,7 +113,7 @@ def test_with_credit_by_turn_each_turn_has_its_part_and_all_add_up(played, proce
     base_dir = prepare_weights(MODEL, cache)
     policy = make_policy(base_dir)
     spec = GRPOSpec(**PLAIN, kl_in="token_rewards", credit="turns", discount=0.0)
-    _, learning = prepare(spec, policy, played, tmp_path)
+    _, learning = prepare(spec, make_context(policy, None, played, scratch=tmp_path))
     for trajectory in played:
         kl, steps = kl_alone(policy, base_dir, trajectory), steps_alone(process_model, cache, trajectory)
         spans = [message.span for message in trajectory.histories[0].messages if message.span]

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from components.algorithms.continual.replay import mixed
-from components.algorithms.spec import GRPOSpec, ReplaySpec
-from components.algorithms.train import train
+from components.algorithms.continual.spec import ReplaySpec
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
-from tests.algorithms.builders import MODEL, batch
+from tests.algorithms.builders import MODEL, batch, train
 from tests.algorithms.test_policy_gradient import by_group, reference_step
 from tests.trajectories.builders import FAILURE
 

@@ -24,8 +24,7 @@ from components.algorithms.reward_models.data import episode, packs
 from components.algorithms.reward_models.examples import JudgedCollection, LabelledEpisode, Pair, gather
 from components.algorithms.reward_models.gradient_step import backward
 from components.algorithms.reward_models.model import RewardModel
-from components.algorithms.reward_models.trainer import train_reward_model
-from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
+from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.errors import ArtifactDamaged, ArtifactError, TrainingDiverged
 from components.models.spec import LoraSpec
 from components.models.weights import load_tokenizer
@@ -39,6 +38,7 @@ from tests.algorithms.builders import (
     make_trajectory,
     plain_model,
     relative_difference,
+    train_reward_model,
     trainable,
 )
 from tests.algorithms.test_checkpoint import DROPOUT, differing

@@ -8,7 +8,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from components.algorithms.loop import schedule
 from components.algorithms.loop.schedule import Rounds
-from components.algorithms.spec import GRPOSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec
 
 
 def shares(spec: GRPOSpec, lengths: list[int]) -> list[float]:

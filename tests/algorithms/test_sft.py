@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from components.algorithms.sft.spec import SFTSpec
 from components.algorithms.sft.trainer import examples, reward_weights, train_sft
-from components.algorithms.spec import SFTSpec
-from components.algorithms.train import train
 from components.errors import TrainingDiverged
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -25,11 +24,13 @@ from tests.algorithms.builders import (
     MODEL,
     batch,
     demonstrations,
+    make_context,
     make_history,
     make_policy,
     make_trajectory,
     plain_model,
     relative_difference,
+    train,
     trainable,
     write_start,
 )
@@ -181,9 +182,8 @@ def test_loss_gradient_and_weights_are_those_of_trl(base_dir, chat, tmp_path, ca
     optimizer = adamw(spec, policy.parameters.values())
     grads = watch(optimizer, policy.parameters)
     logs: list[dict[str, float]] = []
-    step, metrics = train_sft(
-        spec, policy, optimizer, base_dir, trajectories, step=0, seed=5, scratch=tmp_path, on_step=logs.append
-    )
+    options = {"base_dir": base_dir, "seed": 5, "scratch": tmp_path, "on_step": logs.append}
+    step, metrics = train_sft(spec, make_context(policy, optimizer, trajectories, **options))
     rows = examples(chat, trajectories, LONG)
     weights = reward_weights(trajectories, spec.weight_temperature)
     losses, expected_grads, expected = trl(spec, base_dir, plain, rows, weights, tmp_path)
@@ -231,9 +231,7 @@ def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
         recorded = watch(optimizer, policy.parameters)
         trajectory = make_trajectory("a", 0, [make_history(parts, [0.0, 0.0])], 1.0)
         spec = SPEC.model_copy(update={"epochs": 1})
-        train_sft(
-            spec, policy, optimizer, base_dir, [trajectory], step=0, seed=0, scratch=tmp_path, on_step=lambda _: None
-        )
+        train_sft(spec, make_context(policy, optimizer, [trajectory], base_dir=base_dir, scratch=tmp_path))
         grads += recorded
     assert relative_difference(grads[0], grads[1]) == 0
 
@@ -353,8 +351,8 @@ def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
         recorded = watch(optimizer, policy.parameters)
         folder.mkdir()
-        options = {"step": 0, "seed": 5, "scratch": folder, "on_step": lambda _: None}
-        train_sft(spec, policy, optimizer, base_dir, trajectories, **options)
+        options = {"base_dir": base_dir, "seed": 5, "scratch": folder}
+        train_sft(spec, make_context(policy, optimizer, trajectories, **options))
         return recorded[0]
 
     weighted = gradients(all_trajectories, spec, tmp_path / "all")

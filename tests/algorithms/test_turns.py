@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.policy_gradient.advantages import EPSILON
+from components.algorithms.policy_gradient.spec import GRPOSpec, RLOOSpec
 from components.algorithms.policy_gradient.trainer import prepare
 from components.algorithms.policy_gradient.turn_credit import process_advantages, turn_advantages, turn_states
-from components.algorithms.spec import GRPOSpec, RLOOSpec
 from components.trajectories.schema import Trajectory
-from tests.algorithms.builders import make_history, make_policy, make_trajectory
+from tests.algorithms.builders import make_context, make_history, make_policy, make_trajectory
 
 REWARDS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_size=1, max_size=5)
 FORMS = ["index", "state", "process"]
@@ -35,7 +35,7 @@ def episode(sample: int, step_rewards: list[float], observations: list[str] | No
 
 def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]) -> list[list[float]]:
     """Return the advantage of the first token of each turn."""
-    _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
+    _, learning = prepare(spec, make_context(make_policy(base_dir), None, group, scratch=tmp_path))
     return [learning.advantages[trajectory.id][::2] for trajectory in group]
 
 
@@ -47,7 +47,7 @@ def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, re
     advantages of 1.34, 0.45, -0.45 and -1.34."""
     group = [episode(sample, list(rewards)) for sample in range(4)]
     settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
-    remaining, learning = prepare(settings, make_policy(base_dir), group, tmp_path)
+    remaining, learning = prepare(settings, make_context(make_policy(base_dir), None, group, scratch=tmp_path))
     assert remaining == []
     assert all(value == 0.0 for values in learning.advantages.values() for value in values)
 
@@ -139,7 +139,7 @@ def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, fo
     plain.histories[0].messages[3].span = None  # one turn fewer: 2 tokens
     plain.step_rewards = [0.0]
     spec = GRPOSpec(credit="turns", turn_baseline=form, scale="none", overlong=4, overlong_buffer=2)
-    _, learning = prepare(spec, make_policy(base_dir), [plain, long], tmp_path)
+    _, learning = prepare(spec, make_context(make_policy(base_dir), None, [plain, long], scratch=tmp_path))
     assert learning.advantages[plain.id][0] > 0 > learning.advantages[long.id][0]
 
 
@@ -151,7 +151,7 @@ def test_tokens_of_a_single_episode_are_not_compared_with_each_other(base_dir, t
     spec = GRPOSpec(
         credit="turns", baseline=baseline, scale=baseline, kl_coefficient=1e-3, kl_in="token_rewards", kl_estimator="k1"
     )
-    _, learning = prepare(spec, make_policy(base_dir), group, tmp_path)
+    _, learning = prepare(spec, make_context(make_policy(base_dir), None, group, scratch=tmp_path))
     first, second = (learning.advantages[trajectory.id] for trajectory in group)
     assert first[2:] == [0.0, 0.0]
     assert first[0] > 0 > second[0]

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from components.algorithms.loop import resume
-from components.algorithms.spec import GRPOSpec, PPOSpec, SFTSpec
-from components.algorithms.train import train
-from tests.algorithms.builders import MODEL, batch, demonstrations
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.ppo.spec import PPOSpec
+from components.algorithms.sft.spec import SFTSpec
+from tests.algorithms.builders import MODEL, batch, demonstrations, train
 from tests.algorithms.test_checkpoint import DROPOUT, FILES, ROOT, differing
 
 ALGORITHMS = {

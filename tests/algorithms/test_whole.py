@@ -14,8 +14,9 @@ from components.algorithms.loop.adamw import MASTER, AdamW
 from components.algorithms.policy import full_finetuning
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import trainer
-from components.algorithms.spec import GRPOSpec, SFTSpec
-from components.algorithms.train import policy_digest, train
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
+from components.algorithms.train import policy_digest
 from components.errors import ArtifactError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models import trained_weights
@@ -25,8 +26,10 @@ from tests.algorithms.builders import (
     TEMPERATURE,
     batch,
     demonstrations,
+    make_context,
     plain_logprobs,
     relative_difference,
+    train,
     write_start,
 )
 
@@ -87,7 +90,7 @@ def test_the_gradient_of_every_weight_is_that_of_the_formula(base_dir, moved, tm
     )
     options = {"step": 0, "seed": 0, "scratch": tmp_path, "on_step": lambda _: None}
     still = SPEC.model_copy(update={"learning_rate": 0.0})
-    trainer.train_policy_gradient(still, policy, optimizer, trajectories, **options)
+    trainer.train_policy_gradient(still, make_context(policy, optimizer, trajectories, **options))
 
     total, loss = sum(sum(h.sampled_mask()) for trajectory in trajectories for h in trajectory.histories), 0.0
     for trajectory in trajectories:

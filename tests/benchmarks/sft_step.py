@@ -29,6 +29,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.algorithms.builders import make_context
 from tests.benchmarks.train_step import MODELS, Plain, adamw, model_spec, summary, with_peak
 
 LEARNING_RATE = 1e-9
@@ -44,7 +45,7 @@ def demonstrations(count: int) -> list[Any]:
 class Ours:
     def __init__(self, base_dir: Path, trajectories: list[Any], options: argparse.Namespace, scratch: Path):
         from components.algorithms.policy.policy import Policy
-        from components.algorithms.spec import SFTSpec
+        from components.algorithms.sft.spec import SFTSpec
 
         self.base_dir, self.trajectories, self.scratch = base_dir, trajectories, scratch
         self.policy = Policy(base_dir, model_spec(options.model), seed=0)
@@ -62,8 +63,9 @@ class Ours:
         from components.algorithms.sft.trainer import train_sft
 
         logs: list[dict[str, float]] = []
-        options: dict[str, Any] = {"step": 0, "seed": 0, "scratch": self.scratch, "on_step": logs.append}
-        _, self.metrics = train_sft(self.spec, self.policy, self.optimizer, self.base_dir, self.trajectories, **options)
+        options = {"base_dir": self.base_dir, "scratch": self.scratch, "on_step": logs.append}
+        context = make_context(self.policy, self.optimizer, self.trajectories, **options)
+        _, self.metrics = train_sft(self.spec, context)
         return [log["seconds"] for log in logs], [log["loss"] for log in logs]
 
 

@@ -143,7 +143,7 @@ def adamw(parameters: Any) -> Any:
 class Ours:
     def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
         from components.algorithms.policy.policy import Policy
-        from components.algorithms.spec import GRPOSpec
+        from components.algorithms.policy_gradient.spec import GRPOSpec
         from components.trajectories.schema import History, Message, Scenario, Trajectory
 
         self.policy = Policy(base_dir, model_spec(model), seed=0)
@@ -166,19 +166,20 @@ class Ours:
 
     def step(self) -> float:
         from components.algorithms.policy_gradient.trainer import train_policy_gradient
+        from components.algorithms.trainer import TrainingContext
 
         seconds: list[float] = []
         start = time.perf_counter()
-        train_policy_gradient(
-            self.spec,
-            self.policy,
-            self.optimizer,
-            self.trajectories,
-            step=0,
-            seed=0,
+        context = TrainingContext(
+            policy=self.policy,
+            optimizer=self.optimizer,
+            base_dir=Path(),
+            trajectories=self.trajectories,
             scratch=self.scratch,
+            seed=0,
             on_step=lambda metrics: seconds.append(time.perf_counter() - start),
         )
+        train_policy_gradient(self.spec, context)
         return seconds[0]
 
     def gradient(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.experiment.correction import resolve_correction
+from flows.experiment.correction import corrected_algorithm
 from flows.planning.plan import plan
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA, Recorder
@@ -30,7 +30,7 @@ from tests.flows.test_online_rl import DATA, Recorder
 def test_auto_corrects_where_log_probabilities_differ(tmp_path, changes, expected):
     changes = {"filter": {"_target_": "components.filters.everything.Everything"}, **changes}
     spec = spec_of(tmp_path, **changes)
-    assert resolve_correction(spec, spec.algorithm) == expected
+    assert corrected_algorithm(spec).correction == expected
     part = Recorder(tmp_path, **changes).requests["train[1]"].spec
     assert part["algorithm"]["correction"] == expected  # the trainer never decides
 

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from components.algorithms.spec import GRPOSpec, SFTSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.compute.runners import ProcessRunner, StageProcess
 from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import EspalierError, ResourceError

@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM
 
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.spec import GRPOSpec, SFTSpec
-from components.algorithms.train import train
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.errors import ResourceError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models import quantized, trained_weights
 from components.models.distribution import Cut
 from components.models.weights import check_weights, load_model, prepare
-from tests.algorithms.builders import MODEL, batch, demonstrations
+from tests.algorithms.builders import MODEL, batch, demonstrations, train
 
 pytest.importorskip("bitsandbytes")
 NF4 = MODEL.model_copy(update={"quantization": "nf4"})

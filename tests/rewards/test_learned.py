@@ -12,8 +12,7 @@ from components.algorithms.reward_models import card as reward_card
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode
 from components.algorithms.reward_models.examples import JudgedCollection
-from components.algorithms.reward_models.trainer import train_reward_model
-from components.algorithms.spec import ProcessRewardModelSpec, RewardModelSpec
+from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.errors import ArtifactDamaged, ArtifactError, ResourceError, SpecError
 from components.models.weights import load_tokenizer, prepare
 from components.rewards.judge import judge
@@ -22,7 +21,7 @@ from components.rewards.protocol import Means
 from components.specs import Target
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Score, Trajectory
-from tests.algorithms.builders import MODEL, batch, history, trajectory
+from tests.algorithms.builders import MODEL, batch, history, train_reward_model, trajectory
 
 HEADS = {"overall": 1.0, "kind": -0.5}
 

@@ -411,8 +411,8 @@ def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
     assert [sum(message.span is not None for message in history.messages) for history in trajectory.histories] == [2, 2]
     assert trajectory.histories[0].messages[1].content != trajectory.histories[1].messages[1].content
     from components.algorithms.policy.reference_logprobs import Before
+    from components.algorithms.policy_gradient.spec import GRPOSpec
     from components.algorithms.policy_gradient.training_data import Learning
-    from components.algorithms.spec import GRPOSpec
 
     learning = Learning(GRPOSpec(), Before(tmp_path))
     learning.advantages[trajectory.id] = [1.0] * int(trajectory.metrics["sampled_tokens"])

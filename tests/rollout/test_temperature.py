@@ -8,8 +8,8 @@ import pytest
 
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.training_data import Learning
-from components.algorithms.spec import GRPOSpec
 from components.inference.protocol import Sampling
 from components.inference.transformers.engine import TransformersEngine
 from components.models.spec import LoraSpec

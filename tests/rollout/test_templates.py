@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.training_data import Learning
-from components.algorithms.spec import GRPOSpec
 from components.errors import ResourceError
 from components.trajectories.convert import to_openai
 from tests.trajectories.families import FAMILIES, QUESTIONS, Scripted, chat_format, episode, sampled

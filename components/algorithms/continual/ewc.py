@@ -23,11 +23,11 @@ from pathlib import Path
 
 import torch
 
+from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.foreign import convert_foreign_tokens
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.sft.trainer import examples
-from components.algorithms.spec import EWCSpec
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat

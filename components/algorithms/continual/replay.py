@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.algorithms.spec import ReplaySpec
+from components.algorithms.continual.spec import ReplaySpec
 from components.trajectories.groups import by_scenario, have_spread
 from components.trajectories.parts import SHOWN
 from components.trajectories.schema import Trajectory

@@ -9,51 +9,40 @@ requires the student's own samples, because it is an expectation under the stude
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from components.algorithms.distillation.divergence import teacher_kl
 from components.algorithms.loop import schedule
-from components.algorithms.loop.epochs import GuardedStep, add_mean_gradient, take_gradient_steps
+from components.algorithms.loop.epochs import (
+    GuardedStep,
+    Measured,
+    add_mean_gradient,
+    examples_by_step,
+    take_gradient_steps,
+)
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.policy.packing import Sequence_, pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy_gradient.gradient_steps import examples_by_step
 from components.algorithms.sft.trainer import Row, examples
-from components.algorithms.spec import DistillSpec
+from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.distillation.spec import DistillSpec
 
 
-def train_distill(
-    spec: DistillSpec,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    base_dir: Path,
-    trajectories: Sequence[Trajectory],
-    *,
-    teacher: Policy,
-    step: int,
-    seed: int,
-    scratch: Path,
-    on_step: Callable[[dict[str, float]], None],
-    earlier_steps: Sequence[dict[str, float]] = (),
-    rounds: schedule.Rounds = schedule.ONLY_ROUND,
-) -> tuple[int, dict[str, float]]:
+def train_distill(spec: DistillSpec, context: TrainingContext, teacher: Policy) -> TrainingResult:
     """Take `spec.epochs` passes over the trajectories, scored or not. Return the new step count and the mean metrics.
-
-    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
-    state after those steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
-    by_id = {trajectory.id: trajectory for trajectory in trajectories}
-    rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
+    policy = context.policy
+    by_id = {trajectory.id: trajectory for trajectory in context.trajectories}
+    rows = examples(ChatFormat(load_tokenizer(context.base_dir)), context.trajectories, policy.spec.max_length)
 
-    def backward(batch: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
+    def backward(batch: Sequence[Row]) -> Measured:
         sequences = [Sequence_(row["input_ids"], row["targets"]) for row in batch]
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded or teacher.padded)
         return add_mean_gradient(
@@ -61,12 +50,10 @@ def train_distill(
         )
 
     logs = take_gradient_steps(
-        list(examples_by_step(rows, spec.epochs, spec.batch_size, seed, step)),
-        GuardedStep(spec, policy, optimizer, scratch, backward, lambda row: by_id[row["trajectory_id"]]),
-        lambda number, done: spec.learning_rate * schedule.share(spec, number, rounds, done),
-        optimizer,
-        step=step,
-        on_step=on_step,
-        earlier_steps=earlier_steps,
+        context,
+        list(examples_by_step(rows, spec.epochs, spec.batch_size, context.seed, context.step)),
+        GuardedStep(spec, context, backward, lambda row: by_id[row["trajectory_id"]]),
+        [spec.learning_rate],
+        lambda number, done: schedule.share(spec, number, context.rounds, done),
     )
-    return step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
+    return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}

@@ -7,9 +7,12 @@ rounding (arXiv:1710.03740, section 3.1). The copy is part of the optimizer's st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from components.algorithms.spec import OptimizerSpec
 
 MASTER = "master"
 
@@ -55,3 +58,13 @@ class AdamW(torch.optim.AdamW):
                 parameter.data = data.copy_(parameter.data)
                 parameter.grad = gradient
         return loss
+
+
+def adamw(spec: OptimizerSpec, groups: Sequence[list[torch.nn.Parameter]]) -> AdamW:
+    """Return the optimizer of these groups of parameters."""
+    return AdamW(
+        [{"params": group} for group in groups],
+        lr=spec.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=spec.weight_decay,
+    )

@@ -1,4 +1,4 @@
-"""Training in epochs: one gradient step for each batch of examples, which only the guard `non_finite` checks.
+"""Training in epochs: one gradient step for each batch of examples.
 
 An example is one term of the loss and belongs to a trajectory. The algorithm defines its examples, its batches, and a
 function that adds the gradient of a batch (`Backward`).
@@ -6,59 +6,62 @@ function that adds the gradient of a batch (`Backward`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.guards import TrainingGuards
+from components.algorithms.loop.gradient_step import finish
+from components.algorithms.loop.guards import GuardRule, TrainingGuards
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy_gradient.gradient_steps import finite_step
 from components.algorithms.spec import OptimizerSpec
+from components.algorithms.trainer import StepMetrics, TrainingContext
 from components.trajectories.schema import Trajectory
 
 T = TypeVar("T")
-Backward = Callable[[Sequence[T]], tuple[dict[str, float], dict[str, float]]]
-"""Function that adds the gradient of the loss on these examples to the parameters, scaled down to max_grad_norm. It
-returns the measured metrics (including loss and grad_norm) and token counts."""
+Measured = tuple[dict[str, float], dict[str, float]]
+"""Metrics of a batch (including loss and grad_norm), and its token counts."""
+Backward = Callable[[Sequence[T]], Measured]
+"""Function that adds the gradient of the loss on these examples to the parameters, scaled down to max_grad_norm."""
 
 
 class GuardedStep(Generic[T]):
-    """Gradient step on a batch of examples.
+    """Gradient step on a batch of examples, which only the guard `non_finite` checks.
 
-    backward: adds the gradient of a batch. trajectory_of: returns the trajectory of an example.
+    backward: adds the gradient of a batch. trajectory_of: returns the trajectory of an example. advice: remedy for a
+    loss or a gradient that is not finite.
     """
 
     def __init__(
         self,
         spec: OptimizerSpec,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        scratch: Path,
+        context: TrainingContext,
         backward: Backward[T],
         trajectory_of: Callable[[T], Trajectory],
+        advice: str = "Lower algorithm.learning_rate",
     ):
-        self._spec = spec
-        self._policy = policy
-        self._optimizer = optimizer
-        self._guards = TrainingGuards(scratch)
+        self._loss_scale = context.policy.loss_scale
+        self._rule = GuardRule("non_finite", spec.non_finite, "grad_norm", self._loss_scale.advice(advice))
+        self._optimizer = context.optimizer
+        self._guards = TrainingGuards(context.scratch)
         self._backward = backward
         self._trajectory_of = trajectory_of
 
-    def __call__(self, batch: Sequence[T], number: int) -> dict[str, float]:
+    def __call__(self, batch: Sequence[T], number: int) -> StepMetrics:
         """Take gradient step `number` and return its metrics. Raises TrainingDiverged if the guard stops the
         training."""
-        return finite_step(
-            self._optimizer,
-            lambda: self._backward(batch),
-            lambda measured: self._strike(batch, number, measured),
-            self._policy.loss_scale,
-        )
+        started = time.monotonic()
+        measured, counts = self._backward(batch)
+        broken = not all(map(math.isfinite, _guarded_metrics(measured).values()))
+        skipped = broken and not self._loss_scale.overflowed(measured) and self._strike(batch, number, measured)
+        return finish(self._optimizer, measured, counts, self._loss_scale, skipped=skipped, started=started)
 
     def _strike(self, batch: Sequence[T], number: int, measured: dict[str, float]) -> bool:
         """Return True if the guard skips the step. The examples of each trajectory are measured separately."""
@@ -70,16 +73,8 @@ class GuardedStep(Generic[T]):
             self._optimizer.zero_grad(set_to_none=True)
             return _guarded_metrics(self._backward(examples_of[trajectory.id])[0])
 
-        return self._guards.strike(
-            "non_finite",
-            self._spec.non_finite,
-            number,
-            _guarded_metrics(measured),
-            [self._trajectory_of(examples[0]) for examples in examples_of.values()],
-            measure,
-            by="grad_norm",
-            advice=self._policy.loss_scale.advice("Lower algorithm.learning_rate"),
-        )
+        trajectories = [self._trajectory_of(examples[0]) for examples in examples_of.values()]
+        return self._guards.strike(self._rule, number, _guarded_metrics(measured), trajectories, measure)
 
 
 def _guarded_metrics(measured: dict[str, float]) -> dict[str, float]:
@@ -87,34 +82,42 @@ def _guarded_metrics(measured: dict[str, float]) -> dict[str, float]:
 
 
 def take_gradient_steps(
+    context: TrainingContext,
     batches: Sequence[Sequence[T]],
-    gradient_step: Callable[[Sequence[T], int], dict[str, float]],
-    learning_rate: Callable[[int, float], float],
-    optimizer: torch.optim.Optimizer,
-    *,
-    step: int,
-    on_step: Callable[[dict[str, float]], None],
-    earlier_steps: Sequence[dict[str, float]],
-) -> list[dict[str, float]]:
-    """Take a gradient step on each batch and return the metrics of all steps.
+    gradient_step: Callable[[Sequence[T], int], StepMetrics],
+    rates: Sequence[float],
+    share: Callable[[int, float], float],
+) -> list[StepMetrics]:
+    """Take a gradient step on each batch and return the metrics of all steps. The batches of the steps that an
+    interrupted run took are left out.
 
-    learning_rate: function of the number of the step and of the fraction of batches before it. earlier_steps: metrics
-    of the steps that an interrupted run took after step `step`; their batches are left out.
+    rates: learning rate of each parameter group of the optimizer. share: its factor, a function of the number of the
+    step and of the fraction of batches before it.
     """
-    logs = list(earlier_steps)
+    logs = list(context.earlier_steps)
     for index in range(len(logs), len(batches)):
-        number = step + index + 1
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(number, index / len(batches))
+        number = context.step + index + 1
+        factor = share(number, index / len(batches))
+        for group, rate in zip(context.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
         metrics = {"step": float(number), **gradient_step(batches[index], number)}
         logs.append(metrics)
-        on_step(metrics)
+        context.on_step(metrics)
     return logs
+
+
+def examples_by_step(examples: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
+    """Yield the `size` examples of each gradient step; each epoch has its own order."""
+    for epoch in range(epochs):
+        order = list(examples)
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
+        for start in range(0, len(order), size):
+            yield order[start : start + size]
 
 
 def add_mean_gradient(
     policy: Policy, packs: Sequence[Pack], token_losses: Callable[[Pack], torch.Tensor], max_grad_norm: float
-) -> tuple[dict[str, float], dict[str, float]]:
+) -> Measured:
     """Add the gradient of the mean loss over the sampled tokens of all packs to the parameters; return as `Backward`.
     token_losses: returns the (S,) losses of a pack."""
     counts = token_counts(packs)

@@ -17,6 +17,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,18 @@ RECORD, BATCH, STRIKES = "diverged.json", "diverged.parquet", "guards.jsonl"
 MAX_LISTED = 5
 """Largest number of trajectories in the list of the worst ones."""
 
+
+@dataclass(frozen=True)
+class GuardRule:
+    """Rule of a guard."""
+
+    guard: str
+    action: Action
+    by: str
+    """Metric that ranks the trajectories of a batch; values that are not finite come first, then the largest."""
+    advice: str
+
+
 Measure = Callable[[Trajectory], Mapping[str, float]]
 """Function that returns the metrics of a step for a single trajectory."""
 
@@ -45,47 +58,43 @@ class TrainingGuards:
 
     def strike(
         self,
-        guard: str,
-        action: Action,
+        rule: GuardRule,
         step: int,
         measured: Mapping[str, float],
         batch: Sequence[Trajectory],
         measure: Measure,
         outlier: Callable[[Trajectory], tuple[int, float]] | None = None,
-        *,
-        by: str,
-        advice: str,
     ) -> bool:
         """Record the strike and apply the action. Return True if the step is skipped; raise TrainingDiverged to stop.
 
-        by: metric that ranks the trajectories of the batch; values that are not finite come first, then the largest.
         outlier: returns the token of the worst trajectory whose log-probability has changed most, and the change in
         nats.
         """
         random_states = checkpoint.random_states()
         measured_alone = {trajectory.id: dict(measure(trajectory)) for trajectory in batch}
         checkpoint.set_random_states(random_states)  # measurements must not change what follows a warning
-        worst = sorted(measured_alone, key=lambda name: _size(measured_alone[name][by]), reverse=True)[:MAX_LISTED]
+        worst = sorted(measured_alone, key=lambda name: _size(measured_alone[name][rule.by]), reverse=True)[:MAX_LISTED]
         record: dict[str, Any] = {
             "step": step,
-            "guard": guard,
-            "action": action,
+            "guard": rule.guard,
+            "action": rule.action,
             **_shown(measured),
             "worst": [{"trajectory": name, **_shown(measured_alone[name])} for name in worst],
             "trajectories": list(measured_alone),
         }
+        advice = rule.advice
         if outlier is not None:
             token, nats = outlier(next(trajectory for trajectory in batch if trajectory.id == worst[0]))
             record["outlier"] = {"trajectory": worst[0], "token": token, "log_ratio": nats}
             advice = f"Its sampled token {token} has changed most in log-probability, by {nats:+.2f} nats. {advice}"
-        if action == "stop":
-            self.stop(record, measured, batch, f"{guard}: {worst[0]} contributed most. {advice}")
+        if rule.action == "stop":
+            self.stop(record, measured, batch, f"{rule.guard}: {worst[0]} contributed most. {advice}")
         if distributed.first():
             with open(self._file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record, allow_nan=False) + "\n")
-        outcome = "the step is taken" if action == "warn" else "the step is skipped"
-        log.warning("gradient step %d: %s (%s); %s. %s", step, guard, _listed(measured), outcome, advice)
-        return action == "skip"
+        outcome = "the step is taken" if rule.action == "warn" else "the step is skipped"
+        log.warning("gradient step %d: %s (%s); %s. %s", step, rule.guard, _listed(measured), outcome, advice)
+        return rule.action == "skip"
 
     def stop(
         self, record: Mapping[str, Any], measured: Mapping[str, float], batch: Iterable[Trajectory], advice: str

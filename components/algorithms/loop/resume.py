@@ -20,14 +20,15 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from components.algorithms.loop import checkpoint, distributed
+from components.algorithms.loop.guards import STRIKES, TrainingGuards
 from components.algorithms.policy.policy import Policy
-from components.algorithms.ppo.critic import ValueCritic
+from components.algorithms.trainer import TrainedModule
 from components.artifacts import sync_tree
 from components.errors import ResourceError
 from components.json_text import read_json
@@ -49,10 +50,9 @@ class UnfinishedTraining:
         folder: Path,
         policy: Policy,
         optimizer: torch.optim.Optimizer,
-        critic: ValueCritic | None = None,
+        critic: TrainedModule | None = None,
         *,
         algorithm: str,
-        start: int,
         every: float,
     ):
         self.steps: list[dict[str, float]] = []
@@ -62,7 +62,6 @@ class UnfinishedTraining:
         self._critic = critic
         self._names = [name for module in (policy, critic) if module is not None for name in module.parameters]
         self._algorithm = algorithm
-        self._start = start
         self._every = every
         self._saved_at = time.monotonic()
         self._saved_steps = 0
@@ -70,9 +69,10 @@ class UnfinishedTraining:
         self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._mark_inconsistent())
 
-    def restore(self) -> int:
-        """Restore the state that an interrupted run saved. Return its number of gradient steps, 0 without one. Raises
-        ResourceError if the processes of a training find different states."""
+    def resume(self, on_step: Callable[[dict[str, float]], None]) -> Callable[[dict[str, float]], None]:
+        """Restore the state that an interrupted run saved, and call `on_step` for each of its gradient steps. Return
+        the function that records a further step and calls `on_step` for it. Raises ResourceError if the processes of a
+        training find different states."""
         self._restore()
         if not distributed.all_equal(self._saved_steps):
             raise ResourceError(
@@ -80,7 +80,20 @@ class UnfinishedTraining:
                 f"the one after {self._saved_steps} gradient steps. All processes must read the same scratch folder: "
                 "put it on a shared disk"
             )
-        return self._saved_steps
+        for metrics in self.steps:
+            on_step(metrics)
+
+        def record(metrics: dict[str, float]) -> None:
+            self.record_step(metrics)
+            on_step(metrics)
+
+        return record
+
+    def write_log(self, folder: Path, guards: TrainingGuards) -> None:
+        """Write the metrics of all gradient steps, and the strikes of the guards, to a checkpoint."""
+        (folder / "log.jsonl").write_text("".join(json.dumps(metrics) + "\n" for metrics in self.steps))
+        if strikes := guards.strikes():
+            (folder / STRIKES).write_text("".join(json.dumps(strike) + "\n" for strike in strikes))
 
     def _restore(self) -> None:
         for folder in sorted(self._folder.glob("[0-9]*"), reverse=True):

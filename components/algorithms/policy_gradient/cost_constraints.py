@@ -18,15 +18,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.algorithms.continual.replay import ROUNDS_AGO
-from components.algorithms.spec import CostSpec, PolicyGradientSpec
+from components.algorithms.trainer import Trainer, TrainingContext, TrainingResult
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.policy_gradient.spec import CostSpec, PolicyGradientSpec
 
 FILE = "multipliers.json"
 """File of a checkpoint with λ by name."""
@@ -77,20 +81,37 @@ def subtract_costs(
     return result
 
 
-def apply_constraints(
-    spec: PolicyGradientSpec, trajectories: Sequence[Trajectory], start: Path | None, means: Mapping[str, float] | None
-) -> tuple[list[Trajectory], Multipliers, dict[str, float]]:
-    """Return the trajectories that a training learns from, its multipliers, and the metrics of both.
+class ConstrainedTrainer(Trainer):
+    """Trainer whose algorithm learns from rewards minus their costs, and which updates the multipliers.
 
-    start: the previous checkpoint. means: mean costs of the policy; None computes them from the trajectories.
+    learn: trains on the trajectories of a context.
     """
-    costs = spec.costs or {}
-    if means is None:
-        means = mean_costs(costs, trajectories)
-    multipliers = update_multipliers(load(start, costs), costs, means)
-    metrics = {f"cost/{name}": value for name, value in means.items()}
-    metrics |= {f"multiplier/{name}": value for name, value in multipliers.items()}
-    return subtract_costs(spec, trajectories, multipliers), multipliers, metrics
+
+    def __init__(
+        self, spec: PolicyGradientSpec, context: TrainingContext, learn: Callable[[TrainingContext], TrainingResult]
+    ):
+        self._context = context
+        self._learn = learn
+        self._multipliers: Multipliers = {}
+        self._metrics: dict[str, float] = {}
+        if spec.costs or spec.reward_cap is not None:
+            means = context.mean_costs
+            if means is None:
+                means = mean_costs(spec.constraints, context.trajectories)
+            self._multipliers = update_multipliers(load(context.start, spec.constraints), spec.constraints, means)
+            trajectories = subtract_costs(spec, context.trajectories, self._multipliers)
+            self._context = replace(context, trajectories=trajectories)
+            self._metrics = {f"cost/{name}": mean for name, mean in means.items()}
+            self._metrics |= {f"multiplier/{name}": value for name, value in self._multipliers.items()}
+
+    def train(self) -> TrainingResult:
+        step, metrics = self._learn(self._context)
+        return step, metrics | self._metrics
+
+    def save(self, folder: Path) -> None:
+        """Write the multipliers, if there are any."""
+        if self._multipliers:
+            (folder / FILE).write_text(json.dumps(self._multipliers, indent=1, sort_keys=True) + "\n")
 
 
 def load(checkpoint: Path | None, costs: Mapping[str, CostSpec]) -> Multipliers:
@@ -98,12 +119,6 @@ def load(checkpoint: Path | None, costs: Mapping[str, CostSpec]) -> Multipliers:
     file = checkpoint / FILE if checkpoint is not None else None
     saved = read_json(file) if file is not None and file.is_file() else {}
     return {name: float(saved.get(name, cost.initial)) for name, cost in costs.items()}
-
-
-def save(checkpoint: Path, multipliers: Multipliers) -> None:
-    """Write the multipliers beside the adapter, if there are any."""
-    if multipliers:
-        (checkpoint / FILE).write_text(json.dumps(multipliers, indent=1, sort_keys=True) + "\n")
 
 
 def _counts(trajectory: Trajectory) -> bool:

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from components.algorithms.loop import distributed, schedule
+from components.algorithms.loop import distributed
+from components.algorithms.loop.epochs import Measured
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.policy import Policy
@@ -41,69 +41,55 @@ from components.algorithms.policy_gradient.training_data import (
     needs_old_logprobs,
     policy_loss,
 )
-from components.algorithms.spec import GRPOSpec
+from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.policy_gradient.spec import GRPOSpec
 
 KL_SAMPLE = 8
 """Number of trajectories per gradient step on which the KL divergence from the reference is measured if it is not in
 the loss."""
 
 
-def train_policy_gradient(
-    spec: GRPOSpec,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    trajectories: Sequence[Trajectory],
-    *,
-    step: int,
-    seed: int,
-    scratch: Path,
-    on_step: Callable[[dict[str, float]], None],
-    earlier_steps: Sequence[dict[str, float]] = (),
-    rounds: schedule.Rounds = schedule.ONLY_ROUND,
-) -> tuple[int, dict[str, float]]:
+def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingResult:
     """Take `spec.epochs * spec.minibatches` gradient steps, or fewer if fewer groups carry signal. Return the new step
-    count and the mean metrics. earlier_steps: as in `take_steps`.
+    count and the mean metrics.
 
     Raises TrainingDiverged if a guard stops the training (`guards`), ArtifactError for trajectories whose ratio cannot
     be computed.
     """
-    groups, learning = prepare(spec, policy, trajectories, scratch, first=not earlier_steps)
+    policy = context.policy
+    groups, learning = prepare(spec, context)
 
-    def backward(minibatch: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
+    def backward(minibatch: Sequence[Trajectory]) -> Measured:
         packs = learning.packs(minibatch)
         measured = _backward(spec, policy, packs)
         if "kl" not in measured and spec.measure_kl:
             ids = "".join(trajectory.id for trajectory in minibatch)
-            measured |= _measured_kl(spec, policy, minibatch, learning, random.Random(f"{seed}-{ids}"))
+            measured |= _measured_kl(spec, policy, minibatch, learning, random.Random(f"{context.seed}-{ids}"))
         return measured, token_counts([pack for _, pack in packs])
 
-    options: dict[str, Any] = {
-        "outlier": partial(largest_log_ratio, policy, learning),
-        "loss_scale": policy.loss_scale,
-        "step": step,
-        "seed": seed,
-        "scratch": scratch,
-        "on_step": on_step,
-        "earlier_steps": earlier_steps,
-        "rounds": rounds,
-    }
-    return take_steps(spec, optimizer, groups, backward, rates=[spec.learning_rate], **options)
+    outlier = partial(largest_log_ratio, policy, learning)
+    return take_steps(spec, context, groups, backward, outlier, [spec.learning_rate])
 
 
-def prepare(
-    spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], scratch: Path, *, first: bool = True
-) -> tuple[list[Group], Learning]:
+def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Learning]:
     """Return the groups that carry signal, and their training data. Unscored and failed trajectories are ignored.
 
-    first: True if the policy is in its state before the first gradient step; otherwise its log-probabilities in that
-    state are read from `scratch`.
-    """
-    scored = [trajectory for trajectory in trajectories if trajectory.reward is not None and trajectory.failure is None]
-    before = Before(scratch)
+    If an interrupted run took gradient steps, the log-probabilities from before the first one are read from its scratch
+    folder."""
+    policy = context.policy
+    scored = [
+        trajectory
+        for trajectory in context.trajectories
+        if trajectory.reward is not None and trajectory.failure is None
+    ]
+    before = Before(context.scratch)
     kl_in_reward = spec.kl_coefficient > 0 and spec.kl_in != "loss"
     if kl_in_reward or needs_old_logprobs(spec):
+        first = not context.earlier_steps
         before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
     learning = Learning(spec, before, padded=policy.padded)
     groups = list(by_scenario(scored).values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +13,11 @@ from components.algorithms.policy.packing import Pack, Sequence_, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import Before
 from components.algorithms.policy_gradient import losses
-from components.algorithms.spec import PolicyGradientSpec
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.policy_gradient.spec import PolicyGradientSpec
 
 Packs = list[tuple[Cut, Pack]]
 """Packs, each with its sampling distribution: sequences sampled from the same kind of distribution are computed

@@ -11,8 +11,10 @@ with V_old the denormalised values before the first gradient step (`return_stati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,40 +24,41 @@ from components.algorithms.policy_gradient.gradient_steps import Group
 from components.algorithms.policy_gradient.training_data import Learning
 from components.algorithms.ppo.gae import gae
 from components.algorithms.ppo.return_statistics import ReturnStatistics
-from components.algorithms.spec import PPOSpec
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.ppo.spec import PPOSpec
 
 Columns = list[list[float]]
 """One number per action, by episode."""
 
 
+@dataclass(frozen=True)
+class Measurements:
+    """Measurements on the actions of a round's episodes before the policy's first gradient step."""
+
+    before: Before
+    rewards: Columns
+    values: Columns
+    """Normalised values of the critic."""
+    kl: Columns
+    """Estimates of the KL divergence of the policy from the reference."""
+    statistics: ReturnStatistics
+    """Statistics that normalise the values."""
+
+
 class Actions(Learning):
     """The A sampled tokens of a round's episodes, with one number per token in each column. Packs carry the number of
-    each token.
+    each token."""
 
-    rewards: of the actions of each episode. values: normalised values of the critic before the first gradient step.
-    statistics: the statistics that normalise the values. kl: estimates on the actions of the KL divergence of the
-    policy before the first gradient step from the reference.
-    """
-
-    def __init__(
-        self,
-        spec: PPOSpec,
-        before: Before,
-        episodes: Sequence[Trajectory],
-        rewards: Columns,
-        values: Columns,
-        statistics: ReturnStatistics,
-        *,
-        kl: Columns,
-        padded: bool = False,
-    ):
-        super().__init__(spec, before, padded=padded)
+    def __init__(self, spec: PPOSpec, episodes: Sequence[Trajectory], measured: Measurements, *, padded: bool = False):
+        super().__init__(spec, measured.before, padded=padded)
+        statistics, values = measured.statistics, measured.values
         self.groups: list[Group] = list(by_scenario(episodes).values())
         denormalised = [statistics.denormalised(column) for column in values]
         policy_advantages, critic_advantages = (
-            [gae(*columns, spec.discount, lambda_) for columns in zip(rewards, denormalised, strict=True)]
+            [gae(*columns, spec.discount, lambda_) for columns in zip(measured.rewards, denormalised, strict=True)]
             for lambda_ in (spec.gae_lambda, spec.value_gae_lambda)
         )
         if spec.whiten:
@@ -67,8 +70,8 @@ class Actions(Learning):
         ]
         self.return_A = torch.tensor(statistics.normalised(targets))
         """Normalised targets of the critic."""
-        self.reference_A = torch.tensor(flat([before.whole("reference", episode) for episode in episodes]))
-        self.kl = fmean(flat(kl)) if episodes else 0.0
+        self.reference_A = torch.tensor(flat([measured.before.whole("reference", episode) for episode in episodes]))
+        self.kl = fmean(flat(measured.kl)) if episodes else 0.0
         """Mean KL divergence, nats per token."""
         ends = accumulate(len(column) for column in values)
         self.first = {

@@ -19,16 +19,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.ppo.return_statistics import ReturnStatistics
-from components.algorithms.spec import PPOSpec
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.models.distribution import Cut
+
+if TYPE_CHECKING:
+    from components.algorithms.ppo.spec import PPOSpec
 
 ADAPTER = "critic"
 """Name of the value model's adapter in PEFT."""

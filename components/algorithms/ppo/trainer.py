@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from components.algorithms.loop import distributed, schedule
+from components.algorithms.loop import distributed
+from components.algorithms.loop.epochs import Measured
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
@@ -46,71 +47,55 @@ from components.algorithms.policy_gradient.training_data import (
     means,
     policy_loss,
 )
-from components.algorithms.ppo.actions import Actions, flat, token_rewards
+from components.algorithms.ppo.actions import Actions, Measurements, flat, token_rewards
 from components.algorithms.ppo.critic import ValueCritic
 from components.algorithms.ppo.value_metrics import add_values, explained_variance
 from components.algorithms.ppo.value_pretraining import pretrain
-from components.algorithms.spec import PPOSpec
+from components.algorithms.trainer import StepMetrics, TrainingContext, TrainingResult
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.ppo.spec import PPOSpec
 
 FACTOR = 1.5
 """Factor of the adaptive KL coefficient: tolerance of the KL divergence around its target, and size of each change."""
 
 
-def train_ppo(
-    spec: PPOSpec,
-    policy: Policy,
-    critic: ValueCritic,
-    optimizer: torch.optim.Optimizer,
-    trajectories: Sequence[Trajectory],
-    *,
-    step: int,
-    seed: int,
-    scratch: Path,
-    on_step: Callable[[dict[str, float]], None],
-    earlier_steps: Sequence[dict[str, float]] = (),
-    rounds: schedule.Rounds = schedule.ONLY_ROUND,
-) -> tuple[int, dict[str, float]]:
+def train_ppo(spec: PPOSpec, context: TrainingContext) -> TrainingResult:
     """Pretrain a new critic for `spec.value_pretraining_steps`, then take `spec.epochs * spec.minibatches` gradient
     steps, or fewer if there are fewer groups. Set the critic's KL coefficient for the next round. Return the new step
     count, without the pretraining steps, and the mean metrics.
 
-    optimizer: two parameter groups, the policy's and the critic's. earlier_steps: as in `take_steps`, preceded by the
-    pretraining steps.
+    context: its earlier steps may begin with pretraining steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`), ArtifactError for trajectories whose ratio cannot
     be computed.
     """
-    pretraining_steps = [metrics for metrics in earlier_steps if metrics["step"] <= step]
-    earlier_steps = earlier_steps[len(pretraining_steps) :]
-    options: dict[str, Any] = {
-        "pretraining_steps": pretraining_steps,
-        "policy_resumed": bool(earlier_steps),
-        "seed": seed,
-        "on_step": on_step,
-    }
-    actions, pretraining_steps = prepare(spec, policy, critic, optimizer, trajectories, scratch, **options)
+    policy, critic = context.policy, _critic(context)
+    actions, pretraining_steps = prepare(spec, context)
 
-    def backward(minibatch: list[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
+    def backward(minibatch: Sequence[Trajectory]) -> Measured:
         packs = actions.packs(minibatch)
         return _backward(spec, policy, critic, packs, actions), token_counts([pack for _, pack in packs])
 
-    step_options: dict[str, Any] = {
-        "outlier": partial(largest_log_ratio, policy, actions),
-        "loss_scale": policy.loss_scale,
-        "step": step,
-        "seed": seed,
-        "scratch": scratch,
-        "on_step": on_step,
-        "earlier_steps": earlier_steps,
-        "rounds": rounds,
-    }
     rates = [spec.learning_rate, spec.learning_rate * spec.value_learning_rate_ratio]
-    step, metrics = take_steps(spec, optimizer, actions.groups, backward, rates=rates, **step_options)
+    policy_context = replace(context, earlier_steps=_policy_steps(context))
+    outlier = partial(largest_log_ratio, policy, actions)
+    step, metrics = take_steps(spec, policy_context, actions.groups, backward, outlier, rates)
     if actions.groups:
         critic.kl_coefficient = adapted(critic.kl_coefficient, actions.kl, spec.kl_target)
         metrics |= _initial_value_metrics(actions, pretraining_steps)
     return step, metrics
+
+
+def _critic(context: TrainingContext) -> ValueCritic:
+    assert isinstance(context.critic, ValueCritic)
+    return context.critic
+
+
+def _policy_steps(context: TrainingContext) -> Sequence[StepMetrics]:
+    """Return the earlier steps without the pretraining steps."""
+    return [metrics for metrics in context.earlier_steps if metrics["step"] > context.step]
 
 
 def adapted(coefficient: float, kl: float, target: float | None) -> float:
@@ -126,29 +111,17 @@ def adapted(coefficient: float, kl: float, target: float | None) -> float:
 # --- before the first gradient step of the policy --------------------------------------------------------------------
 
 
-def prepare(
-    spec: PPOSpec,
-    policy: Policy,
-    critic: ValueCritic,
-    optimizer: torch.optim.Optimizer,
-    trajectories: Sequence[Trajectory],
-    scratch: Path,
-    *,
-    pretraining_steps: Sequence[dict[str, float]] = (),
-    policy_resumed: bool = False,
-    seed: int = 0,
-    on_step: Callable[[dict[str, float]], None] = lambda _: None,
-) -> tuple[Actions, list[dict[str, float]]]:
+def prepare(spec: PPOSpec, context: TrainingContext) -> tuple[Actions, list[StepMetrics]]:
     """Measure log-probabilities and values before the policy's first gradient step, and pretrain a new critic. Return
     the training data, and the metrics of the pretraining steps. Unscored and failed trajectories and those without a
     sampled token are ignored.
 
-    pretraining_steps: metrics of the pretraining steps that an interrupted run took. policy_resumed: True if that run
-    also took gradient steps of the policy. In either case, the measurements are read from `scratch`.
-    """
-    scored = [episode for episode in trajectories if episode.reward is not None and episode.failure is None]
+    If an interrupted run took steps, the measurements are read from its scratch folder."""
+    policy, critic = context.policy, _critic(context)
+    scored = [episode for episode in context.trajectories if episode.reward is not None and episode.failure is None]
     episodes = [episode for episode in scored if learned_tokens(spec, episode)]
-    before, resumed = Before(scratch), policy_resumed or bool(pretraining_steps)
+    before, resumed = Before(context.scratch), bool(context.earlier_steps)
+    policy_resumed = bool(_policy_steps(context))
     if episodes:
         measured_critic = critic if critic.rounds else None  # a new critic is measured after its pretraining
         before.measure(policy, episodes, spec.pack_tokens, reference=True, first=not resumed, critic=measured_critic)
@@ -161,22 +134,17 @@ def prepare(
         critic.begin_round(
             flat([returns.discounted_sums(episode_rewards, spec.discount) for episode_rewards in rewards])
         )
-    action_options: dict[str, Any] = {"padded": policy.padded, "kl": kl}
-    logs = list(pretraining_steps)
+    logs = [metrics for metrics in context.earlier_steps if metrics["step"] <= context.step]
     if episodes and critic.rounds == 1 and not policy_resumed:
         zeros = [[0.0] * len(episode_rewards) for episode_rewards in rewards]
         unbiased = spec.model_copy(update={"value_gae_lambda": 1.0})
-        actions = Actions(unbiased, before, episodes, rewards, zeros, critic.statistics, **action_options)
-        pretraining_options: dict[str, Any] = {
-            "seed": seed,
-            "scratch": scratch,
-            "on_step": on_step,
-            "earlier_steps": logs,
-        }
-        logs = pretrain(spec, policy, critic, optimizer, actions, **pretraining_options)
+        measured = Measurements(before, rewards, zeros, kl, critic.statistics)
+        actions = Actions(unbiased, episodes, measured, padded=policy.padded)
+        logs = pretrain(spec, replace(context, earlier_steps=logs), critic, actions)
         before.measure_values(critic, episodes, spec.pack_tokens, padded=policy.padded)
     values = [before.whole("values", episode) for episode in episodes]
-    actions = Actions(spec, before, episodes, rewards, values, critic.statistics, **action_options)
+    measured = Measurements(before, rewards, values, kl, critic.statistics)
+    actions = Actions(spec, episodes, measured, padded=policy.padded)
     for episode in episodes:
         episode.advantage = sum(actions.advantages[episode.id]) / len(actions.advantages[episode.id])
     return actions, logs

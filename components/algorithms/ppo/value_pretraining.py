@@ -10,72 +10,63 @@ are numbered up to 0, so that the policy's gradient steps count from 1.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.guards import TrainingGuards
+from components.algorithms.loop.epochs import GuardedStep, Measured, take_gradient_steps
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import losses
-from components.algorithms.policy_gradient.gradient_steps import batches, finite_step
+from components.algorithms.policy_gradient.gradient_steps import batches
 from components.algorithms.ppo.actions import Actions
 from components.algorithms.ppo.critic import ValueCritic
 from components.algorithms.ppo.value_metrics import add_values, explained_variance
-from components.algorithms.spec import PPOSpec
+from components.algorithms.trainer import StepMetrics, TrainingContext
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.ppo.spec import PPOSpec
 
 Prepared = tuple[Pack, torch.Tensor | None]
 """A pack and the inputs of the value head (`ValueCritic.constants`)."""
 
 
-def pretrain(
-    spec: PPOSpec,
-    policy: Policy,
-    critic: ValueCritic,
-    optimizer: torch.optim.Optimizer,
-    actions: Actions,
-    *,
-    seed: int,
-    scratch: Path,
-    on_step: Callable[[dict[str, float]], None],
-    earlier_steps: Sequence[dict[str, float]] = (),
-) -> list[dict[str, float]]:
+def pretrain(spec: PPOSpec, context: TrainingContext, critic: ValueCritic, actions: Actions) -> list[StepMetrics]:
     """Take `spec.value_pretraining_steps` gradient steps of the critic. Return the metrics of each step, including
-    those that an interrupted run took (`earlier_steps`).
+    those that an interrupted run took.
 
     actions: training data with the returns to learn. Raises TrainingDiverged if the guard `non_finite` stops the
     training.
     """
-    guards, logs = TrainingGuards(scratch), list(earlier_steps)
+    steps = spec.value_pretraining_steps
     minibatches = [
         [trajectory for group in groups for trajectory in group]
-        for groups in batches(actions.groups, spec.model_copy(update={"epochs": 1}), seed, 0)
+        for groups in batches(actions.groups, spec.model_copy(update={"epochs": 1}), context.seed, 0)
     ]
-    prepared: dict[int, list[Prepared]] = {}
-    for group in optimizer.param_groups:
-        group["lr"] = spec.learning_rate * spec.value_learning_rate_ratio  # the policy's group has no gradient
-    for index in range(len(earlier_steps), spec.value_pretraining_steps):
-        batch_index = index % len(minibatches)
-        if batch_index not in prepared:
-            prepared[batch_index] = _prepared(critic, actions, minibatches[batch_index])
-        number = index + 1 - spec.value_pretraining_steps
-        metrics = finite_step(
-            optimizer,
-            partial(_backward, spec, policy, critic, actions, prepared[batch_index]),
-            partial(_struck, spec, policy, critic, actions, minibatches[batch_index], number, guards),
-            policy.loss_scale,
-        )
-        logs.append({"step": float(number), **metrics})
-        on_step(logs[-1])
-    return logs
+    prepared: dict[tuple[str, ...], list[Prepared]] = {}
+
+    def backward(batch: Sequence[Trajectory]) -> Measured:
+        ids = tuple(trajectory.id for trajectory in batch)
+        if ids not in prepared:
+            prepared[ids] = _prepared(critic, actions, batch)
+        return _backward(spec, context.policy, critic, actions, prepared[ids])
+
+    advice = "Lower algorithm.learning_rate or algorithm.value_learning_rate_ratio"
+    rate = spec.learning_rate * spec.value_learning_rate_ratio  # of the policy's group too, which has no gradient
+    return take_gradient_steps(
+        replace(context, step=-steps),
+        [minibatches[index % len(minibatches)] for index in range(steps)],
+        GuardedStep(spec, context, backward, lambda trajectory: trajectory, advice),
+        [rate] * len(context.optimizer.param_groups),
+        lambda *_: 1.0,
+    )
 
 
 def _prepared(critic: ValueCritic, actions: Actions, batch: Sequence[Trajectory]) -> list[Prepared]:
@@ -86,7 +77,7 @@ def _prepared(critic: ValueCritic, actions: Actions, batch: Sequence[Trajectory]
 
 def _backward(
     spec: PPOSpec, policy: Policy, critic: ValueCritic, actions: Actions, prepared: Sequence[Prepared]
-) -> tuple[dict[str, float], dict[str, float]]:
+) -> Measured:
     """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Return
     the measured metrics and token counts."""
     sums: dict[str, float] = defaultdict(float)
@@ -107,33 +98,3 @@ def _backward(
     packs = [pack for pack, _ in prepared]
     explained = explained_variance(sums, sum(len(pack.token_S) for pack in packs))
     return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, token_counts(packs)
-
-
-def _struck(
-    spec: PPOSpec,
-    policy: Policy,
-    critic: ValueCritic,
-    actions: Actions,
-    batch: Sequence[Trajectory],
-    step: int,
-    guards: TrainingGuards,
-    measured: dict[str, float],
-) -> bool:
-    """Return True if the guard `non_finite` skips the step. Each trajectory is measured separately."""
-
-    def measure(trajectory: Trajectory) -> dict[str, float]:
-        for parameter in critic.parameters.values():
-            parameter.grad = None
-        measured_alone, _ = _backward(spec, policy, critic, actions, _prepared(critic, actions, [trajectory]))
-        return {name: measured_alone[name] for name in ("loss", "grad_norm")}
-
-    return guards.strike(
-        "non_finite",
-        spec.non_finite,
-        step,
-        {name: measured[name] for name in ("loss", "grad_norm")},
-        batch,
-        measure,
-        by="grad_norm" if math.isfinite(measured["loss"]) else "loss",
-        advice=policy.loss_scale.advice("Lower algorithm.learning_rate or algorithm.value_learning_rate_ratio"),
-    )

@@ -16,15 +16,18 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.algorithms.preference.pairs import pairs
 from components.algorithms.reward_models.data import OVERALL, RewardEpisode, episode, turn_values, value
-from components.algorithms.spec import ProcessRewardModelSpec, RewardTrainingSpec
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.trajectories.chat import ChatFormat
 from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Score, Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.reward_models.spec import RewardTrainingSpec
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +184,7 @@ def gather(
     )
     pairs_earlier = [pair for collection_pairs in earlier_compared for pair in collection_pairs]
     counts = {
-        "labelled_episodes" if _by_turn(spec) else "pairs": float(len(train)),
+        "labelled_episodes" if spec.learns_turn_labels else "pairs": float(len(train)),
         "heldout_pairs": float(len(compared)),
         "left_out": float(finished - readable),
         "unlabelled": float(
@@ -202,24 +205,16 @@ def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: JudgedCollection, 
     finished = [
         trajectory for trajectory in judged.trajectories if trajectory.failure is None and trajectory.id in by_id
     ]
-    episodes = {
-        trajectory.id: episode(chat, trajectory, turns=isinstance(spec, ProcessRewardModelSpec))
-        for trajectory in finished
-    }
+    episodes = {trajectory.id: episode(chat, trajectory, turns=spec.scores_turns) for trajectory in finished}
     readable = {name: unit for name, unit in episodes.items() if unit.readings and unit.longest <= max_length}
-    values = _turn_sums(spec, readable, by_id) if _by_turn(spec) else _values(spec, readable, by_id)
+    values = _turn_sums(spec, readable, by_id) if spec.learns_turn_labels else _values(spec, readable, by_id)
     compared = [
         pair for index, head in enumerate(spec.heads) for pair in _pairs(spec, readable, values[head], head, index)
     ]
-    examples: list[Example] = [*_labelled(spec, readable, by_id)] if _by_turn(spec) else [*compared]
+    examples: list[Example] = [*_labelled(spec, readable, by_id)] if spec.learns_turn_labels else [*compared]
     return _Read(
         examples, compared, len(finished), len(readable), {head: len(labels) for head, labels in values.items()}
     )
-
-
-def _by_turn(spec: RewardTrainingSpec) -> bool:
-    """Return True if training uses labels of single turns and no comparisons."""
-    return isinstance(spec, ProcessRewardModelSpec) and spec.loss == "mse"
 
 
 def _scenario(example: Example) -> str:
@@ -292,7 +287,7 @@ def _teaches(example: Example, head: int) -> bool:
 
 def _no_examples_message(spec: RewardTrainingSpec, head: str, finished: int, labelled: int) -> str:
     """Return the error message for a head without training examples."""
-    by_turn = _by_turn(spec)
+    by_turn = spec.learns_turn_labels
     label_name = "judged reward" if head == OVERALL else f"component '{head}'"
     if by_turn:
         label_name = "step rewards" if head == OVERALL else f"components '{head}/0', '{head}/1' and so on"

@@ -12,46 +12,25 @@ Legend: E episodes of a batch, R readings, S those of a pack, H heads, P pairs.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from components.algorithms.loop import checkpoint, distributed
-from components.algorithms.loop.guards import TrainingGuards
+from components.algorithms.loop.epochs import Measured, finish_gradient
 from components.algorithms.loop.metrics import token_counts
-from components.algorithms.policy import sharded
-from components.algorithms.policy_gradient.gradient_steps import finite_step
 from components.algorithms.policy_gradient.losses import segment_sums
 from components.algorithms.reward_models import losses
 from components.algorithms.reward_models.data import RewardEpisode, packs
 from components.algorithms.reward_models.examples import Example, LabelledEpisode, Pair
 from components.algorithms.reward_models.model import RewardModel
-from components.algorithms.spec import RewardTrainingSpec
-from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.reward_models.spec import RewardTrainingSpec
 
 
-def gradient_step(
-    spec: RewardTrainingSpec,
-    policy: RewardModel,
-    optimizer: torch.optim.Optimizer,
-    batch: Sequence[Example],
-    step: int,
-    guards: TrainingGuards,
-) -> dict[str, float]:
-    """Take the step unless a guard skips it; return its metrics. Raises TrainingDiverged if a guard stops the
-    training."""
-    return finite_step(
-        optimizer,
-        lambda: backward(spec, policy, batch),
-        lambda measured: _struck(spec, policy, batch, measured, step, guards),
-        policy.loss_scale,
-    )
-
-
-def backward(
-    spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Example]
-) -> tuple[dict[str, float], dict[str, float]]:
+def backward(spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Example]) -> Measured:
     """Add the gradient of the mean loss to the parameters and scale it down to max_grad_norm. Return the measured
     metrics and token counts."""
     episodes = list({id(episode): episode for example in batch for episode in example.episodes}.values())
@@ -64,12 +43,10 @@ def backward(
     for (number_S, packed), real in distributed.share_with_dropout(packed_readings):
         weight_SH = weight_RH[number_S.to(policy.device)]
         policy.loss_scale.backward((policy.read(packed) * (weight_SH if real else 0 * weight_SH)).sum())
-    distributed.sum_gradients(policy.parameters.values())
-    policy.loss_scale.unscale(policy.parameters.values())
-    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
+    gradient = finish_gradient(policy, spec.max_grad_norm)
     counts = token_counts([packed for _, packed in packed_readings])
     del counts["sampled_tokens"]  # a reward model trains on no sampled tokens
-    return {"loss": loss.item(), "grad_norm": grad_norm, **metrics}, counts
+    return {"loss": loss.item(), **gradient, **metrics}, counts
 
 
 def batch_loss(
@@ -97,35 +74,3 @@ def batch_loss(
 def episode_values(episodes: Sequence[RewardEpisode], score_RH: torch.Tensor) -> torch.Tensor:
     """Return the (E, H) values of the episodes: the sums of their readings."""
     return segment_sums(score_RH, torch.tensor([episode.readings for episode in episodes], device=score_RH.device))
-
-
-def _struck(
-    spec: RewardTrainingSpec,
-    policy: RewardModel,
-    batch: Sequence[Example],
-    measured: Mapping[str, float],
-    step: int,
-    guards: TrainingGuards,
-) -> bool:
-    """Return True if the guard `non_finite` skips the step. Each episode is measured with the examples in which it
-    comes first."""
-    examples_by_id: dict[str, list[Example]] = defaultdict(list)
-    for example in batch:
-        examples_by_id[example.episodes[0].trajectory.id].append(example)
-
-    def measure(trajectory: Trajectory) -> dict[str, float]:
-        for parameter in policy.parameters.values():
-            parameter.grad = None
-        measured_alone, _ = backward(spec, policy, examples_by_id[trajectory.id])
-        return {name: measured_alone[name] for name in ("loss", "grad_norm")}
-
-    return guards.strike(
-        "non_finite",
-        spec.non_finite,
-        step,
-        {name: measured[name] for name in ("loss", "grad_norm")},
-        [examples[0].episodes[0].trajectory for examples in examples_by_id.values()],
-        measure,
-        by="grad_norm",
-        advice=policy.loss_scale.advice("Lower algorithm.learning_rate"),
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,8 +14,10 @@ from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.reward_models.examples import Example, Pair
 from components.algorithms.reward_models.gradient_step import batch_loss, episode_values
 from components.algorithms.reward_models.model import RewardModel
-from components.algorithms.spec import RewardTrainingSpec
 from components.trajectories.schema import Trajectory
+
+if TYPE_CHECKING:
+    from components.algorithms.reward_models.spec import RewardTrainingSpec
 
 
 def held_out(

@@ -3,55 +3,38 @@ evaluation (`metrics`)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from components.algorithms.loop import checkpoint, distributed, schedule
-from components.algorithms.loop.adamw import AdamW
-from components.algorithms.loop.guards import STRIKES, TrainingGuards
+from components.algorithms.loop.adamw import adamw
+from components.algorithms.loop.epochs import GuardedStep, examples_by_step, take_gradient_steps
+from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.loop.resume import UnfinishedTraining
 from components.algorithms.policy import sharded
-from components.algorithms.policy_gradient.gradient_steps import examples_by_step
+from components.algorithms.request import RewardTrainingRequest
 from components.algorithms.reward_models.card import CARD, Card, RewardHead, check_base, read_card, write_card
-from components.algorithms.reward_models.examples import JudgedCollection, ScenarioSplit, gather
-from components.algorithms.reward_models.gradient_step import gradient_step
+from components.algorithms.reward_models.examples import ScenarioSplit, gather
+from components.algorithms.reward_models.gradient_step import backward
 from components.algorithms.reward_models.metrics import held_out, require_finite
 from components.algorithms.reward_models.model import RewardModel, vocabulary_digest
-from components.algorithms.spec import RewardTrainingSpec
-from components.compute.spec import Strategy
+from components.algorithms.trainer import TrainingContext
 from components.errors import ArtifactError, ResourceError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 
+if TYPE_CHECKING:
+    from components.algorithms.reward_models.spec import RewardTrainingSpec
 
-def train_reward_model(
-    spec: RewardTrainingSpec,
-    model: ModelSpec,
-    base_dir: Path,
-    judged: Sequence[JudgedCollection],
-    *,
-    start: Path | None,
-    out: Path,
-    scratch: Path,
-    seed: int,
-    on_step: Callable[[dict[str, float]], None],
-    save_every: float = 30.0,
-    strategy: Strategy = "ddp",
-) -> dict[str, float]:
-    """Train a reward model and write it to the folder `out` (`model`). It starts from the trained weights of the policy
-    checkpoint `start`, or from the base model if that is None. If `start` is a reward model, it is trained further, and
-    stays unchanged if there are no training examples.
 
-    judged: collections of episodes, the newest first; all are trained on. on_step: called after each gradient step with
-    its metrics, and at the start for the steps that an interrupted run with the same `scratch` took. In distributed
-    training all processes get the same arguments, and the first one writes (`distributed`); strategy: tensors that are
-    sharded over the processes.
+def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest) -> dict[str, float]:
+    """Train a reward model and write it to the folder `request.out` (`model`).
 
     Returns the means of the metrics, and the share of held-out pairs of the newest collection whose better episode has
     the higher score (`heldout_accuracy`). A model that is trained further also reports `heldout_accuracy_before`, the
@@ -59,6 +42,8 @@ def train_reward_model(
     Raises ArtifactError if a head of a new model has no training example or `start` does not fit, and TrainingDiverged
     if a guard stops the training; then nothing is written.
     """
+    model, base_dir, judged, seed = request.model, request.base_dir, request.judged, request.seed
+    start, out, scratch, strategy = request.start, request.out, request.scratch, request.strategy
     card = read_card(start) if start is not None and (start / CARD).is_file() else None
     split = None
     if start is not None and card is not None:
@@ -75,12 +60,7 @@ def train_reward_model(
         sharded.shard(policy, strategy)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
-    optimizer = AdamW(
-        list(policy.parameters.values()),
-        lr=spec.learning_rate,
-        betas=(spec.beta1, spec.beta2),
-        weight_decay=spec.weight_decay,
-    )
+    optimizer = adamw(spec, [list(policy.parameters.values())])
     torch.manual_seed(seed)
     step = 0
     measured: dict[str, float] = {}
@@ -94,40 +74,45 @@ def train_reward_model(
     elif start is not None:
         policy.load_policy_weights(policy.folder(start))
     unfinished = UnfinishedTraining(
-        scratch / "unfinished", policy, optimizer, algorithm=spec.name, start=step, every=save_every
+        scratch / "unfinished", policy, optimizer, algorithm=spec.name, every=request.save_every
     )
-    unfinished.restore()
-    for step_metrics in unfinished.steps:
-        on_step(step_metrics)
-    steps_done = len(unfinished.steps)
-    guards = TrainingGuards(scratch)
+    trajectories = [trajectory for collection in judged for trajectory in collection.trajectories]
+    context = TrainingContext(
+        policy=policy,
+        optimizer=optimizer,
+        base_dir=base_dir,
+        trajectories=trajectories,
+        scratch=scratch,
+        seed=seed,
+        on_step=unfinished.resume(request.on_step),
+        step=step,
+        earlier_steps=tuple(unfinished.steps),
+    )
+    guarded_step = GuardedStep(
+        spec, context, partial(backward, spec, policy), lambda example: example.episodes[0].trajectory
+    )
     with unfinished.save_on_interrupt():
-        for number, batch in enumerate(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step), start=1):
-            if number <= steps_done:
-                continue
-            share = schedule.warmup_share(spec, step + number)
-            for group in optimizer.param_groups:
-                group["lr"] = spec.learning_rate * share
-            step_metrics = gradient_step(spec, policy, optimizer, batch, step + number, guards)
-            metrics = {"step": float(step + number), **step_metrics}
-            unfinished.record_step(metrics)
-            on_step(metrics)
+        logs = take_gradient_steps(
+            context,
+            list(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step)),
+            guarded_step,
+            [spec.learning_rate],
+            lambda number, _: schedule.warmup_share(spec, number),
+        )
     with policy.without_any_dropout():
         score_RH = policy.scores(data.episodes, spec.pack_tokens, distributed.share)
         measured |= held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
+    guards = TrainingGuards(scratch)
     if distributed.first():
-        (out / "log.jsonl").write_text("".join(json.dumps(step_metrics) + "\n" for step_metrics in unfinished.steps))
-        if strikes := guards.strikes():
-            (out / STRIKES).write_text("".join(json.dumps(strike) + "\n" for strike in strikes))
-    trajectories = [trajectory for collection in judged for trajectory in collection.trajectories]
-    require_finite(policy, score_RH, guards, step + len(unfinished.steps), trajectories)
+        unfinished.write_log(out, guards)
+    require_finite(policy, score_RH, guards, step + len(logs), trajectories)
     heads = {
         name: RewardHead(weight, score_RH[:, index].mean().item(), score_RH[:, index].std(correction=0).item())
         if card is None or data.episodes
         else replace(card.heads[name], weight=weight)
         for index, (name, weight) in enumerate(spec.heads.items())
     }
-    step += len(unfinished.steps)
+    step += len(logs)
     if distributed.first():
         policy.save(policy.folder(out))
         data.split.write(out)
@@ -135,7 +120,7 @@ def train_reward_model(
         moments, scale = checkpoint.moments(optimizer, names), policy.loss_scale.state()
         checkpoint.save_state(out, algorithm=spec.name, step=step, moments=moments, loss_scale=scale)
     distributed.wait()
-    return {**mean_metrics(unfinished.steps), **data.counts, **measured}
+    return {**mean_metrics(logs), **data.counts, **measured}
 
 
 def _require_same_kind(start: Path, card: Card, spec: RewardTrainingSpec, model: ModelSpec) -> None:

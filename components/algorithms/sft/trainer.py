@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from components.algorithms.loop import schedule
-from components.algorithms.loop.epochs import GuardedStep, add_mean_gradient, take_gradient_steps
+from components.algorithms.loop.epochs import GuardedStep, Measured, add_mean_gradient, take_gradient_steps
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.policy.packing import Pack, Sequence_, pack
-from components.algorithms.policy.policy import Policy
-from components.algorithms.spec import SFTSpec
+from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -32,62 +30,48 @@ from components.trajectories.convert import to_openai
 from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import Trajectory
 
+if TYPE_CHECKING:
+    from components.algorithms.sft.spec import SFTSpec
+
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 """History of a trajectory to train on: `input_ids`, `targets` (indices of the tokens to train on), `trajectory_id`."""
 
 
-def train_sft(
-    spec: SFTSpec,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    base_dir: Path,
-    trajectories: Sequence[Trajectory],
-    *,
-    step: int,
-    seed: int,
-    scratch: Path,
-    on_step: Callable[[dict[str, float]], None],
-    earlier_steps: Sequence[dict[str, float]] = (),
-) -> tuple[int, dict[str, float]]:
+def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
     """Take `spec.epochs` passes over the trajectories. Return the new step count and the mean metrics.
-
-    earlier_steps: metrics of the steps that an interrupted run took after step `step`; policy and optimizer are in the
-    state after those steps.
 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
-    weights = reward_weights(trajectories, spec.weight_temperature)
-    by_id = {trajectory.id: trajectory for trajectory in trajectories}
-    weighted = [trajectory for trajectory in trajectories if trajectory.id in weights]
-    rows = examples(ChatFormat(load_tokenizer(base_dir)), weighted, policy.spec.max_length)
+    policy = context.policy
+    weights = reward_weights(context.trajectories, spec.weight_temperature)
+    by_id = {trajectory.id: trajectory for trajectory in context.trajectories}
+    weighted = [trajectory for trajectory in context.trajectories if trajectory.id in weights]
+    rows = examples(ChatFormat(load_tokenizer(context.base_dir)), weighted, policy.spec.max_length)
     if not rows:
-        return step, {"skipped": 1.0}
+        return context.step, {"skipped": 1.0}
 
     def token_losses(packed: Pack) -> torch.Tensor:
         logprob_S, _ = policy.logprobs(packed, Cut())
         return -logprob_S * packed.weight_S.to(policy.device)
 
-    def backward(batch: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
+    def backward(batch: Sequence[Row]) -> Measured:
         sequences = [Sequence_(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in batch]
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
         return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
 
-    def learning_rate(number: int, done: float) -> float:
-        decay = 1 - done if spec.schedule == "linear" else 1.0
-        return spec.learning_rate * schedule.warmup_share(spec, number) * decay
+    def share(number: int, done: float) -> float:
+        return schedule.warmup_share(spec, number) * (1 - done if spec.schedule == "linear" else 1.0)
 
     logs = take_gradient_steps(
-        list(_batches(rows, spec, seed)),
-        GuardedStep(spec, policy, optimizer, scratch, backward, lambda row: by_id[row["trajectory_id"]]),
-        learning_rate,
-        optimizer,
-        step=step,
-        on_step=on_step,
-        earlier_steps=earlier_steps,
+        context,
+        list(_batches(rows, spec, context.seed)),
+        GuardedStep(spec, context, backward, lambda row: by_id[row["trajectory_id"]]),
+        [spec.learning_rate],
+        share,
     )
-    return step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
+    return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
 
 
 def _batches(rows: list[Row], spec: SFTSpec, seed: int) -> Iterator[list[Row]]:

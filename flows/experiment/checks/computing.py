@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from components.algorithms.spec import AlgorithmSpec, EWCSpec, PPOSpec
+from components.algorithms.continual.spec import EWCSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.compute.spec import ComputeSpec
 from components.errors import Problem
 from components.models.spec import ModelSpec
@@ -48,7 +49,7 @@ def several_processes(
         if name in compute.places and (reason := compute.places[name].refusal(name, stage)) is not None:
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
             yield Problem(key, f"{name!r} {reason}")
-    unsharded = "ewc" if ewc is not None else algorithm.name if isinstance(algorithm, PPOSpec) else None
+    unsharded = "ewc" if ewc is not None else algorithm.name if algorithm.has_critic else None
     used = {compute.placement(stage) for stage in DISTRIBUTED}
     for name, place in compute.places.items():
         if name in used and place.group is not None:

@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from components.algorithms.spec import (
-    DistillSpec,
-    ProcessRewardModelSpec,
-)
+from components.algorithms.spec import AlgorithmSpec
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
@@ -140,14 +137,14 @@ def reward_model(
     reward_model: RewardModelPartSpec | None,
     collect: CollectSpec,
     inference: InferenceSpec,
-    algorithm: Any,
+    algorithm: AlgorithmSpec,
     agent: AgentSpec,
 ) -> Iterator[Problem]:
     """Check the training of the reward model against the episodes that it learns from."""
     if reward_model is None:
         return
     trained = reward_model.algorithm
-    if reward_model.continuations and not (CONTINUED in trained.heads and isinstance(trained, ProcessRewardModelSpec)):
+    if reward_model.continuations and not (CONTINUED in trained.heads and trained.scores_turns):
         yield Problem(
             "reward_model.continuations",
             f"{reward_model.continuations}: continuations label steps, but no head learns these labels; expected 0, or "
@@ -176,10 +173,10 @@ def reward_model(
             f"{reward_model.continuations}: continuations play against the environment's opponent, but "
             f"collect.opponent={collect.opponent}; expected 0, or collect.opponent=environment",
         )
-    by_turn = isinstance(trained, ProcessRewardModelSpec) and trained.loss == "mse"
-    if isinstance(algorithm, DistillSpec):
-        yield Problem("reward_model", "algorithm=distill does not use rewards; expected reward_model=none")
-    if getattr(algorithm, "credit", "episode") == "turns" and not isinstance(trained, ProcessRewardModelSpec):
+    by_turn = trained.learns_turn_labels
+    if algorithm.ignores_rewards:
+        yield Problem("reward_model", f"algorithm={algorithm.name} does not use rewards; expected reward_model=none")
+    if algorithm.credits_turns and not trained.scores_turns:
         yield Problem(
             "algorithm.credit",
             f"turns: reward_model.algorithm.name={trained.name} scores whole episodes; expected episode, or "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from components.algorithms.spec import DistillSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.errors import ArtifactError, Problem
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
@@ -24,9 +23,9 @@ def local_model(model: ModelSpec) -> Iterator[Problem]:
         )
 
 
-def teachers(algorithm: Any, warmup: WarmupSpec | None, collect: CollectSpec) -> Iterator[Problem]:
+def teachers(algorithm: AlgorithmSpec, warmup: WarmupSpec | None, collect: CollectSpec) -> Iterator[Problem]:
     """Check the models, adapters and engines of all teachers."""
-    models = {"algorithm.teacher": algorithm.teacher} if isinstance(algorithm, DistillSpec) else {}
+    models = {"algorithm.teacher": algorithm.teacher_model} if algorithm.teacher_model is not None else {}
     playing = {"warmup.teacher": warmup.teacher if warmup else None, "collect.teacher": collect.teacher}
     for path, teacher in playing.items():
         if teacher is None:

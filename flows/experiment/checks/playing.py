@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
-from components.algorithms.spec import PolicyGradientSpec
+from components.algorithms.spec import AlgorithmSpec
 from components.errors import Problem
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
@@ -14,7 +13,7 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 
 
-def agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) -> Iterator[Problem]:
+def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, rounds: int) -> Iterator[Problem]:
     """Check the format, the roles and the function of the agent."""
     if agent.format != "native" and environment.arguments.get("format") == agent.format == "react":
         yield Problem(
@@ -31,7 +30,7 @@ def agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) ->
             yield Problem("agent.roles", "set, but agent.function replaces the agent loop; expected null")
         if agent.format in ("chat", "code"):
             yield Problem("agent.format", f"{agent.format}: workers act by tool calls; expected native or react")
-        if rounds and getattr(algorithm, "credit", "episode") == "turns":
+        if rounds and algorithm.credits_turns:
             yield Problem(
                 "algorithm.credit",
                 "turns: the turns of planner and workers (agent.roles) are not in order of time; expected episode",
@@ -51,13 +50,13 @@ def agent(agent: AgentSpec, environment: Target, algorithm: Any, rounds: int) ->
 
 
 def play_modes(
-    collect: CollectSpec, agent: AgentSpec, environment: Target, algorithm: Any, rounds: int
+    collect: CollectSpec, agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, rounds: int
 ) -> Iterator[Problem]:
     """Check reflection, continuations, teachers and self-play, at most one of which a round may use."""
     self_play = collect.opponent != "environment"
     names = ("reflection", "continuations", "teacher")
     modes = [*(name for name in names if getattr(collect, name)), *["opponent"] * self_play]
-    if collect.teacher is not None and rounds and isinstance(algorithm, PolicyGradientSpec):
+    if collect.teacher is not None and rounds and algorithm.needs_sampled_tokens:
         yield Problem(
             "collect.teacher",
             f"{algorithm.name} learns only from tokens that the policy sampled; expected null, or algorithm=sft, "
@@ -98,7 +97,7 @@ def play_modes(
             )
     if len(modes) > 1:
         yield Problem(f"collect.{modes[1]}", f"cannot be combined with collect.{modes[0]}; expected one of them")
-    if collect.reflection and collect.reflection.demonstrate and rounds and isinstance(algorithm, PolicyGradientSpec):
+    if collect.reflection and collect.reflection.demonstrate and rounds and algorithm.needs_sampled_tokens:
         yield Problem(
             "collect.reflection.demonstrate",
             f"true: demonstrations are text, but {algorithm.name} learns only from sampled tokens; expected false, or "

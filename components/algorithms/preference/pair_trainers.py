@@ -1,0 +1,101 @@
+"""Trainers of the algorithms that learn from pairs of episodes: DPO, IPO, ORPO."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from components.algorithms.preference import losses
+from components.algorithms.preference.pairs import pairs
+from components.algorithms.preference.trainer import Example, PreferenceEpisode, PreferenceTrainer
+from components.algorithms.trainer import TrainingContext
+
+if TYPE_CHECKING:
+    from components.algorithms.preference.spec import DPOSpec, PairSpec
+
+
+@dataclass(frozen=True)
+class PairSide:
+    """Episodes of one side of P pairs, chosen or rejected."""
+
+    logprob_P: torch.Tensor
+    reference_P: torch.Tensor
+    tokens_P: torch.Tensor
+
+
+class PairTrainer(PreferenceTrainer):
+    """Trainer on the pairs of episodes by their rewards."""
+
+    def __init__(self, spec: PairSpec, context: TrainingContext):
+        super().__init__(spec, context)
+        self.spec = spec
+
+    @abstractmethod
+    def pair_loss(self, chosen: PairSide, rejected: PairSide) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss and the (P,) margins."""
+
+    def training_examples(self, episodes: Sequence[PreferenceEpisode]) -> list[Example]:
+        by_id = {episode.trajectory.id: episode for episode in episodes}
+        ranked = pairs(
+            [episode.trajectory for episode in episodes],
+            lambda trajectory: trajectory.reward or 0.0,
+            self.spec.pairs,
+            self.spec.min_margin,
+        )
+        return [Example((by_id[better.id], by_id[worse.id])) for better, worse in ranked]
+
+    def loss(
+        self, batch: Sequence[Example], sum_E: torch.Tensor, reference_E: torch.Tensor, index_of: dict[int, int]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        def side(number: int) -> PairSide:
+            episodes = [example.episodes[number] for example in batch]
+            row_P = torch.tensor([index_of[id(episode)] for episode in episodes], device=sum_E.device)
+            tokens_P = torch.tensor([float(episode.tokens) for episode in episodes], device=sum_E.device)
+            return PairSide(sum_E[row_P], reference_E[row_P], tokens_P)
+
+        loss, margin_P = self.pair_loss(side(0), side(1))
+        margin_P = margin_P.detach()
+        return loss, {"margin": margin_P.mean().item(), "accuracy": (margin_P > 0).float().mean().item()}
+
+
+class DPOTrainer(PairTrainer):
+    """Trainer of direct preference optimisation."""
+
+    def __init__(self, spec: DPOSpec, context: TrainingContext):
+        super().__init__(spec, context)
+        self._label_smoothing = spec.label_smoothing
+
+    def pair_loss(self, chosen: PairSide, rejected: PairSide) -> tuple[torch.Tensor, torch.Tensor]:
+        margin_P = (chosen.logprob_P - chosen.reference_P) - (rejected.logprob_P - rejected.reference_P)
+        loss_P = losses.dpo(
+            *(chosen.logprob_P, rejected.logprob_P, chosen.reference_P, rejected.reference_P),
+            *(self.spec.beta, self._label_smoothing),
+        )
+        return loss_P.mean(), self.spec.beta * margin_P
+
+
+class IPOTrainer(PairTrainer):
+    """Trainer of identity preference optimisation."""
+
+    def pair_loss(self, chosen: PairSide, rejected: PairSide) -> tuple[torch.Tensor, torch.Tensor]:
+        better_P, worse_P = ((side.logprob_P - side.reference_P) / side.tokens_P for side in (chosen, rejected))
+        loss_P = losses.ipo(
+            *(chosen.logprob_P, rejected.logprob_P, chosen.reference_P, rejected.reference_P),
+            *(chosen.tokens_P, rejected.tokens_P, self.spec.beta),
+        )
+        return loss_P.mean(), better_P - worse_P
+
+
+class ORPOTrainer(PairTrainer):
+    """Trainer of odds ratio preference optimisation."""
+
+    has_reference = False
+
+    def pair_loss(self, chosen: PairSide, rejected: PairSide) -> tuple[torch.Tensor, torch.Tensor]:
+        odds_P = losses.orpo(chosen.logprob_P, rejected.logprob_P, chosen.tokens_P, rejected.tokens_P, self.spec.beta)
+        likelihood = chosen.logprob_P.sum() / chosen.tokens_P.sum()
+        return odds_P.mean() - likelihood, chosen.logprob_P / chosen.tokens_P - rejected.logprob_P / rejected.tokens_P
