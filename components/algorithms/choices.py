@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from components.algorithms.reward_models.spec import RewardTrainingSpec
 from components.algorithms.spec import AlgorithmSpec
 from components.specs.declared import choice_of
+from components.specs.discovery import discover
 
-ALGORITHMS = AlgorithmSpec.kinds("components.algorithms")
+ALGORITHMS = tuple(discover("components.algorithms", AlgorithmSpec, "spec").values())  # type: ignore[type-abstract]
 """Specs of all built-in algorithms that train a policy."""
-REWARD_ALGORITHMS = RewardTrainingSpec.kinds("components.algorithms")
+REWARD_ALGORITHMS = tuple(discover("components.algorithms", RewardTrainingSpec, "spec").values())
 """Specs of all built-in trainings of reward models."""
 
 if TYPE_CHECKING:

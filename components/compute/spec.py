@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import operator
-import pkgutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -17,29 +11,18 @@ from components.compute.place import Place
 from components.compute.process.spec import ProcessPlace
 from components.compute.training_group import Strategy
 from components.specs import Spec
+from components.specs.discovery import discover, union_of
 
 __all__ = ["PLACES", "ComputeSpec", "Strategy"]
 
 
-def _discover() -> dict[str, type[Place]]:
-    """Return the places by name: the class that the module `spec` of each package beside this module defines."""
-    places: dict[str, type[Place]] = {}
-    for package in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if package.ispkg:
-            module = importlib.import_module(f"{__package__}.{package.name}.spec")
-            members = [value for value in vars(module).values() if inspect.isclass(value)]
-            (place,) = (value for value in members if issubclass(value, Place) and value.__module__ == module.__name__)
-            places[place.model_fields["name"].default] = place
-    return places
-
-
-PLACES = _discover()
+PLACES = discover("components.compute", Place, "spec")  # type: ignore[type-abstract]
 """Places where stages can run, by name."""
 
 if TYPE_CHECKING:
     AnyPlace = Place
 else:
-    AnyPlace = Annotated[functools.reduce(operator.or_, PLACES.values()), Field(discriminator="name")]
+    AnyPlace = union_of(PLACES.values())
 
 
 class ComputeSpec(Spec):

@@ -7,18 +7,16 @@ by `_target_`. So a new kind is added by its package alone.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Annotated, Any, Self, TypeVar, Union
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
+from pydantic import GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 from pydantic_core import CoreSchema, core_schema
 
 from components.specs.base import Spec
+from components.specs.discovery import union_of
 from components.specs.source import source_digest
 from components.specs.target import OWN_PACKAGE, allowed_component, is_below, target_error
 
@@ -36,19 +34,6 @@ class DeclaredSpec(Spec):
         """Return True for a class of a user's package."""
         return not is_below(cls.__module__, OWN_PACKAGE)
 
-    @classmethod
-    def kinds(cls, package: str) -> tuple[type[Self], ...]:
-        """Import `PACKAGE.*.spec`, and return the subclasses there that have a name: in the order of the packages, and
-        within one in the order of definition, each followed by its subclasses."""
-        folders = importlib.import_module(package).__path__
-        modules = [f"{package}.{module.name}.spec" for module in pkgutil.iter_modules(folders) if module.ispkg]
-        modules = [module for module in modules if find_spec(module) is not None]
-        for module in modules:
-            importlib.import_module(module)
-        named = [kind for kind in _subclasses(cls) if not kind.model_fields["name"].is_required()]
-        kinds = dict.fromkeys(kind for kind in named if kind.__module__ in modules)
-        return tuple(sorted(kinds, key=lambda kind: modules.index(kind.__module__)))
-
     def key_part(self) -> dict[str, Any]:
         """Return plain data for a stage key. For a user's class it includes the digest of the module's source, so an
         edited class is not served from the cache."""
@@ -61,15 +46,9 @@ class DeclaredSpec(Spec):
         return target | serialize(self)
 
 
-def _subclasses(base: type[S]) -> Iterator[type[S]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)
-
-
 def choice_of(base: type[S], kinds: Iterable[type[S]]) -> Any:
     """Return the type of a field that holds one of these kinds of `base`, or a subclass of it from a user's package."""
-    return Annotated[Union[tuple(kinds)], _OwnOrDeclared(base)]  # noqa: UP007  the members are not known here
+    return Annotated[union_of(kinds), _OwnOrDeclared(base)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +60,7 @@ class _OwnOrDeclared:
     def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_wrap_validator_function(
             self._validate,
-            handler.generate_schema(Annotated[union, Field(discriminator="name")]),
+            handler.generate_schema(union),
             serialization=core_schema.wrap_serializer_function_ser_schema(
                 lambda spec, serialize: serialize(spec), schema=core_schema.any_schema()
             ),
