@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from components.errors import ContextOverflow, ResourceError
-from components.json_client import Answer, Client, Failed, Refused, Reply
+from components.json_client import Answer, Client, FailedAttempt, RefusalCheck, Reply
 
 NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 """Error codes for which a retry is pointless: the account has no credit."""
@@ -17,7 +17,7 @@ class ChatClient(Client):
     """Client of one server with chat completions."""
 
     async def complete(
-        self, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer], refused: Refused = lambda *_: None
+        self, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer], refused: RefusalCheck = lambda *_: None
     ) -> Answer:
         """Send a request and return `read(completion)`, which may raise Failed for an invalid answer.
 
@@ -48,9 +48,9 @@ def fail_on_invalid_answer() -> Iterator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Failed(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
+        raise FailedAttempt(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
 
 
-def empty_answer() -> Failed:
+def empty_answer() -> FailedAttempt:
     """Return the failure of an answer without content, which is retried."""
-    return Failed("an empty answer", empty=True)
+    return FailedAttempt("an empty answer", empty=True)

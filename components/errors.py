@@ -12,17 +12,17 @@
     │   │   ├── ContextOverflow             prompt and answer do not fit the model's context
     │   │   ├── PromptRefused               the chat template or the tokenizer cannot express the conversation
     │   │   ├── EngineBusy                  the policy cannot be replaced while requests are in flight
-    │   │   └── CallsUsedUp                 an agent's episode has ended, or has used its model calls
+    │   │   └── CallLimitReached                 an agent's episode has ended, or has used its model calls
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
-    │   │   └── EnvironmentAway             the environment is unreachable; the episode may be retried
+    │   │   └── EnvironmentUnavailable             the environment is unreachable; the episode may be retried
     │   ├── AgentError                      an agent loop raised
     │   ├── JudgeError                      a reward raised, or returned an invalid score
     │   │   └── AnswerTooCostly             evaluating an answer exceeded a limit of time, memory or nesting
     │   └── DeployError                     a host failed to deploy a model, or its endpoint answers wrongly
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
-    ├── BudgetSpent (RuntimeError)          judging would exceed the judge budget; finished scores are saved
+    ├── BudgetExceeded (RuntimeError)          judging would exceed the judge budget; finished scores are saved
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
-    ├── GuardStruck (RuntimeError)          a guard of the flow ended the run; finished stages are saved
+    ├── GuardTriggered (RuntimeError)          a guard of the flow ended the run; finished stages are saved
     └── WaitTimeout (TimeoutError)          a wait timed out; names the awaited event and the limit
 
 A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. Every error can be pickled,
@@ -112,7 +112,7 @@ class EngineBusy(EngineError):
     """Attempt to replace the policy while requests are in flight."""
 
 
-class CallsUsedUp(EngineError):
+class CallLimitReached(EngineError):
     """Model call of an agent whose episode has ended or has used its calls."""
 
 
@@ -122,7 +122,7 @@ class EnvironmentFailed(BoundaryError):
     boundary = "environment"
 
 
-class EnvironmentAway(EnvironmentFailed):
+class EnvironmentUnavailable(EnvironmentFailed):
     """Unreachable environment, for a reason unrelated to the agent's actions. The episode may be retried from its
     start. Environments may raise it."""
 
@@ -154,7 +154,7 @@ class TooManyFailures(EspalierError, RuntimeError):
     """More failed episodes than the collect spec allows."""
 
 
-class BudgetSpent(EspalierError, RuntimeError):
+class BudgetExceeded(EspalierError, RuntimeError):
     """Judging cost that would exceed `judge.budget`; the message says what is saved and how to continue."""
 
 
@@ -162,7 +162,7 @@ class TrainingDiverged(EspalierError, ArithmeticError):
     """Loss, gradient or KL outside the valid range; no checkpoint was written."""
 
 
-class GuardStruck(EspalierError, RuntimeError):
+class GuardTriggered(EspalierError, RuntimeError):
     """Run ended by a guard of the flow; the message names the cause and the remedy."""
 
 

@@ -53,7 +53,7 @@ IDLE = 4.0
 Answer = TypeVar("Answer")
 
 
-class Failed(Exception):
+class FailedAttempt(Exception):
     """Failed attempt that may succeed when retried."""
 
     def __init__(self, message: str, *, pause: float | None = None, empty: bool = False):
@@ -78,9 +78,9 @@ class Reply(NamedTuple):
         try:
             body = orjson.loads(self.content)
         except ValueError:
-            raise Failed(f"the response is not JSON: {self.text[:SHOWN]!r}", empty=True) from None
+            raise FailedAttempt(f"the response is not JSON: {self.text[:SHOWN]!r}", empty=True) from None
         if not isinstance(body, dict):
-            raise Failed(f"the response is not a JSON object: {self.text[:SHOWN]!r}", empty=True)
+            raise FailedAttempt(f"the response is not a JSON object: {self.text[:SHOWN]!r}", empty=True)
         return body
 
     def error(self) -> tuple[str, str]:
@@ -93,7 +93,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Patience:
+class ClientTimeouts:
     """Timeouts of a client, and their key path."""
 
     timeout: float
@@ -105,7 +105,9 @@ class Patience:
 
 
 async def patiently(
-    once: Callable[[], Awaitable[Answer]], patience: Patience, away: Callable[[Failed], object] = lambda error: None
+    once: Callable[[], Awaitable[Answer]],
+    patience: ClientTimeouts,
+    away: Callable[[FailedAttempt], object] = lambda error: None,
 ) -> Answer:
     """Return the result of `once`, which is retried while it raises Failed.
 
@@ -116,18 +118,20 @@ async def patiently(
     while True:
         try:
             return await once()
-        except Failed as error:
+        except FailedAttempt as error:
             pause = backoff.pause(error.pause)
             empty = empty + 1 if error.empty else 0
             if empty >= EMPTY_ANSWERS:
-                raise Failed(f"{error}, {empty} times in a row") from None
+                raise FailedAttempt(f"{error}, {empty} times in a row") from None
             if pause is None:
-                raise Failed(f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)") from None
+                raise FailedAttempt(
+                    f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)"
+                ) from None
             away(error)
         await asyncio.sleep(pause)
 
 
-Refused = Callable[[Reply, str], Exception | None]
+RefusalCheck = Callable[[Reply, str], Exception | None]
 """Maps a response with a status other than 200, and its printable text, to an exception. None: the client decides."""
 
 
@@ -146,7 +150,7 @@ class Client:
         self,
         url: str,
         key: str,
-        patience: Patience,
+        patience: ClientTimeouts,
         *,
         key_hint: str,
         error: type[BoundaryError],
@@ -167,7 +171,7 @@ class Client:
         self._thread.start()
 
     async def post(
-        self, path: str, body: Any, read: Callable[[Reply], Answer], refused: Refused = lambda *_: None
+        self, path: str, body: Any, read: Callable[[Reply], Answer], refused: RefusalCheck = lambda *_: None
     ) -> Answer:
         """Send `body` as JSON and return `read(reply)`. `read` may raise Failed for an invalid response. Raises the
         client's error, ResourceError, and the exceptions of `read` and `refused`."""
@@ -179,14 +183,19 @@ class Client:
         path: str,
         content: bytes | None,
         read: Callable[[Reply], Answer],
-        refused: Refused = lambda *_: None,
+        refused: RefusalCheck = lambda *_: None,
         kind: str = JSON,
     ) -> Answer:
         """Send a request with any method and content, as `post` does. kind: content type."""
         return await asyncio.wrap_future(self._start(self._ask(method, path, content, read, refused, kind)))
 
     def now(
-        self, method: str, path: str, body: Any, read: Callable[[Reply], Answer], refused: Refused = lambda *_: None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        read: Callable[[Reply], Answer],
+        refused: RefusalCheck = lambda *_: None,
     ) -> Answer:
         """Send a request and block the calling thread. body: None sends none."""
         content = None if body is None else packed(body)
@@ -214,7 +223,7 @@ class Client:
         path: str,
         content: bytes | None,
         read: Callable[[Reply], Answer],
-        refused: Refused,
+        refused: RefusalCheck,
         kind: str = JSON,
     ) -> Answer:
         """Send a request and retry it until it succeeds or has failed for good."""
@@ -228,13 +237,13 @@ class Client:
 
         try:
             answer = await patiently(once, self._patience, self._on_failure)
-        except Failed as error:
+        except FailedAttempt as error:
             raise self._error(self.printable(error)) from None
         self._on_success()
         return answer
 
     async def _reply(self, method: str, path: str, content: bytes | None, kind: str) -> Reply:
-        """Return the response to one attempt. Raises Failed if there is none in time."""
+        """Return the response to one attempt. Raises FailedAttempt if there is none in time."""
         import aiohttp
 
         if self._session is None:
@@ -255,9 +264,9 @@ class Client:
                     return Reply(response.status, response.reason or "", response.headers, await response.read())
             except TimeoutError:
                 limit = f"{self._patience.timeout:g} s ({self._patience.path}.timeout)"
-                raise Failed(f"no answer within {limit}") from None
+                raise FailedAttempt(f"no answer within {limit}") from None
             except (aiohttp.ClientError, OSError) as error:
-                raise Failed(f"the connection broke: {str(error) or type(error).__name__}") from None
+                raise FailedAttempt(f"the connection broke: {str(error) or type(error).__name__}") from None
 
     def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -288,10 +297,10 @@ class Client:
         if reply.status == 404:
             return ResourceError(f"{self.url} has no {path}, or not the requested resource ({text})")
         if reply.status in AGAIN and reply.headers.get("x-should-retry") != "false":
-            return Failed(text, pause=asked_to_wait(reply.headers))
+            return FailedAttempt(text, pause=asked_to_wait(reply.headers))
         return self._error(text)
 
-    def _on_failure(self, error: Failed) -> None:
+    def _on_failure(self, error: FailedAttempt) -> None:
         if self._failing_since is None:
             self._failing_since = time.monotonic()
         message = self.printable(error)

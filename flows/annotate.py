@@ -192,7 +192,7 @@ def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-
     """Return the function that sends answers to MLflow; None, with a message, if MLflow has no such run or cannot be
     reached."""
     from components.tracking import store
-    from components.tracking.human_assessments import People
+    from components.tracking.human_assessments import HumanAssessments
 
     uri = run.spec.get("tracking", {}).get("uri") or store.local_uri(root)
     if uri == store.local_uri(root) and not (root / "mlflow" / "mlflow.db").is_file():
@@ -201,7 +201,7 @@ def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-
     from mlflow.exceptions import MlflowException
 
     try:
-        return People(store.connect(uri, root / "mlflow" / "artifacts"), run.id, label).tell
+        return HumanAssessments(store.connect(uri, root / "mlflow" / "artifacts"), run.id, label).tell
     except (MlflowException, ResourceError) as error:
         print(f"answers are not sent to MLflow, only saved to the file: {error}", file=sys.stderr)
         return None

@@ -52,7 +52,7 @@ def calibrate(
     the stages."""
     from components.rewards.llm.spec import asked_by
     from flows.calibration.calibration import (
-        Work,
+        CalibrationRunner,
         calibration,
         check_people,
         episodes_of_run,
@@ -84,7 +84,7 @@ def calibrate(
         console = Console()
         log = root / "logs" / f"calibrate-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
-        work = Work(spec, context, console)
+        work = CalibrationRunner(spec, context, console)
         episodes = episodes_of_run(spec, context, run, labels) if run is not None else play(work)
         if human_scores is not None:
             check_people(human_scores, episodes, people)

@@ -131,14 +131,14 @@ class ChatSession:
 
     async def _begin(self) -> Episode:
         """Start an episode with the environment's opening messages, without those of its user, whom you play."""
-        from components.rollout.formats import OneAction, make
+        from components.rollout.formats import SingleActionFormat, make
         from components.trajectories.schema import Scenario
 
         if self._world is None:
             episode = self._new(Scenario("chat", {}, "chat"))
             episode.open([], [])
             return episode
-        if not isinstance(make(self._world.agent.format, None), OneAction):
+        if not isinstance(make(self._world.agent.format, None), SingleActionFormat):
             raise ResourceError(
                 f"agent.format = {self._world.agent.format}: this policy writes programs and cannot chat; use "
                 "/scenario to watch it"

@@ -49,7 +49,7 @@ _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 
 
 @dataclass(frozen=True)
-class Waste:
+class DeletableEntry:
     """File or folder that can be deleted."""
 
     path: str
@@ -81,7 +81,7 @@ class Cleaner:
         self.artifacts = {artifact.key: artifact for artifact in self._artifacts()}
         self.needed_by = self._needed_by()
 
-    def waste(self, *, intermediate: bool = False, answers: bool = False) -> list[Waste]:
+    def waste(self, *, intermediate: bool = False, answers: bool = False) -> list[DeletableEntry]:
         """Return everything that can be deleted, largest first. Raises ResourceError if `answers` is set while a run is
         running."""
         waste = [*self._unneeded(), *self._debris()]
@@ -89,7 +89,7 @@ class Cleaner:
         waste += [*self._answers()] if answers else []
         return sorted(waste, key=lambda item: (-item.bytes, item.path))
 
-    def named(self, key: str) -> Waste:
+    def named(self, key: str) -> DeletableEntry:
         """Return the artifact with this key or key prefix. Raises ResourceError if there is none, the prefix is
         ambiguous, a run needs it, or it is retained."""
         matches = [artifact for artifact in self.artifacts.values() if artifact.key.startswith(key)]
@@ -114,13 +114,13 @@ class Cleaner:
                 )
         return _waste(artifact, "named")
 
-    def retained(self) -> list[Waste]:
+    def retained(self) -> list[DeletableEntry]:
         """Return artifacts that no run needs, but a version or a deployment points to."""
         unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
         holders = self.retention.retained if unneeded else {}
         return [_waste(artifact, holders[artifact.key].why) for artifact in unneeded if artifact.key in holders]
 
-    def delete(self, waste: Iterable[Waste]) -> list[Waste]:
+    def delete(self, waste: Iterable[DeletableEntry]) -> list[DeletableEntry]:
         """Delete files and return those deleted; files that a live process has locked since are skipped.
 
         Raises ResourceError, before anything is deleted, if MLflow refuses or a server has an export loaded.
@@ -171,7 +171,7 @@ class Cleaner:
                 need(key, run, f"its beginning at step {step}")
         return needed
 
-    def _unneeded(self) -> Iterator[Waste]:
+    def _unneeded(self) -> Iterator[DeletableEntry]:
         unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
         retained = self.retention.retained if unneeded else {}
         oldest_start = min((run.started for run in self.runs if self.records.alive(run)), default=math.inf)
@@ -180,29 +180,31 @@ class Cleaner:
             if artifact.key not in retained and not new:
                 yield _waste(artifact, "no run needs it")
 
-    def _debris(self) -> Iterator[Waste]:
+    def _debris(self) -> Iterator[DeletableEntry]:
         for path in self.store.root.glob("*.damaged-*"):
-            yield Waste(str(path), "damaged artifact", "does not match its manifest; was moved away", _size(path))
+            yield DeletableEntry(
+                str(path), "damaged artifact", "does not match its manifest; was moved away", _size(path)
+            )
         for path in (self.store.root / ".drafts").glob("*"):
             with _unused(self.store, path.name.partition(".")[0]) as free:
                 if free:
                     why = "its process is dead; finished episodes and steps are stored elsewhere"
-                    yield Waste(str(path), "draft", why, _size(path))
+                    yield DeletableEntry(str(path), "draft", why, _size(path))
         for path in (self.store.root / ".scratch").glob("*"):
             if path.name in self.artifacts:
-                yield Waste(str(path), "unfinished work", "the stage has finished since", _size(path))
+                yield DeletableEntry(str(path), "unfinished work", "the stage has finished since", _size(path))
         for path in self.root.glob(".again-*"):
-            yield Waste(str(path), "repeated stage", "its process is dead", _size(path))
+            yield DeletableEntry(str(path), "repeated stage", "its process is dead", _size(path))
 
-    def _answers(self) -> Iterator[Waste]:
+    def _answers(self) -> Iterator[DeletableEntry]:
         folder = self.root / ANSWERS
         for run in self.runs:
             if self.records.alive(run):
                 raise ResourceError(f"--answers: run {run.short} is running ({run.process}); stop it first")
         if folder.is_dir():
-            yield Waste(str(folder), "answers of judges", "the same questions will cost again", _size(folder))
+            yield DeletableEntry(str(folder), "answers of judges", "the same questions will cost again", _size(folder))
 
-    def _intermediate(self) -> Iterator[Waste]:
+    def _intermediate(self) -> Iterator[DeletableEntry]:
         excluded = {key for run in self.runs for key in _worth_keeping(run, self.artifacts)}
         excluded.update(key for holder in self.retention.holders for key in holder.keys)
         for run in self.runs:
@@ -278,11 +280,11 @@ class _unused:
             self._file.close()
 
 
-def _waste(artifact: Artifact, why: str) -> Waste:
-    return Waste(str(artifact.path), artifact.kind, why, artifact.size)
+def _waste(artifact: Artifact, why: str) -> DeletableEntry:
+    return DeletableEntry(str(artifact.path), artifact.kind, why, artifact.size)
 
 
-def _keys(waste: Iterable[Waste]) -> set[str]:
+def _keys(waste: Iterable[DeletableEntry]) -> set[str]:
     """Return the names of folders in the store."""
     return {Path(item.path).name for item in waste}
 

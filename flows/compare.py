@@ -23,7 +23,7 @@ from flows.terminal.console import duration, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from components.evaluation.comparison import Against, Run, RunComparison, StageTotal
+    from components.evaluation.comparison import BaselineComparison, Run, RunComparison, StageTotal
 
 BARS = "▁▂▃▄▅▆▇█"
 """Characters that draw a share from 0 to 1 in the terminal."""
@@ -171,7 +171,7 @@ def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[Run]) -> Ta
     return table
 
 
-def _difference(against: Against) -> list[str]:
+def _difference(against: BaselineComparison) -> list[str]:
     from flows.reporting.results import interval
 
     lines = [f"{against.title}: {note}" for note in against.notes]

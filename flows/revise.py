@@ -29,14 +29,14 @@ from components.specs import Target, validate
 from flows.terminal.arguments import RootParser
 
 if TYPE_CHECKING:
-    from components.rewards.judges.constitution import Constitution, Revised
+    from components.rewards.judges.constitution import Constitution, Revision
     from components.trajectories.feedback import Correction
     from components.trajectories.schema import Trajectory
     from flows.annotation.episodes import StageEpisodes
     from flows.history.records import RunRecord, StageRecord
 
 CONSTITUTION = "components.rewards.judges.constitution.Constitution"
-_Verdicts = list[tuple["Trajectory", str, "Revised"]]
+_Verdicts = list[tuple["Trajectory", str, "Revision"]]
 """Tuples of episode, judge's name, and its verdict on an answer."""
 
 
@@ -161,7 +161,7 @@ def _judge(
     return verdicts, f"{calls}, {figures.get('spent', 0):.4g} spent"
 
 
-def _correction(trajectory: Trajectory, judge: str, revised: Revised, episodes: StageEpisodes) -> Correction:
+def _correction(trajectory: Trajectory, judge: str, revised: Revision, episodes: StageEpisodes) -> Correction:
     from components.trajectories.feedback import CorrectedCall, Correction
 
     original = trajectory.histories[revised.history].messages[revised.message]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts.roots import private_root
-from components.errors import EspalierError, GuardStruck, ResourceError
+from components.errors import EspalierError, GuardTriggered, ResourceError
 from components.redaction import refuse_secrets
-from flows.execution.overlap import Beside, sequential
+from flows.execution.overlap import BackgroundRunner, sequential
 from flows.experiment import fork
 from flows.experiment.prerequisites import check_keys
 from flows.experiment.requests import StageRunner
@@ -148,14 +148,14 @@ def run(
         on_round = results.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
-        def body(call: StageRunner, beside: Beside) -> results.Results:
+        def body(call: StageRunner, beside: BackgroundRunner) -> results.Results:
             recipe_run = RecipeRun(call, beside, starting_point, on_round, execution.notice, prune)
             if spec.deploy.approve:
                 recipe_run.approve = approval.asker(execution)
             outcome = recipe_run.outcome
             try:
                 online_rl(recipe_run, spec)
-            except GuardStruck as guard:
+            except GuardTriggered as guard:
                 report.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise
             released, error = registration.register(execution, outcome)

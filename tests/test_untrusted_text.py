@@ -11,7 +11,7 @@ import pytest
 
 from components.environments.adapters.agentgym_kinds import Action, _tags
 from components.environments.service.customer import agrees, clear, says
-from components.environments.tools import Invalid
+from components.environments.tools import InvalidAction
 from components.environments.worlds.email_search.answers import is_right
 from components.environments.worlds.questions.base import same
 from components.errors import JudgeError
@@ -24,7 +24,7 @@ from components.rewards.rules.accuracy import Choice, Exact, last_number
 from components.rewards.rules.answer_format import Tags
 from components.rewards.rules.patterns import Pattern
 from components.rollout.code import _BLOCK
-from components.rollout.formats import ChatActions, Native, React, Unreadable
+from components.rollout.formats import ChatActions, Native, React, UnparsedAction
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
 from components.trajectories.tool_calls import read_pythonic, read_tagged
@@ -114,7 +114,7 @@ def _hostile(size):
 
 def _seconds(read, text):
     began = time.thread_time()
-    with contextlib.suppress(ValueError, RecursionError, Unreadable, Invalid, JudgeError):
+    with contextlib.suppress(ValueError, RecursionError, UnparsedAction, InvalidAction, JudgeError):
         read(text)
     return time.thread_time() - began
 
@@ -212,13 +212,13 @@ def test_readers_keep_their_results():
     assert Choice().chosen("I think\n\n  (b).\n B) Paris") == "B"
     assert Choice().chosen("\n\n * C: because") == "C"
     assert _react("Thought: x\n \n  Action: f {}\n\n  Observation: y")["tool_calls"][0]["function"]["name"] == "f"
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnparsedAction):
         _native("text\n  [ find ( x")
     assert _native("text [find(x)]")["content"] == "text [find(x)]"
     assert read_pythonic("say\n[1, 2]\n[find(a=1)]") == ("say\n[1, 2]", [("find", '{"a": 1}')])
     assert [same(text, 3) for text in (" 3 kg. ", "3.0", "-3", "3 kg cm")] == [True, True, False, False]
     assert _tags(Action("</answer><answer>x</answer>", "")) == "</answer><answer>x</answer>"
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidAction):
         _tags(Action("</answer><answer>", ""))
     assert _BLOCK.findall("```py\na\n```\n```\nb\n```  \n```\nc") == [
         ("py", "a\n", "```"), ("", "b\n", "```"), ("", "c", ""),

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any
 
 from components.artifacts.files import RemoteFiles
-from components.artifacts.locks import Wait, name_holder
+from components.artifacts.locks import BoundedWait, name_holder
 from components.artifacts.times import Times
 from components.errors import ResourceError
 from components.json_text import parse_json
@@ -47,7 +47,7 @@ def lease(
     seconds. Raises ResourceError if the store cannot be used.
     """
     lock = _Lease(files, name, owner)
-    lock.acquire(Wait(resource, timeout, on_wait), times)
+    lock.acquire(BoundedWait(resource, timeout, on_wait), times)
     done = threading.Event()
     renewals = threading.Thread(target=lock.renew, args=(done, times.beat), name=f"lease {name}", daemon=True)
     renewals.start()
@@ -70,7 +70,7 @@ class _Lease:
         self._token = uuid.uuid4().hex
         self._start = time.monotonic()
 
-    def acquire(self, waiting: Wait, times: Times) -> None:
+    def acquire(self, waiting: BoundedWait, times: Times) -> None:
         """Wait for the lock and take it. Raise WaitTimeout after the timeout of `waiting`."""
         clock = f"{self._name}.{self._token}"
         clock_written = False

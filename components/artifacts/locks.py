@@ -24,7 +24,7 @@ def lock_file(file: IO[str], resource: str, timeout: float, on_wait: Callable[[s
     resource: name of the locked resource, for messages. `on_wait` is called once with a message that names the holder;
     WaitTimeout names it after `timeout` seconds.
     """
-    waiting = Wait(resource, timeout, on_wait)
+    waiting = BoundedWait(resource, timeout, on_wait)
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,7 +37,7 @@ def lock_file(file: IO[str], resource: str, timeout: float, on_wait: Callable[[s
     file.flush()
 
 
-class Wait:
+class BoundedWait:
     """Bounded wait for a resource that another process holds; reports the holder once."""
 
     def __init__(self, resource: str, timeout: float, on_wait: Callable[[str], None] | None):

@@ -120,7 +120,7 @@ class Runner(ABC):
         process."""
 
 
-class Stopped(KeyboardInterrupt):
+class RunnerStopped(KeyboardInterrupt):
     """Interruption of a runner by `stop` from another thread."""
 
 
@@ -177,7 +177,7 @@ class ProcessRunner(Runner):
     def _start(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen:
         with self._lock:
             if self._stopped.is_set():
-                raise Stopped
+                raise RunnerStopped
             child = subprocess.Popen(
                 command,
                 env=self._process.environment,
@@ -206,7 +206,7 @@ class ProcessRunner(Runner):
             raise
         except EspalierError:
             if self._stopped.is_set():
-                raise Stopped from None
+                raise RunnerStopped from None
             raise
 
     def _events(

@@ -14,7 +14,7 @@ import httpx
 from pydantic import Field
 
 from components.environments.protocol import Messages
-from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.exceptions import PASSING, passes
 from components.specs.served import ModelEndpoint
 
@@ -35,7 +35,7 @@ class ServedModel(ModelEndpoint):
     async def ask(self, messages: Messages, *, seed: int, max_tokens: int, temperature: float = 0.0) -> str:
         """Return the model's reply to a conversation.
 
-        Raises EnvironmentFailed if the server returns no reply, EnvironmentAway if the failure is transient, and
+        Raises EnvironmentFailed if the server returns no reply, EnvironmentUnavailable if the failure is transient, and
         ResourceError if the server rejects the model or its key (HTTP 401, 403, 404).
         """
         body = {
@@ -73,7 +73,7 @@ class ServedModel(ModelEndpoint):
                 elif response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
                     break
         redacted = problem.replace(key, "***") if key else problem
-        kind = EnvironmentAway if away else EnvironmentFailed
+        kind = EnvironmentUnavailable if away else EnvironmentFailed
         raise kind(f"the {self.role} at {self.url} returned no reply: {redacted}")
 
 

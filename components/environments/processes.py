@@ -1,7 +1,7 @@
 """Environments in subprocesses, for environments that are CPU-bound in Python, leak memory, or may crash.
 
     environment:
-      _target_: components.environments.processes.InProcesses
+      _target_: components.environments.processes.SubprocessEnvironment
       environment:
         _target_: my_package.worlds.Heavy
         size: 40
@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, ResourceError, SpecError
 from components.exceptions import passes
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
 from components.specs import Target, validate
@@ -42,7 +42,7 @@ _PROGRAM = JsonProgram(f"{__name__}:WrappedEnvironment", show_stderr=True)
 
 
 @registered("environment.in_processes")
-class InProcesses:
+class SubprocessEnvironment:
     """An environment whose instances run in subprocesses.
 
     Args:
@@ -103,7 +103,7 @@ class InProcesses:
         """Return the result of a method of the wrapped environment.
 
         Raises EnvironmentFailed if the method raises or the subprocess dies; SpecError, ResourceError and
-        EnvironmentAway keep their class.
+        EnvironmentUnavailable keep their class.
         """
         if self._waiting:
             raise EnvironmentFailed(f"{name}: the environment is busy: its subprocess still runs an abandoned call")
@@ -143,8 +143,8 @@ def _result(answer: Any) -> Any:
             raise SpecError([Problem(str(path), str(message)) for path, message in problems])
         case ["ResourceError", message]:
             raise ResourceError(str(message))
-        case ["EnvironmentAway", message]:
-            raise EnvironmentAway(str(message))
+        case ["EnvironmentUnavailable", message]:
+            raise EnvironmentUnavailable(str(message))
         case [_, message]:
             raise EnvironmentFailed(str(message))
     raise EnvironmentFailed(f"the subprocess returned the invalid response {answer!r:.200}")
@@ -186,10 +186,10 @@ class WrappedEnvironment:
             return ["SpecError", [[problem.path, problem.message] for problem in error.problems]]
         except Exception as error:  # noqa: BLE001  exceptions of an environment are data
             classified = isinstance(error, EnvironmentFailed | ResourceError)
-            away = isinstance(error, EnvironmentAway) or (not classified and passes(error))
+            away = isinstance(error, EnvironmentUnavailable) or (not classified and passes(error))
             kind = "ResourceError" if isinstance(error, ResourceError) else "EnvironmentFailed"
             return [
-                "EnvironmentAway" if away else kind,
+                "EnvironmentUnavailable" if away else kind,
                 str(error) if classified else f"{type(error).__name__}: {error}",
             ]
 

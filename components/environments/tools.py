@@ -14,15 +14,15 @@
         def add(self, number: Annotated[int, "at most 3"]) -> str:
             "adds to the count"
             if number > 3:
-                raise Invalid("3 at most")
+                raise InvalidAction("3 at most")
             self.count += number
             return str(self.count)
 
         def outcome(self, answer):
             return {"success": self.count == self.scenario.input["goal"] and str(self.count) in answer}
 
-Mistakes of the model (unknown tool, invalid arguments, `Invalid` raised by a tool) return `error: ...` to it and count
-as `invalid_actions` in the outcome. A message without tool calls ends the episode (see `on_message`).
+Mistakes of the model (unknown tool, invalid arguments, `InvalidAction` raised by a tool) return `error: ...` to it and
+count as `invalid_actions` in the outcome. A message without tool calls ends the episode (see `on_message`).
 
 `TextEnvironment` is the base class of environments whose only action is a line of text, such as games and simulators:
 the action is the argument of their only tool, or the content of the message.
@@ -44,7 +44,7 @@ from components.trajectories.schema import Scenario
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Invalid(Exception):
+class InvalidAction(Exception):
     """An action that cannot be executed, raised by tools; the agent sees the message."""
 
 
@@ -127,9 +127,11 @@ class ToolEnvironment(abc.ABC):
         try:
             spec = _tools_of(type(self)).get(function["name"])
             if spec is None:
-                raise Invalid(f"no tool {function['name']}; there are {', '.join(_tools_of(type(self))) or 'none'}")
+                raise InvalidAction(
+                    f"no tool {function['name']}; there are {', '.join(_tools_of(type(self))) or 'none'}"
+                )
             return str(getattr(self, spec.name)(**spec.arguments(function["arguments"])))
-        except Invalid as error:
+        except InvalidAction as error:
             self.invalid_actions += 1
             return f"error: {error}"
 
@@ -156,14 +158,14 @@ class TextEnvironment(ToolEnvironment):
             return f"error: no tool {function['name']}; there is {ACT.name}"
         try:
             return self._act(ACT.arguments(function["arguments"])["action"])
-        except Invalid as error:
+        except InvalidAction as error:
             self.invalid_actions += 1
             return f"error: {error}"
 
     def _act(self, text: str) -> str:
         try:
             return self.act(text.strip())
-        except Invalid as error:
+        except InvalidAction as error:
             self.invalid_actions += 1
             return f"error: {error}"
 
@@ -216,15 +218,17 @@ class _Tool:
         }
 
     def arguments(self, text: Any) -> dict[str, Any]:
-        """Return the arguments of a call, parsed to the types of the method. Raises Invalid."""
+        """Return the arguments of a call, parsed to the types of the method. Raises InvalidAction."""
         try:
             arguments: BaseModel = self._model.model_validate_json(text if isinstance(text, str) else json.dumps(text))
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"])
             if first["type"] == "json_invalid":
-                raise Invalid(f"the arguments of {self.name} are no JSON object") from None
-            raise Invalid(f"{self.name}: {f'{at}: ' if at else ''}{first['msg']}; it takes {self._takes()}") from None
+                raise InvalidAction(f"the arguments of {self.name} are no JSON object") from None
+            raise InvalidAction(
+                f"{self.name}: {f'{at}: ' if at else ''}{first['msg']}; it takes {self._takes()}"
+            ) from None
         return {name: getattr(arguments, name) for name in type(arguments).model_fields}
 
     def _takes(self) -> str:

@@ -26,7 +26,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Misjudged:
+class Disagreement:
     """Episode on which score and truth differ most."""
 
     trajectory: Trajectory
@@ -52,7 +52,7 @@ class Calibration:
     roc: Sequence[tuple[float, float]] = ()
     marks: Sequence[Mark] = ()
     warnings: Sequence[str] = ()
-    misjudged: Sequence[Misjudged] = ()
+    misjudged: Sequence[Disagreement] = ()
     created: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Configuration of the reward."""

@@ -91,7 +91,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Against:
+class BaselineComparison:
     """Comparison of one run's last evaluation with the baseline's."""
 
     letter: str
@@ -125,14 +125,16 @@ class RunComparison:
     """Settings that affect results and differ between the runs: by key, the value in each run as text."""
     rest: Mapping[str, Sequence[str]]
     """Differing settings that do not affect results, such as machine, speed and names; same form."""
-    against: Sequence[Against]
+    against: Sequence[BaselineComparison]
     """Comparison of each run except the first with the baseline."""
     created: str = ""
     command: str = ""
     """Command that generates this page again."""
 
 
-def compare_episodes(letter: str, title: str, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Against:
+def compare_episodes(
+    letter: str, title: str, before: Sequence[Trajectory], after: Sequence[Trajectory]
+) -> BaselineComparison:
     """Compare `after` with `before` on the scenarios that both played.
 
     Scenarios with equal ids and different content are left out.
@@ -157,7 +159,7 @@ def compare_episodes(letter: str, title: str, before: Sequence[Trajectory], afte
     try:
         difference = paired_difference(first, second)
     except ValueError:
-        return Against(letter, title, None, [*notes, "no scenario was finished in both runs"])
+        return BaselineComparison(letter, title, None, [*notes, "no scenario was finished in both runs"])
     if failed := difference["left_out"]:
         notes.append(f"{_count(failed)} failed to run in one of the two runs and are left out")
     before_episodes, after_episodes = (
@@ -165,7 +167,7 @@ def compare_episodes(letter: str, title: str, before: Sequence[Trajectory], afte
     )
     changed = [*difference["improved"], *difference["regressed"]]
     pairs = {name: (before_episodes[name], after_episodes[name]) for name in changed}
-    return Against(letter, title, difference, notes, pairs)
+    return BaselineComparison(letter, title, difference, notes, pairs)
 
 
 def render(comparison: RunComparison) -> str:
@@ -194,7 +196,7 @@ def render(comparison: RunComparison) -> str:
     )
 
 
-def _changes(number: int, against: Against) -> dict[str, Any]:
+def _changes(number: int, against: BaselineComparison) -> dict[str, Any]:
     """Return the lists of changed scenarios, each with the anchor of its episodes. Anchors contain no scenario ids."""
     shown = list(against.pairs)[:MOST_PAIRS]
     anchors = {name: f"episodes-{number}-{index}" for index, name in enumerate(shown)}

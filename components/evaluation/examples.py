@@ -15,7 +15,7 @@ MAX_MESSAGES = 60
 """Maximum number of messages shown per episode."""
 
 
-class Evaluated(Protocol):
+class EvaluatedEpisodes(Protocol):
     @property
     def label(self) -> str: ...
     @property
@@ -24,7 +24,7 @@ class Evaluated(Protocol):
     def scores(self) -> Mapping[str, Score]: ...
 
 
-def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
+def choose(evaluations: Sequence[EvaluatedEpisodes]) -> list[dict[str, Any]]:
     """Choose good, bad and failed episodes of the last evaluation, of different task types if possible.
 
     If the last evaluation has no failed episode, earlier evaluations are searched, latest first.
@@ -55,7 +55,7 @@ def choose(evaluations: Sequence[Evaluated]) -> list[dict[str, Any]]:
     ]
 
 
-def before_and_after(evaluations: Sequence[Evaluated]) -> dict[str, Any] | None:
+def before_and_after(evaluations: Sequence[EvaluatedEpisodes]) -> dict[str, Any] | None:
     """Return both policies' episodes of one scenario that the first policy did not solve and the last one did."""
     if len(evaluations) < 2:
         return None

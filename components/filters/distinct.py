@@ -10,7 +10,7 @@ from pydantic import Field
 
 from components.filters.decisions import best_first, decide_each
 from components.filters.protocol import Filter, Groups
-from components.filters.similar import Texts, shingles
+from components.filters.similar import SimilarityIndex, shingles
 from components.specs.registered import registered
 from components.trajectories.schema import Message, Selection, Trajectory
 
@@ -70,7 +70,7 @@ class _Index:
         self._read: Read = read
         self._words = words
         self._exact: set[bytes] = set()
-        self._near = None if similarity is None else Texts(similarity, compared)
+        self._near = None if similarity is None else SimilarityIndex(similarity, compared)
 
     def duplicates(self, group: Sequence[Trajectory]) -> dict[str, str]:
         """Add a group, best reward first. Return the reason by id of each scored trajectory that is a duplicate."""

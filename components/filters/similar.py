@@ -38,7 +38,7 @@ def jaccard(first: frozenset[int], second: frozenset[int]) -> float:
     return shared / (len(first) + len(second) - shared) if shared else 0.0
 
 
-class Texts:
+class SimilarityIndex:
     """Index of the `capacity` texts that were added last."""
 
     def __init__(self, similarity: float, capacity: int):

@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 
 from components.errors import (
     ArtifactError,
-    CallsUsedUp,
+    CallLimitReached,
     ContextOverflow,
     EngineBusy,
     EngineError,
@@ -304,7 +304,7 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
             status, kind, code = 409, "invalid_request_error", "engine_busy"
         case WaitTimeout():
             status, code = 504, "timeout"
-        case CallsUsedUp():
+        case CallLimitReached():
             status, kind, code = 403, "invalid_request_error", "calls_used_up"
         case HTTPException():
             status, kind, message = error.status_code, "invalid_request_error", str(error.detail)

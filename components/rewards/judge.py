@@ -8,7 +8,7 @@ A composed reward (`components.rewards.composition.composed`) calls its parts th
 keeps running statistics, scores are settled here in the order of the collection, whatever order they arrive in.
 
 Errors that every trajectory would meet propagate: SpecError and ResourceError (a missing key, a missing model), and
-BudgetSpent after the judgements under way have finished. Cancellation propagates, too.
+BudgetExceeded after the judgements under way have finished. Cancellation propagates, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numbers import Real
 from typing import Any
 
 from components.aio import in_order, in_thread
-from components.errors import BudgetSpent, JudgeError, Problem, SpecError
+from components.errors import BudgetExceeded, JudgeError, Problem, SpecError
 from components.exceptions import is_foreign
 from components.rewards.protocol import GroupReward, Reward
 from components.trajectories.groups import adjacent_groups
@@ -51,8 +51,8 @@ def judge(
     for these trajectories, nor for a group whose episodes all have one. on_judged is called with the new scores of each
     trajectory, or of each group, always in the same thread.
 
-    Raises SpecError if `reward` is neither form of a reward; BudgetSpent; ArtifactError if the episodes of a scenario
-    that are judged together are not adjacent.
+    Raises SpecError if `reward` is neither form of a reward; BudgetExceeded; ArtifactError if the episodes of a
+    scenario that are judged together are not adjacent.
     """
     finished_scores, report = finished or {}, on_judged or (lambda scores: None)
     caller = RewardCaller(reward)
@@ -126,7 +126,7 @@ class RewardCaller:
         try:
             return self._read(self._ask(*self._arguments(unit)), unit)
         except BaseException as error:
-            if not is_foreign(error, BudgetSpent):
+            if not is_foreign(error, BudgetExceeded):
                 raise
             return [unscored(trajectory, error) for trajectory in unit]
 
@@ -137,7 +137,7 @@ class RewardCaller:
             result = await (self._ask(*arguments) if self._awaited else in_thread(lambda: self._ask(*arguments)))
             return self._read(result, unit)
         except BaseException as error:
-            if not is_foreign(error, BudgetSpent):
+            if not is_foreign(error, BudgetExceeded):
                 raise
             return [unscored(trajectory, error) for trajectory in unit]
 
@@ -171,14 +171,16 @@ def _scored(
         on_judged(scores)
         return scores
 
-    budget_errors: list[BudgetSpent] = []
+    budget_errors: list[BudgetExceeded] = []
 
     async def judge_async(unit: list[Trajectory]) -> tuple[list[Trajectory], list[Score]]:
         scores = finished_scores(unit)
         if scores is None and not budget_errors:
             try:
                 scores = report(await caller.call_async(judgeable(unit)))
-            except BudgetSpent as error:  # judgements under way are paid for, so they finish and their scores are kept
+            except (
+                BudgetExceeded
+            ) as error:  # judgements under way are paid for, so they finish and their scores are kept
                 budget_errors.append(error)
         return unit, scores or []
 

@@ -46,7 +46,7 @@ def _build_uncached(kind: str, recipe: Any, build: Callable[[], T]) -> T:
 
 
 @dataclass(frozen=True)
-class Means:
+class RewardResources:
     """Resources that a reward receives before its first score, if it computes with models or asks them."""
 
     cache: Path
@@ -71,7 +71,7 @@ class Means:
 class ModelReward(Protocol):
     """Reward that computes with a model, or asks one. A reward made of other rewards passes `use` on to them."""
 
-    def use(self, means: Means) -> None:
+    def use(self, means: RewardResources) -> None:
         """Receive the resources, before the first score."""
         ...
 

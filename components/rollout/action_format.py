@@ -12,7 +12,7 @@ Take = Callable[[dict[str, Any]], Awaitable[Step]]
 """Executes an action as an environment step; the observation is cleaned for display."""
 
 
-class Unreadable(Exception):
+class UnparsedAction(Exception):
     """A response without a valid action. The agent reads the exception's text."""
 
 
@@ -32,7 +32,7 @@ class Format(Protocol):
 
     async def act(self, message: dict[str, Any], take: Take) -> Step:
         """Execute the action of an assistant message and return the step, its observation formatted for the agent.
-        Raises Unreadable."""
+        Raises UnparsedAction."""
         ...
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:

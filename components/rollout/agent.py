@@ -27,8 +27,8 @@ from components.environments.protocol import Environment, Messages, Players, Ste
 from components.errors import (
     BoundaryError,
     EngineError,
-    EnvironmentAway,
     EnvironmentFailed,
+    EnvironmentUnavailable,
     Problem,
     SpecError,
     WaitTimeout,
@@ -66,7 +66,7 @@ class AgentLoop:
         return episode.trajectory()
 
 
-class Talk:
+class Conversation:
     """A conversation with the policy that the engine has loaded at its start. Sampled tokens are recorded."""
 
     def __init__(self, engine: Engine, request: EpisodeRequest, agent: str = "main"):
@@ -89,10 +89,10 @@ class Talk:
         self.truncated += completion.finish_reason == "length"
         return completion.message
 
-    def branch(self, request: EpisodeRequest) -> Talk:
+    def branch(self, request: EpisodeRequest) -> Conversation:
         """Return a copy of the conversation that continues as another episode. The messages so far count as unsampled
         in it."""
-        branch = Talk(self.engine, request, self.recorder.agent)
+        branch = Conversation(self.engine, request, self.recorder.agent)
         branch.policy, branch.tools, branch.turns = self.policy, self.tools, self.turns
         branch.messages = list(self.messages)
         return branch
@@ -109,7 +109,7 @@ class Episode:
         presentation: Presentation,
         agent: str = "main",
     ):
-        self.talk = Talk(engine, request, agent)
+        self.talk = Conversation(engine, request, agent)
         self.environment = environment
         self.request = request
         self.first: Messages = []
@@ -140,7 +140,7 @@ class Episode:
             async with asyncio.timeout(timeout):
                 yield
         except BoundaryError as error:
-            if self.request.raise_unreachable and isinstance(error, EnvironmentAway):
+            if self.request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                 raise
             self.failure = Failure.of(error, error.boundary)
         except WaitTimeout as error:
@@ -192,7 +192,7 @@ class Episode:
         answer = await self.answer()
         try:
             step = await self._format.act(answer, self._execute)
-        except formats.Unreadable as error:
+        except formats.UnparsedAction as error:
             self._record_parse_error(error)
             return
         self.rewards.append(step.reward)
@@ -202,11 +202,11 @@ class Episode:
     async def decide(self) -> dict[str, Any] | None:
         """Sample a response and return its action, in a format with one action per message. If it cannot be parsed,
         show the error to the policy and return None."""
-        assert isinstance(self._format, formats.OneAction)
+        assert isinstance(self._format, formats.SingleActionFormat)
         answer = await self.answer()
         try:
             return self._format.read(answer)
-        except formats.Unreadable as error:
+        except formats.UnparsedAction as error:
             self._record_parse_error(error)
             return None
 
@@ -222,7 +222,7 @@ class Episode:
         self.outcome = step.info
         return replace(step, observation=self._cleaned(step.observation))
 
-    def _record_parse_error(self, error: formats.Unreadable) -> None:
+    def _record_parse_error(self, error: formats.UnparsedAction) -> None:
         self._parse_errors += 1
         self.rewards.append(0.0)
         self.talk.messages.append({"role": "user", "content": f"{self._format.mark}error: {error}"})
@@ -236,7 +236,7 @@ class Episode:
 
     def hear(self, observation: Messages) -> None:
         """Show an observation to the agent, in a format with one action per message."""
-        assert isinstance(self._format, formats.OneAction)
+        assert isinstance(self._format, formats.SingleActionFormat)
         self.talk.messages += self._format.show(self._cleaned(observation))
 
     def _cleaned(self, messages: Messages) -> Messages:
@@ -277,8 +277,9 @@ class Episode:
 async def ask(
     method: Callable[[*Arguments], Any], *arguments: *Arguments, error: type[BoundaryError] = EnvironmentFailed
 ) -> Any:
-    """Call a synchronous or async method and return its result. Its exceptions become `error`, or EnvironmentAway if
-    they are transient. Synchronous methods of an environment with the attribute `blocking` run in a thread."""
+    """Call a synchronous or async method and return its result. Its exceptions become `error`, or
+    EnvironmentUnavailable if they are transient. Synchronous methods of an environment with the attribute `blocking`
+    run in a thread."""
     name = getattr(method, "__name__", str(method))
     try:
         if getattr(getattr(method, "__self__", None), "blocking", False) and not inspect.iscoroutinefunction(method):
@@ -289,7 +290,7 @@ async def ask(
     except BaseException as cause:
         if not is_foreign(cause, BoundaryError):
             raise
-        kind = EnvironmentAway if error is EnvironmentFailed and passes(cause) else error
+        kind = EnvironmentUnavailable if error is EnvironmentFailed and passes(cause) else error
         cancelled = isinstance(cause, asyncio.CancelledError)
         text = "cancelled itself" if cancelled else f"{type(cause).__name__}: {cause}"
         raise kind(f"{name}: {text}") from cause

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.errors import CallsUsedUp, ContextOverflow, EngineError, ResourceError, SpecError
+from components.errors import CallLimitReached, ContextOverflow, EngineError, ResourceError, SpecError
 from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
 from components.rollout.recorder import Recorder
 from components.trajectories.schema import History
@@ -85,17 +85,17 @@ class Capture:
 
     async def chat_all(self, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
         """Return and record the responses to all requests. If one fails or the call is cancelled, none is recorded.
-        Raises CallsUsedUp after the end of the episode, or if fewer calls remain than requested."""
+        Raises CallLimitReached after the end of the episode, or if fewer calls remain than requested."""
         with self._lock:
             if self._closed:
-                raise CallsUsedUp("the episode is over")
+                raise CallLimitReached("the episode is over")
             if self.calls + len(requests) > self._most:
                 self.exhausted = True
                 remaining = self._most - self.calls
                 shortage = (
                     f"; this request is for {len(requests)} answers, and {remaining} are left" if remaining else ""
                 )
-                raise CallsUsedUp(f"the episode has made its {self._most} calls (agent.max_turns){shortage}")
+                raise CallLimitReached(f"the episode has made its {self._most} calls (agent.max_turns){shortage}")
             self.calls += len(requests)
             numbers = [self._number(request) for request in requests]
             self._idle_starts += not self._running
@@ -109,11 +109,11 @@ class Capture:
             completions = await gather_completions(self._engine.chat, seeded)
             with self._lock:
                 if self._closed:
-                    raise CallsUsedUp("the episode is over")
+                    raise CallLimitReached("the episode is over")
                 delivered = True
                 for request, completion in zip(requests, completions, strict=True):
                     self._record(request, completion, began)
-        except (ContextOverflow, CallsUsedUp):
+        except (ContextOverflow, CallLimitReached):
             raise
         except (EngineError, ResourceError, SpecError) as error:
             self.failed = error

@@ -26,7 +26,7 @@ from typing import Any
 from components.aio import stoppable
 from components.environments.protocol import Messages, Step
 from components.errors import AgentError, Problem, ResourceError, SpecError
-from components.rollout.action_format import Take, Tools, Unreadable, append_system_text
+from components.rollout.action_format import Take, Tools, UnparsedAction, append_system_text
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
 from components.sandbox import Limits, Sandbox, cells
@@ -38,7 +38,7 @@ _BLOCK = re.compile(r"^```(\w*+)[ \t]*+\n(.*?)(?:^(```)[ \t]*$|\Z)", re.MULTILIN
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
-class Code:
+class CodeActions:
     """State of the format in one episode: the tools and the executed blocks."""
 
     mark = "Observation: "
@@ -77,7 +77,7 @@ class Code:
     async def act(self, message: dict[str, Any], take: Take) -> Step:
         text = message.get("content") or ""
         if not text.strip():
-            raise Unreadable("write a block of code, or your answer")
+            raise UnparsedAction("write a block of code, or your answer")
         if "```" not in text:
             return await take({"role": "assistant", "content": text})
         blocks = [(language, code) for language, code, closed in _BLOCK.findall(text) if closed]
@@ -85,10 +85,10 @@ class Code:
             problem = (
                 "no block of code ends with a line ```" if not blocks else f"there are {len(blocks)} blocks of code"
             )
-            raise Unreadable(f"{problem}; write one block a turn, from ```python to ```")
+            raise UnparsedAction(f"{problem}; write one block a turn, from ```python to ```")
         language, code = blocks[0]
         if language not in ("python", "py", ""):
-            raise Unreadable(f"the block is {language}; only ```python is run")
+            raise UnparsedAction(f"the block is {language}; only ```python is run")
         return await self._run(code, take)
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Code:
             raise AgentError(f"the sandbox did not run the code: {error}") from error
         text = clean(result.text, len(result.text))[0]
         if result.unreadable:
-            raise Unreadable(text)
+            raise UnparsedAction(text)
         if result.lost:
             self._cells.clear()
         elif result.kept:

@@ -26,7 +26,14 @@ from typing import Any
 
 from components.aio import run
 from components.environments.protocol import Environment, Solver, Step
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError, TooManyFailures, WaitTimeout
+from components.errors import (
+    EnvironmentFailed,
+    EnvironmentUnavailable,
+    Problem,
+    SpecError,
+    TooManyFailures,
+    WaitTimeout,
+)
 from components.inference.protocol import Engine
 from components.rollout import formats
 from components.rollout.agent import AgentLoop, as_messages, as_step, ask
@@ -202,7 +209,7 @@ class _Collection:
         for remaining in range(limits.retries, 0, -1):
             try:
                 return await self._play(replace(request, raise_unreachable=True))
-            except EnvironmentAway as error:
+            except EnvironmentUnavailable as error:
                 wait = random.uniform(0.5, 1.0) * pause
                 logger.info("%s is retried in %.1f s, %d retries left: %s", request.id, wait, remaining, error)
                 self.listener.retry(error)
@@ -219,7 +226,7 @@ class _Collection:
             try:
                 lease = await stack.enter_async_context(self.pool.lease())
             except EnvironmentFailed as error:
-                if request.raise_unreachable and isinstance(error, EnvironmentAway):
+                if request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                     raise
                 return [_without_environment(request, self.engine.policy, error)], 0.0
             trajectories, seconds = await self._play_in(lease.environment, request)
@@ -309,7 +316,7 @@ async def _demonstration(
         messages.append(shown.write(answer))
         try:
             step = await shown.act(messages[-1], execute)
-        except formats.Unreadable as error:
+        except formats.UnparsedAction as error:
             text = f"the solution of {scenario.id} cannot be written in this format: {error}; expected another"
             raise SpecError([Problem("agent.format", text)]) from None
         rewards.append(step.reward)

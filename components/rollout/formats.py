@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
-from components.rollout.action_format import Format, Take, Tools, Unreadable, append_system_text
+from components.rollout.action_format import Format, Take, Tools, UnparsedAction, append_system_text
 from components.sandbox import Limits
 
 Name = Literal["native", "react", "chat", "code"]
@@ -40,7 +40,7 @@ class Presentation:
     """Resource limits of a code block (format `code`)."""
 
 
-class OneAction:
+class SingleActionFormat:
     """A format with one action per message."""
 
     mark = ""
@@ -51,7 +51,7 @@ class OneAction:
         return replace(step, observation=self.show(step.observation))
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the action of an assistant message. Raises Unreadable."""
+        """Return the action of an assistant message. Raises UnparsedAction."""
         return message
 
     def show(self, observation: Messages) -> Messages:
@@ -59,7 +59,7 @@ class OneAction:
         return observation
 
 
-class Native(OneAction):
+class Native(SingleActionFormat):
     """The chat template's own tool calls."""
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
@@ -70,16 +70,16 @@ class Native(OneAction):
         return messages, tools
 
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the message. Raises Unreadable if its text has a call that the engine could not parse."""
+        """Return the message. Raises UnparsedAction if its text has a call that the engine could not parse."""
         if not message.get("tool_calls") and self._call_start.search(message.get("content") or ""):
-            raise Unreadable("this call of a tool cannot be read; write it again, as it was shown")
+            raise UnparsedAction("this call of a tool cannot be read; write it again, as it was shown")
         return message
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         return action
 
 
-class React(OneAction):
+class React(SingleActionFormat):
     """Thought and Action as text (ReAct); holds the tools of one episode."""
 
     mark = "Observation: "
@@ -103,25 +103,27 @@ class React(OneAction):
         text = re.split(r"^[^\S\n]*+Observation:", message.get("content") or "", maxsplit=1, flags=re.MULTILINE)[0]
         markers = list(re.finditer(r"^[^\S\n]*+(Action|Answer):[ \t]*+", text, re.MULTILINE))
         if not markers:
-            raise Unreadable('no action: end with a line "Action: ..."' + self._or_answer())
+            raise UnparsedAction('no action: end with a line "Action: ..."' + self._or_answer())
         marker, content = markers[-1][1], text[markers[-1].end() :].strip()
         if marker == "Answer" and self._text_tool is None:
             return {"role": "assistant", "content": content}
         if self._text_tool is not None:
             line = next(iter(content.splitlines()), "").strip()
             if not line:
-                raise Unreadable("the action is empty")
+                raise UnparsedAction("the action is empty")
             tool, argument = self._text_tool
             return self._call(tool, json.dumps({argument: line}))
         name = re.match(r"[\w.-]+", content)
         if name is None:
-            raise Unreadable('no tool after "Action:"')
+            raise UnparsedAction('no tool after "Action:"')
         json_text = content[name.end() :].strip()
         try:
             arguments, _ = json.JSONDecoder().raw_decode(json_text) if json_text else ({}, 0)
             written = json.dumps(arguments)
         except (ValueError, RecursionError):
-            raise Unreadable(f'after {name[0]} expected arguments as JSON, such as {{"argument": "value"}}') from None
+            raise UnparsedAction(
+                f'after {name[0]} expected arguments as JSON, such as {{"argument": "value"}}'
+            ) from None
         return self._call(name[0], written)
 
     def show(self, observation: Messages) -> Messages:
@@ -152,7 +154,7 @@ class React(OneAction):
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-class ChatActions(OneAction):
+class ChatActions(SingleActionFormat):
     """The message text as the action."""
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
@@ -165,7 +167,7 @@ class ChatActions(OneAction):
     def read(self, message: dict[str, Any]) -> dict[str, Any]:
         text = message.get("content") or ""
         if not text.strip():
-            raise Unreadable("the action is empty")
+            raise UnparsedAction("the action is empty")
         return {"role": "assistant", "content": text}
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
@@ -179,9 +181,9 @@ class ChatActions(OneAction):
 def make(name: Name, limits: Limits | None = None) -> Format:
     """Return a format for one episode. limits: resource limits of code (format `code`)."""
     if name == "code":
-        from components.rollout.code import Code
+        from components.rollout.code import CodeActions
 
-        return Code(limits or Limits())
+        return CodeActions(limits or Limits())
     kinds: dict[str, type[Native | React | ChatActions]] = {"native": Native, "react": React, "chat": ChatActions}
     return kinds[name]()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.errors import EnvironmentAway
+from components.errors import EnvironmentUnavailable
 from components.inference.protocol import Engine
 from components.trajectories.schema import Trajectory
 
@@ -17,5 +17,5 @@ class EpisodeListener:
     def end(self, trajectory: Trajectory, seconds: float) -> None:
         """Receive a new trajectory and its duration, without the time spent waiting for an environment."""
 
-    def retry(self, error: EnvironmentAway) -> None:
+    def retry(self, error: EnvironmentUnavailable) -> None:
         """Receive the cause of a retry."""

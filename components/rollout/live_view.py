@@ -1,8 +1,8 @@
 """Live progress of running episodes: counts, and the messages of one episode at a time.
 
-A `Live` is notified of the start and end of each episode and of the engine's responses in between. It follows one
-episode from its first message to its end, then the next one that begins. Events are written to a JSON lines file that
-other processes may follow. Episodes do not depend on it: a write error, such as a full disk, ends the file only.
+A `LiveProgress` is notified of the start and end of each episode and of the engine's responses in between. It follows
+one episode from its first message to its end, then the next one that begins. Events are written to a JSON lines file
+that other processes may follow. Episodes do not depend on it: a write error, such as a full disk, ends the file only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tell = Callable[[int, int, Mapping[str, float]], None]
 `reward` of episodes without failure, as given by the environment before any judge."""
 
 
-class Live:
+class LiveProgress:
     """Progress of a stage's episodes. what: description of the stage for the file's first line. total: number of
     episodes. tell: progress callback. finished: episodes of earlier attempts of the stage. listen: event callback."""
 
@@ -172,9 +172,9 @@ class Live:
 
 
 class _ObservedEngine:
-    """The engine of one episode, which reports responses to a `Live`."""
+    """The engine of one episode, which reports responses to a `LiveProgress`."""
 
-    def __init__(self, engine: Engine, name: str, live: Live):
+    def __init__(self, engine: Engine, name: str, live: LiveProgress):
         self._engine = engine
         self._name = name
         self._live = live

@@ -38,8 +38,8 @@ from components.environments.protocol import Environment, Step
 from components.errors import (
     AgentError,
     BoundaryError,
-    EnvironmentAway,
     EnvironmentFailed,
+    EnvironmentUnavailable,
     Problem,
     ResourceError,
     SpecError,
@@ -54,7 +54,7 @@ from components.rollout.spec import RUNTIME_ARGUMENTS
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
 REFUSED = 403
-"""HTTP status of a call after the episode's last one (`components.errors.CallsUsedUp`)."""
+"""HTTP status of a call after the episode's last one (`components.errors.CallLimitReached`)."""
 _ERROR_LINE = re.compile(r"[\w.]{0,100}(Error|Exception)\b")
 """A line of standard error that names an error: in Python the last line, in Node the one before the stack."""
 MODEL = "policy"
@@ -92,7 +92,7 @@ class OwnAgent:
                 async with ending_processes(), asyncio.timeout(request.timeout):
                     returned = _validated(await self._run(request.scenario, environment, key))
             except BoundaryError as error:
-                if request.raise_unreachable and isinstance(error, EnvironmentAway):
+                if request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                     raise
                 if not (isinstance(error, AgentError) and capture.exhausted and _was_refused(error.__cause__)):
                     failure = Failure(error.boundary, type(error).__name__, str(error).replace(key, MASK))

@@ -62,7 +62,7 @@ class EnvironmentPool:
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Lease]:
         """Yield an instance for one episode; wait if all are in use. The instance is closed if the episode raises or is
-        cancelled. Raises EnvironmentFailed if it cannot be built, EnvironmentAway if the cause is transient."""
+        cancelled. Raises EnvironmentFailed if it cannot be built, EnvironmentUnavailable if the cause is transient."""
         await self._enter()
         try:
             lease = self._free.pop() if self._free else await self._build()

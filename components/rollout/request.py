@@ -30,7 +30,7 @@ class EpisodeRequest:
     step_timeout: float | None = None
     """Time limit of each environment call of the agent loop in seconds; None: no limit but `timeout`."""
     raise_unreachable: bool = False
-    """True: EnvironmentAway propagates, so that the caller can retry the episode. False: it is recorded as a
+    """True: EnvironmentUnavailable propagates, so that the caller can retry the episode. False: it is recorded as a
     failure."""
 
     @property

@@ -8,9 +8,9 @@ calls, and nothing that its results are compared with.
 Plain data is copied: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
 and from the standard library Counter, OrderedDict, defaultdict (as dict), deque, Decimal, Fraction, date, datetime and
 timedelta. Types are exact: an instance of a subclass is not plain data. Any other object of the program stays in its
-process; the test holds an `Opaque` reference that it may call, iterate, index and read attributes of, but not compare.
-Functions of the test may be passed to the program, which calls them back. Exceptions are sent as type and arguments;
-types that the program defines are represented by a subclass of their built-in base.
+process; the test holds an `ObjectReference` reference that it may call, iterate, index and read attributes of, but not
+compare. Functions of the test may be passed to the program, which calls them back. Exceptions are sent as type and
+arguments; types that the program defines are represented by a subclass of their built-in base.
 
 The program can tamper with everything in its own process, this script included, so its messages are untrusted: decoded
 here, they can only be the types above. Only the standard library is imported, as little as possible, because the script
@@ -73,7 +73,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Gone(BaseException):
+class PeerDisconnected(BaseException):
     """Disconnection: the other side has ended."""
 
 
@@ -170,7 +170,7 @@ class Link:
             self._write(mark + data[at : at + CHUNK] + b"\n")
             answer = self._line()
         if not answer:
-            raise Gone
+            raise PeerDisconnected
         return json.loads(answer)
 
     def _write(self, data: bytes) -> None:
@@ -178,16 +178,16 @@ class Link:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError:
-            raise Gone from None
+            raise PeerDisconnected from None
 
     def _line(self) -> bytes:
         while (end := self._read.find(b"\n")) < 0:
             try:
                 more = os.read(self._file, 1_000_000)
             except OSError:
-                raise Gone from None
+                raise PeerDisconnected from None
             if not more:
-                raise Gone
+                raise PeerDisconnected
             self._read += more
         line = bytes(self._read[:end])
         del self._read[: end + 1]
@@ -227,7 +227,7 @@ class Program:
                 return list(request)
             try:
                 answer = self._execute(*request)
-            except Gone:
+            except PeerDisconnected:
                 raise
             except BaseException as error:  # noqa: BLE001  sent as above
                 answer = ["raised", self._error(error)]
@@ -325,7 +325,7 @@ class Test:
         self._link = link
         self._lock = RLock()
         self._functions: list[Callable[..., Any]] = []
-        self._opaque: dict[int, Opaque] = {}
+        self._opaque: dict[int, ObjectReference] = {}
         self._exceptions: dict[int, type[Exception]] = {}
         self.gone = False
         self.changed = False
@@ -376,12 +376,12 @@ class Test:
     def _ask(self, request: Any) -> list[Any]:
         with self._lock:
             if self.gone:
-                raise Gone
+                raise PeerDisconnected
             try:
                 answer = self._link.exchange(request)
                 while answer[0] == "callback":
                     answer = self._link.exchange(self._called_back(*answer[1:]))
-            except Gone:
+            except PeerDisconnected:
                 self.gone = True
                 raise
         return list(answer)
@@ -402,7 +402,7 @@ class Test:
         return decode(data, self._resolve)
 
     def _refer(self, value: Any) -> Any:
-        if type(value) is Opaque:
+        if type(value) is ObjectReference:
             return ["object", number_of(value)]
         for number, kind in self._exceptions.items():
             if value is kind:
@@ -417,7 +417,7 @@ class Test:
             _, number, name = data
             if type(number) is not int or type(name) is not str:
                 raise TypeError("a message that is no reference")
-            return self._opaque.setdefault(number, Opaque(self, number, name))
+            return self._opaque.setdefault(number, ObjectReference(self, number, name))
         if data[0] == "function":
             return self._functions[data[1]]
         if data[0] == "exception":
@@ -479,7 +479,7 @@ class Names(dict[str, Any]):
                 value = self[name]
             except KeyError:  # built-in, or undefined
                 continue
-            if type(value) is Opaque or isinstance(value, (type, types.ModuleType)):
+            if type(value) is ObjectReference or isinstance(value, (type, types.ModuleType)):
                 self[name] = value
 
     def __missing__(self, name: str) -> Any:
@@ -521,7 +521,7 @@ def _used_whole(tree: ast.Module) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bases}
 
 
-class Opaque:
+class ObjectReference:
     """Reference to an object of the program. It is never compared: the program's answer would be no evidence."""
 
     __slots__ = ("__name", "__number", "__test")
@@ -571,7 +571,7 @@ class Opaque:
         return self.__test.do("next", self)
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return type(instance) is Opaque and self.__test.do("isinstance", instance, self) is True
+        return type(instance) is ObjectReference and self.__test.do("isinstance", instance, self) is True
 
     def __plain(self, operation: str, kind: type) -> Any:
         value = self.__test.do(operation, self)
@@ -604,7 +604,7 @@ class Opaque:
         raise TypeError(f"a {self.__name} of the program cannot be copied to the test")
 
 
-def number_of(value: Opaque) -> int:
+def number_of(value: ObjectReference) -> int:
     """Return the number of the referenced object."""
     return object.__getattribute__(value, "_Opaque__number")
 
@@ -641,7 +641,7 @@ def main() -> None:
         else:
             verdict = Test(link).run(given["test"])
             link.exchange(["verdict", *verdict])
-    except Gone:
+    except PeerDisconnected:
         pass
     os._exit(0)
 

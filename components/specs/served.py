@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from components.chat_client import ChatClient
 from components.errors import BoundaryError, ResourceError
-from components.json_client import Patience
+from components.json_client import ClientTimeouts
 from components.redaction import secret_variable
 from components.specs.base import Spec
 
@@ -83,7 +83,7 @@ class ModelEndpoint(Spec):
 
         timeout, retry_for: seconds for one response, and for which a failed request is retried. error: raised when a
         request has failed for good. at_once: limit on concurrent requests; None is no limit."""
-        patience = Patience(timeout, retry_for, self.key_path)
+        patience = ClientTimeouts(timeout, retry_for, self.key_path)
         hint = key_hint(self.key_variable, self.key_path)
         return ChatClient(self.url, self.key(), patience, key_hint=hint, error=error, at_once=at_once)
 

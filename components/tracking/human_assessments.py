@@ -28,7 +28,7 @@ _ANSWER = "answer"
 _SIDES = {"a": ("better", "worse"), "b": ("worse", "better"), "tie": ("tie", "tie")}
 
 
-class People:
+class HumanAssessments:
     """Human assessments of one stage of a run. label: label of the stage, `evaluate[final]`. Raises MlflowException if
     MLflow does not have the run or is unreachable."""
 

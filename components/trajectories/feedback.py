@@ -46,7 +46,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class Said(Spec):
+class FeedbackEntry(Spec):
     """Fields common to all lines."""
 
     author: Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
@@ -77,7 +77,7 @@ class Said(Spec):
         return datetime.fromisoformat(self.time).timestamp()
 
 
-class EpisodeAnswer(Said):
+class EpisodeAnswer(FeedbackEntry):
     """An answer about an episode."""
 
     trajectory: Name
@@ -185,7 +185,7 @@ class Correction(EpisodeAnswer):
         return Message("assistant", self.text, calls)
 
 
-class Withdrawal(Said):
+class Withdrawal(FeedbackEntry):
     """Revocation of an answer by its author."""
 
     kind: Literal["withdrawal"] = "withdrawal"

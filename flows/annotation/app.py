@@ -111,7 +111,7 @@ def create_app(session: AnnotationSession, access: LoginToken, port: int) -> ASG
 
     for kind in (SpecError, ResourceError, WaitTimeout):
         app.add_exception_handler(kind, refuse)
-    return Guarded(app, access, port)
+    return LoginMiddleware(app, access, port)
 
 
 def cookie_name(port: int) -> str:
@@ -119,7 +119,7 @@ def cookie_name(port: int) -> str:
     return f"espalier-{port}"
 
 
-class Guarded:
+class LoginMiddleware:
     """Middleware that rejects requests without cookie or token, from other origins, or with invalid bodies."""
 
     def __init__(self, app: ASGIApp, access: LoginToken, port: int):

@@ -1,6 +1,6 @@
 """Calibration of a reward for `flows.calibrate`: selection of episodes, human scores, and measures.
 
-`Work` runs the stages; `calibration` computes the result from their artifacts.
+`CalibrationRunner` runs the stages; `calibration` computes the result from their artifacts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from components.json_text import read_json
 if TYPE_CHECKING:
     from components.artifacts import Artifact
     from components.evaluation.calibration import JudgedEpisode
-    from components.evaluation.calibration_page import Calibration, Misjudged
+    from components.evaluation.calibration_page import Calibration, Disagreement
     from components.evaluation.thresholds import Mark
     from components.specs import Target
     from components.trajectories.schema import Scenario
@@ -38,7 +38,7 @@ MOST_MISJUDGED = 6
 
 
 @dataclass
-class Work:
+class CalibrationRunner:
     """Runner of a calibration's stages, in this process and with output to the console."""
 
     spec: ExperimentSpec
@@ -83,7 +83,7 @@ def episodes_of_run(spec: ExperimentSpec, context: Context, run: str, labels: Se
     return episodes
 
 
-def play(work: Work) -> dict[str, Artifact]:
+def play(work: CalibrationRunner) -> dict[str, Artifact]:
     """Collect episodes of the held-out split, by the untrained model and by the environment's solver if it has one."""
     from components.models.weights import check_weights
     from flows.experiment.requests import Requests
@@ -238,12 +238,12 @@ def _warnings(measured: Mapping[str, Any], marks: Sequence[Mark], rows: Sequence
     return warnings
 
 
-def _misjudged(rows: Sequence[JudgedEpisode], judged: Artifact, episodes: Mapping[str, Artifact]) -> list[Misjudged]:
+def _misjudged(rows: Sequence[JudgedEpisode], judged: Artifact, episodes: Mapping[str, Artifact]) -> list[Disagreement]:
     """Return the episodes with the largest difference between rank by score and rank by truth, one per group."""
     import numpy as np
 
     from components.evaluation.calibration import ranks
-    from components.evaluation.calibration_page import Misjudged
+    from components.evaluation.calibration_page import Disagreement
     from components.trajectories.store import read_scores, read_trajectories
 
     scored = [(row, row.scores[0]) for row in rows if row.scores[0] is not None]
@@ -269,7 +269,7 @@ def _misjudged(rows: Sequence[JudgedEpisode], judged: Artifact, episodes: Mappin
             if name in selected:
                 row, score = selected[name]
                 trajectory.reward = score
-                misjudged[name] = Misjudged(trajectory, score, row.truth, explanations.get(name, ""))
+                misjudged[name] = Disagreement(trajectory, score, row.truth, explanations.get(name, ""))
     return [misjudged[name] for name in selected]
 
 

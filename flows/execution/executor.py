@@ -55,7 +55,7 @@ Watcher = Callable[[str, str], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedStage:
     """Finished stage of this run."""
 
     label: str
@@ -113,7 +113,7 @@ class Execution:
         self.tracker = tracker
         self.record = record
         self.lineage = Lineage(record.records.root) if record is not None else None
-        self.done: dict[str, Done] = {}
+        self.done: dict[str, FinishedStage] = {}
         """Finished stages by label, in order."""
         self.notices: list[Notice] = []
         self.watchers: list[Watcher] = []
@@ -140,7 +140,7 @@ class Execution:
         self.second = KeptProcessRunner(process)
         """Runner of background work: a separate process whose models stay loaded between rounds."""
 
-    def stage(self, label: str, step: int, request: Request) -> Done:
+    def stage(self, label: str, step: int, request: Request) -> FinishedStage:
         """Run the stage where `compute` places it, or load it from the cache, and report it."""
         done = self.make(label, step, request)
         self.tell(done)
@@ -150,7 +150,7 @@ class Execution:
         """Return the artifact of `stage`."""
         return self.stage(label, step, request).artifact
 
-    def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> Done:
+    def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> FinishedStage:
         """Run the stage where `compute` places it, or load it from the cache, without reporting it.
 
         beside: runner of background work, in place of `compute`. A background thread may call this method: it uses only
@@ -161,9 +161,9 @@ class Execution:
         logger.info("%s %s in %s: %s %s", label, status, duration(ended - start), artifact.kind, artifact.key)
         cost = self._cost(artifact, status, ended - start)
         unpriced = 0 if status == "cached" else int(artifact.metrics.get("unpriced_calls", 0))
-        return Done(label, step, artifact, status, ended - start, request, ended, cost, unpriced)
+        return FinishedStage(label, step, artifact, status, ended - start, request, ended, cost, unpriced)
 
-    def beside(self, done: Done, other: str, until: float) -> Done:
+    def beside(self, done: FinishedStage, other: str, until: float) -> FinishedStage:
         """Return a background stage with its overlap and its reduced cost. other: kind of the stage beside it. until:
         end of that stage. The overlap is paid once, at the higher price."""
         overlap = min(done.seconds, max(0.0, until - (done.ended - done.seconds)))
@@ -172,7 +172,7 @@ class Execution:
         saved = 0.0 if done.status == "cached" else overlap / 3600 * min(prices)
         return replace(done, overlapped_seconds=overlap, cost=done.cost - saved)
 
-    def tell(self, done: Done) -> None:
+    def tell(self, done: FinishedStage) -> None:
         """Report a finished stage to the record, MLflow and the console."""
         self.write_down(done)
         self._track(done)
@@ -183,7 +183,7 @@ class Execution:
         for line in episode_failures.lines(done.label, done.artifact):
             self.console.line(line)
 
-    def write_down(self, done: Done) -> None:
+    def write_down(self, done: FinishedStage) -> None:
         """Add a finished stage to the record of the run."""
         self.done[done.label] = done
         if self.record is not None and self.lineage is not None:
@@ -255,7 +255,7 @@ class Execution:
             tracker.outbox.put(lambda: tracker.set_tags(tags))
             tracker.outbox.put(lambda: tracker.log_file(code.path / RECORD, "code"))
 
-    def _track(self, done: Done) -> None:
+    def _track(self, done: FinishedStage) -> None:
         if self.tracker is None:
             return
         tracker, group, artifact = self.tracker, _group(done.label), done.artifact
@@ -294,7 +294,7 @@ class Execution:
         return StageResult(artifact.key, artifact.digest, status)
 
 
-def _recorded(done: Done) -> StageRecord:
+def _recorded(done: FinishedStage) -> StageRecord:
     artifact = done.artifact
     return StageRecord(
         label=done.label,

@@ -25,7 +25,7 @@ from flows.experiment.requests import StageRunner
 from flows.stages.base import Request
 
 if TYPE_CHECKING:
-    from flows.execution.executor import Done, Execution
+    from flows.execution.executor import Execution, FinishedStage
 
 T = TypeVar("T")
 
@@ -36,15 +36,15 @@ class BackgroundResult(Generic[T]):
     value: T
 
 
-class Beside(Protocol):
+class BackgroundRunner(Protocol):
     """Context manager factory: runs `work` in the background of a block that runs the stage `label`. `work` receives
     the function that runs its stages."""
 
     def __call__(self, label: str, work: Callable[[StageRunner], T]) -> AbstractContextManager[BackgroundResult[T]]: ...
 
 
-def sequential(call: StageRunner) -> Beside:
-    """Return a `Beside` that runs the work after the block."""
+def sequential(call: StageRunner) -> BackgroundRunner:
+    """Return a `BackgroundRunner` that runs the work after the block."""
 
     @contextmanager
     def beside(label: str, work: Callable[[StageRunner], T]) -> Iterator[BackgroundResult[T]]:
@@ -55,20 +55,20 @@ def sequential(call: StageRunner) -> Beside:
     return beside
 
 
-Wrap = Callable[[Callable[[str, int, Request], "Done"]], StageRunner]
+Wrap = Callable[[Callable[[str, int, Request], "FinishedStage"]], StageRunner]
 """Function that turns a function that runs stages into a Prefect task."""
 
 
-def together(execution: Execution, wrap: Wrap) -> Beside:
-    """Return a `Beside` that runs the work concurrently with the block."""
+def together(execution: Execution, wrap: Wrap) -> BackgroundRunner:
+    """Return a `BackgroundRunner` that runs the work concurrently with the block."""
 
     @contextmanager
     def beside(label: str, work: Callable[[StageRunner], T]) -> Iterator[BackgroundResult[T]]:
         result: BackgroundResult[T] = BackgroundResult()
-        done: list[Done] = []
+        done: list[FinishedStage] = []
         errors: list[BaseException] = []
 
-        def stage(label: str, step: int, request: Request) -> Done:
+        def stage(label: str, step: int, request: Request) -> FinishedStage:
             done.append(execution.make(label, step, request, execution.second))
             return done[-1]
 

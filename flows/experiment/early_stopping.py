@@ -31,7 +31,7 @@ class EarlyStoppingSpec(Spec):
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvaluatedPolicy:
     """Policy with its evaluation, during the rounds or at their start."""
 
     step: int
@@ -65,7 +65,7 @@ def best_of(values: Sequence[float | None]) -> int | None:
     return -max(candidates)[1] if candidates else None
 
 
-def why_stop(measured: Sequence[Measured], rule: EarlyStoppingSpec) -> str | None:
+def why_stop(measured: Sequence[EvaluatedPolicy], rule: EarlyStoppingSpec) -> str | None:
     """Return a message on why the rounds end after the last of these evaluations; None if they continue."""
     values = [policy.value(rule.metric) for policy in measured]
     if not should_stop(values, rule.patience, rule.min_gain):
@@ -81,7 +81,7 @@ def why_stop(measured: Sequence[Measured], rule: EarlyStoppingSpec) -> str | Non
     )
 
 
-def choose(measured: Sequence[Measured], metric: Metric) -> Measured:
+def choose(measured: Sequence[EvaluatedPolicy], metric: Metric) -> EvaluatedPolicy:
     """Return the best policy that has a checkpoint, the earliest of equal ones. Return the last policy if an evaluation
     is pending or no value is known. The last policy must have a checkpoint."""
     candidates = [policy for policy in measured if policy.checkpoint is not None]

@@ -22,7 +22,7 @@ from components.artifacts import Store
 from components.errors import ResourceError
 from components.redaction import mask
 from flows.history.records import SHORTEST, Records, RunRecord, StageRecord, checkpoints
-from flows.history.store_reader import Peek, peek_through, targets
+from flows.history.store_reader import StoreReader, peek_through, targets
 from flows.stages import STAGES
 
 _BY_ROLE = {role: [stage for stage in STAGES.values() if stage.lineage == role] for role in ("step", "input", "result")}
@@ -78,10 +78,10 @@ class Lineage:
     def __init__(self, root: str | Path, *, through: bool = False):
         self.records = Records(root)
         self._through = through
-        self._peeks: dict[str, Peek] = {}
+        self._peeks: dict[str, StoreReader] = {}
         """Views of remote stores, by URI."""
         self.runs: dict[str, RunRecord] = {}
-        self._peek = Peek(Store(self.records.root / "artifacts"))
+        self._peek = StoreReader(Store(self.records.root / "artifacts"))
         self._recorded: dict[str, tuple[RunRecord, StageRecord]] = {}
         """Latest run that produced an artifact, or else the first run that had it cached, by key."""
         self._nodes: dict[str, Node] = {}
@@ -151,7 +151,7 @@ class Lineage:
             present=manifest is not None,
         )
 
-    def _remote(self, run: RunRecord) -> Peek:
+    def _remote(self, run: RunRecord) -> StoreReader:
         """Return the view of the store of a run."""
         uri = run.spec.get("store") or ""
         if uri not in self._peeks:

@@ -16,7 +16,7 @@ PATIENCE = 5.0
 """Seconds for which requests to a remote store are retried by read-only commands."""
 
 
-class Peek:
+class StoreReader:
     """Read-only view of the artifacts of one store. With `through`, it also reads manifests and files from the remote
     store; an unreachable remote store counts as empty, and `unread` contains the error."""
 
@@ -99,9 +99,9 @@ class Peek:
             yield artifact.key
 
 
-def peek_through(root: Path, uri: str | None) -> Peek:
+def peek_through(root: Path, uri: str | None) -> StoreReader:
     """Return a view of the artifacts below a root, and for missing ones of the remote store at `uri`."""
-    return Peek(Store(root / "artifacts", uri, Times(patience=PATIENCE)), through=True)
+    return StoreReader(Store(root / "artifacts", uri, Times(patience=PATIENCE)), through=True)
 
 
 def targets(spec: Mapping[str, Any], path: str = "") -> dict[str, dict[str, Any]]:

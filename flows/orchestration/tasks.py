@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from components.artifacts import Artifact
 from components.errors import EngineError, EnvironmentFailed, EspalierError, ResourceError
 from components.redaction import mask
-from flows.execution.executor import Done, Execution
-from flows.execution.overlap import Beside, together
+from flows.execution.executor import Execution, FinishedStage
+from flows.execution.overlap import BackgroundRunner, together
 from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
 from flows.orchestration import prefect_artifacts
@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 def run_flow(
     name: str,
     execution: Execution,
-    body: Callable[[StageRunner, Beside], Results],
+    body: Callable[[StageRunner, BackgroundRunner], Results],
     api: Api,
     interruption: Interruption,
     dead: Sequence[RunRecord] = (),
@@ -132,7 +132,7 @@ def is_transient(error: Any) -> bool:
     return type(error) is EspalierError or isinstance(error, EngineError | EnvironmentFailed)
 
 
-def as_tasks(run: Callable[[str, int, Request], Done], *, retries: int = 0, delay: float = 0.0) -> StageRunner:
+def as_tasks(run: Callable[[str, int, Request], FinishedStage], *, retries: int = 0, delay: float = 0.0) -> StageRunner:
     """Return a function that runs stages as tasks of the current flow run.
 
     run: function that runs a stage. retries: retries of a stage after a transient error; a retry resumes finished work.

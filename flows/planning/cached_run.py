@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Self
 
 from components.artifacts import Artifact
-from components.errors import GuardStruck
+from components.errors import GuardTriggered
 from components.redaction import mask
-from flows.execution.executor import Done, Execution
+from flows.execution.executor import Execution, FinishedStage
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord
@@ -39,7 +39,7 @@ class CachedRun:
     spec: ExperimentSpec
     context: Context
     start: StartingPoint
-    stages: Mapping[str, Done]
+    stages: Mapping[str, FinishedStage]
     """Stages by label."""
 
     @classmethod
@@ -48,18 +48,18 @@ class CachedRun:
         approve."""
         if spec.deploy.approve:
             return None
-        stages: dict[str, Done] = {}
+        stages: dict[str, FinishedStage] = {}
 
         def call(label: str, step: int, request: Request) -> Artifact:
             artifact = find_stage(request, context)
             if artifact is None:
                 raise _NotCached
-            stages[label] = Done(label, step, artifact, "cached", 0.0, request, time.monotonic())
+            stages[label] = FinishedStage(label, step, artifact, "cached", 0.0, request, time.monotonic())
             return artifact
 
         try:
             online_rl(RecipeRun(call, start=start), spec)
-        except (_NotCached, GuardStruck):
+        except (_NotCached, GuardTriggered):
             return None
         return cls(spec, context, start, stages)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.history.records import Records, RunRecord, StageRecord
-from flows.history.store_reader import Peek
+from flows.history.store_reader import StoreReader
 from flows.planning.differences import Difference, differences
 from flows.stages import STAGES
 from flows.stages.base import Request
@@ -59,7 +59,7 @@ class SimilarStage:
 class EarlierStages:
     """Stages of the runs below one root, latest run first."""
 
-    def __init__(self, records: Records, store: Peek):
+    def __init__(self, records: Records, store: StoreReader):
         self._stages = [(run, stage) for run in records.all() for stage in run.stages]
         self._store = store
 

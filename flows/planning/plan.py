@@ -22,7 +22,7 @@ from typing import Any
 from components.artifacts import Artifact, Store, stage_key
 from components.compute.offer import Offer, offers
 from components.compute.place import Place
-from components.errors import GuardStruck
+from components.errors import GuardTriggered
 from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
@@ -32,7 +32,7 @@ from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice, Records
-from flows.history.store_reader import Peek
+from flows.history.store_reader import StoreReader
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
 from flows.recipes.online_rl import online_rl
@@ -121,7 +121,7 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
     guard_error = None
     try:
         online_rl(RecipeRun(planner.call, planner.beside, start, on_notice=notices.append), spec)
-    except GuardStruck as error:
+    except GuardTriggered as error:
         guard_error = error
     missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *deployment_problems(spec))]
     notes = [
@@ -153,7 +153,7 @@ class _Planner:
         self._offers: dict[str, Offer] | None = None
         self.context = context
         self.planned: list[PlannedStage] = []
-        self._store = Peek(context.store)
+        self._store = StoreReader(context.store)
         self._earlier = EarlierStages(records, self._store)
         self._labels: dict[str, str] = {}
         self._requests: list[tuple[Request, Artifact]] = []

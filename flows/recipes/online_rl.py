@@ -17,7 +17,7 @@ from functools import partial
 
 from components.artifacts import Artifact
 from flows.execution.overlap import sequential
-from flows.experiment.early_stopping import Measured, choose, why_stop
+from flows.experiment.early_stopping import EvaluatedPolicy, choose, why_stop
 from flows.experiment.guards import RunGuards
 from flows.experiment.requests import Requests, StageRunner
 from flows.experiment.spec import ExperimentSpec
@@ -35,7 +35,7 @@ def online_rl(run: RecipeRun, spec: ExperimentSpec) -> RunOutcome:
     """Run the stages of an experiment in order; of a fork, those after its starting step. Return `run.outcome`.
 
     An unknown measurement (of a pending artifact in a plan) decides nothing: no guard triggers, the rounds do not end
-    early, and the last policy is the final one. Raises GuardStruck, and the errors of the stages.
+    early, and the last policy is the final one. Raises GuardTriggered, and the errors of the stages.
     """
     requests = Requests(spec)
     call, on_notice, outcome = run.call, run.on_notice, run.outcome
@@ -65,7 +65,7 @@ def online_rl(run: RecipeRun, spec: ExperimentSpec) -> RunOutcome:
         outcome.evaluations["feedback"] = call(
             "evaluate[feedback]", outcome.step, requests.evaluate(outcome.checkpoint)
         )
-    outcome.measured.append(Measured(outcome.step, outcome.checkpoint, outcome.last))
+    outcome.measured.append(EvaluatedPolicy(outcome.step, outcome.checkpoint, outcome.last))
 
     def pruned() -> bool:
         """Return True if the sweep prunes the run after the last evaluation."""
@@ -78,7 +78,7 @@ def online_rl(run: RecipeRun, spec: ExperimentSpec) -> RunOutcome:
         """Evaluate the current policy. A second evaluation of a policy is cached and adds no measurement."""
         evaluation = call(label, outcome.step, requests.evaluate(outcome.checkpoint))
         if outcome.measured[-1].step < outcome.step:
-            outcome.measured.append(Measured(outcome.step, outcome.checkpoint, evaluation))
+            outcome.measured.append(EvaluatedPolicy(outcome.step, outcome.checkpoint, evaluation))
             if spec.evaluate.every:
                 guards.evaluated(outcome.measured, outcome.training_rewards)
         return evaluation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from components.artifacts import Artifact
-from flows.experiment.early_stopping import Measured
+from flows.experiment.early_stopping import EvaluatedPolicy
 
 
 @dataclass
@@ -14,7 +14,7 @@ class RunOutcome:
 
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     """Evaluations `start`, `sft`, `feedback` and `final`, as far as they exist, in this order."""
-    measured: list[Measured] = field(default_factory=list)
+    measured: list[EvaluatedPolicy] = field(default_factory=list)
     """Policies evaluated from the start of the rounds on, in order of training."""
     reward_models: dict[int, list[Artifact]] = field(default_factory=dict)
     """Reward models by the round after which they were trained (0: before the rounds); they score the rounds from then

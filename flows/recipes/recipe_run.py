@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from components.artifacts import Artifact
-from flows.execution.overlap import Beside
-from flows.experiment.early_stopping import Measured
+from flows.execution.overlap import BackgroundRunner
+from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.requests import StageRunner
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice
@@ -18,7 +18,7 @@ OnRound = Callable[[int, dict[str, Artifact]], None]
 """Callback after each finished round, with its number and its artifacts by stage."""
 OnNotice = Callable[[Notice], None]
 """Callback for notices of guards and for decisions from evaluations."""
-Prune = Callable[[Measured], str | None]
+Prune = Callable[[EvaluatedPolicy], str | None]
 """Callback for each policy evaluated before the last round. Returns the reason to prune the run, or None."""
 Approve = Callable[[RunOutcome, Request], str | None]
 """Callback before the deployment, with the outcome and the request. Returns the reason for a rejection, or None."""
@@ -31,7 +31,7 @@ class RecipeRun:
 
     call: StageRunner
     """Runs one stage: a Prefect task in a run, a lookup in a plan, a plain call in a benchmark."""
-    beside: Beside | None = None
+    beside: BackgroundRunner | None = None
     """Runs background work; None runs everything sequentially."""
     start: StartingPoint = field(default_factory=StartingPoint)
     on_round: OnRound = lambda number, artifacts: None

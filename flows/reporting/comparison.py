@@ -22,11 +22,11 @@ from components.errors import ResourceError
 from components.json_text import read_json
 from components.specs.target import key_name
 from flows.history.records import Records, RunRecord
-from flows.history.store_reader import Peek, peek_through, targets
+from flows.history.store_reader import StoreReader, peek_through, targets
 from flows.stages import ROUND_STAGES
 
 if TYPE_CHECKING:
-    from components.evaluation.comparison import Against, Run, RunComparison, StageTotal
+    from components.evaluation.comparison import BaselineComparison, Run, RunComparison, StageTotal
     from components.evaluation.report import Evaluation
 
 LISTED = 10
@@ -75,7 +75,7 @@ def compare(root: Path, references: Sequence[str]) -> RunComparison:
     )
 
 
-def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
+def _run(letter: str, run: RunRecord, records: Records, peek: StoreReader) -> Run:
     from components.evaluation.comparison import Run
 
     status = records.status(run)
@@ -108,7 +108,7 @@ def _run(letter: str, run: RunRecord, records: Records, peek: Peek) -> Run:
     )
 
 
-def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> dict[str, Evaluation]:
+def _evaluations(letter: str, run: RunRecord, peek: StoreReader, notes: list[str]) -> dict[str, Evaluation]:
     """Return the run's finished evaluations that are still in the store; missing ones are added to the notes.
 
     For a run that did not finish, the last evaluation within its rounds replaces the final one.
@@ -150,7 +150,7 @@ def _evaluations(letter: str, run: RunRecord, peek: Peek, notes: list[str]) -> d
 
 
 def _heldout(
-    run: RunRecord, evaluations: Mapping[str, Evaluation], peek: Peek, notes: list[str], missing: list[str]
+    run: RunRecord, evaluations: Mapping[str, Evaluation], peek: StoreReader, notes: list[str], missing: list[str]
 ) -> dict[int, Mapping[str, Any]]:
     """Return the summaries of the evaluations by round of the evaluated policy, without the untrained model before a
     warmup. Labels of missing evaluations are added to `missing`."""
@@ -173,7 +173,7 @@ def _heldout(
     return dict(sorted(summaries.items()))
 
 
-def _rounds(run: RunRecord, peek: Peek, missing: list[str]) -> dict[int, dict[str, float]]:
+def _rounds(run: RunRecord, peek: StoreReader, missing: list[str]) -> dict[int, dict[str, float]]:
     """Return the metrics of each finished round, with the names that the report plots. Labels of missing stages are
     added to `missing`."""
     from flows.reporting.report import round_figures
@@ -210,13 +210,13 @@ def _stages(run: RunRecord) -> dict[str, StageTotal]:
     return totals
 
 
-def _against(baseline: Run, run: Run) -> Against:
-    from components.evaluation.comparison import Against, compare_episodes
+def _against(baseline: Run, run: Run) -> BaselineComparison:
+    from components.evaluation.comparison import BaselineComparison, compare_episodes
 
     if baseline.last is None or run.last is None:
         lacking = [record.letter for record in (baseline, run) if record.last is None]
         reason = f"nothing to compare: {' and '.join(lacking)} without a finished evaluation"
-        return Against(run.letter, f"{run.letter} against {baseline.letter}", None, [reason])
+        return BaselineComparison(run.letter, f"{run.letter} against {baseline.letter}", None, [reason])
     title = f"{run.last.label} against {baseline.last.label}"
     against = compare_episodes(run.letter, title, baseline.last.trajectories, run.last.trajectories)
     baseline_name, name = list(baseline.evaluations)[-1], list(run.evaluations)[-1]
@@ -225,7 +225,7 @@ def _against(baseline: Run, run: Run) -> Against:
     return replace(against, notes=[f"these are different evaluations, {name} and {baseline_name}", *against.notes])
 
 
-def _code(run: RunRecord, peek: Peek) -> dict[str, Any]:
+def _code(run: RunRecord, peek: StoreReader) -> dict[str, Any]:
     """Return the versions of a run's stages and the digests of the user's code, which affect results beside the
     configuration."""
     code: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def _code(run: RunRecord, peek: Peek) -> dict[str, Any]:
     return {name: code[name] for name in sorted(code)}
 
 
-def _resolved_targets(run: RunRecord, peek: Peek) -> list[Mapping[str, Any]]:
+def _resolved_targets(run: RunRecord, peek: StoreReader) -> list[Mapping[str, Any]]:
     """Return the targets of a run's stages, with all arguments of their signatures."""
     manifests = [peek.manifest(stage.key) for stage in run.stages]
     return [target for manifest in manifests if manifest for target in targets(manifest["spec"]).values()]

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from components.artifacts import Draft
-from components.errors import BudgetSpent, JudgeError
+from components.errors import BudgetExceeded, JudgeError
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asks_policy
@@ -149,11 +149,11 @@ def _scores(
     spent: float = 0.0,
     keep_answers: bool = True,
 ) -> Iterator[Score]:
-    """Yield the scores of a reward within the remaining budget. Raises BudgetSpent."""
+    """Yield the scores of a reward within the remaining budget. Raises BudgetExceeded."""
     settings = spec.judge
     if settings.budget is not None:
         if spent >= settings.budget:
-            raise BudgetSpent(
+            raise BudgetExceeded(
                 f"judge.budget={settings.budget:g} is spent ({spent:.4g}): finished scores are kept, and the same "
                 "command with a higher budget resumes"
             )

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from components.artifacts import Artifact
 from components.errors import (
     BoundaryError,
-    EnvironmentAway,
     EnvironmentFailed,
+    EnvironmentUnavailable,
     Problem,
     SpecError,
     TooManyFailures,
@@ -38,7 +38,7 @@ from flows.stages.base import Context
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
-    from components.rollout.live_view import Live
+    from components.rollout.live_view import LiveProgress
     from components.rollout.own_agent import OwnAgent
     from components.rollout.players.player import Player
 
@@ -82,7 +82,7 @@ class FinishedEpisodes:
 
 
 def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:
-    """Return all scenarios of a split. Raises SpecError if there are none, EnvironmentAway if the environment is
+    """Return all scenarios of a split. Raises SpecError if there are none, EnvironmentUnavailable if the environment is
     unreachable, and EnvironmentFailed if `scenarios` raises."""
 
     def build() -> list[Scenario]:
@@ -95,7 +95,7 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
             if not is_foreign(error, BoundaryError):
                 raise
             text = f"{environment.target}.scenarios() raised {type(error).__name__}: {error}"
-            raise (EnvironmentAway if passes(error) else EnvironmentFailed)(text) from error
+            raise (EnvironmentUnavailable if passes(error) else EnvironmentFailed)(text) from error
 
     scenarios = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
     if not scenarios:
@@ -132,7 +132,7 @@ class _StageListener(EpisodeListener):
     """Receiver of the events of a stage's collection. requested: ids of the episodes that are not derived from
     others."""
 
-    def __init__(self, episodes: FinishedEpisodes, live: Live, requested: set[str]):
+    def __init__(self, episodes: FinishedEpisodes, live: LiveProgress, requested: set[str]):
         self.retries = 0
         self._episodes = episodes
         self._live = live
@@ -148,7 +148,7 @@ class _StageListener(EpisodeListener):
         else:
             self._live.follows(trajectory)
 
-    def retry(self, error: EnvironmentAway) -> None:
+    def retry(self, error: EnvironmentUnavailable) -> None:
         self.retries += 1
 
 
@@ -172,7 +172,7 @@ def play(
     TooManyFailures.
     """
     from components.rollout.collector import run_episodes
-    from components.rollout.live_view import FILE, Live
+    from components.rollout.live_view import FILE, LiveProgress
     from components.rollout.pool import EnvironmentPool
 
     assert context.scratch is not None
@@ -186,7 +186,7 @@ def play(
     other = _other_engine(actor, ways, context)
     pool = context.warm.get("environments", environment.model_dump(), lambda: EnvironmentPool(environment.build))
     start = time.monotonic()
-    live = Live(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
+    live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
     listener = _StageListener(episodes, live, requested)
     try:
         with _own_agent(agent, engine, limits.timeout) as own_agent:
@@ -228,26 +228,26 @@ def _other_engine(actor: Actor, ways: CollectSpec, context: Context) -> ModelEng
 def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None) -> Player:
     """Return the player of an agent. other: engine of the opponent or of the teacher."""
     from components.rollout.agent import AgentLoop
-    from components.rollout.players.continuation import Continuing
+    from components.rollout.players.continuation import ContinuationPlayer
     from components.rollout.players.player import Player
-    from components.rollout.players.reflection import Reflecting
+    from components.rollout.players.reflection import ReflectionPlayer
     from components.rollout.players.roles import PlannerAndWorkers
     from components.rollout.players.selfplay import SelfPlay
-    from components.rollout.players.teacher import Taught
+    from components.rollout.players.teacher import TeacherPlayer
 
     if own_agent is not None:
         return Player(own_agent)
     loop = AgentLoop(agent.presentation())
     single = PlannerAndWorkers(loop.presentation, agent.roles) if agent.roles is not None else loop
     if ways.reflection is not None:
-        return Reflecting(single, ways.reflection)
+        return ReflectionPlayer(single, ways.reflection)
     if ways.continuations:
-        return Continuing(loop, ways.continuations)
+        return ContinuationPlayer(loop, ways.continuations)
     if ways.opponent != "environment":
         return SelfPlay(loop, other)
     if ways.teacher is not None:
         assert other is not None
-        return Taught(single, ways.teacher, other, ways.group_size)
+        return TeacherPlayer(single, ways.teacher, other, ways.group_size)
     return Player(single)
 
 

@@ -21,7 +21,7 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.composition.moments import Moments
 from components.rewards.llm.spec import asks_policy
-from components.rewards.protocol import AskingReward, Comparing, GroupReward, Means, ModelReward, Reward
+from components.rewards.protocol import AskingReward, Comparing, GroupReward, ModelReward, Reward, RewardResources
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
@@ -214,7 +214,7 @@ def judging(
 
 def _means(
     meter: Meter, context: Context, model: ModelSpec, policy: Artifact | None, inference: InferenceSpec | None
-) -> Means:
+) -> RewardResources:
     def engine(other: ModelSpec | None) -> ModelEngine:
         from flows.stages.episodes import warm_engine
 
@@ -223,7 +223,7 @@ def _means(
         return warm_engine(other, None, context, kind="judge")
 
     answers = context.cache.parent / ANSWERS
-    return Means(context.cache, model, meter, answers, engine, context.on_wait, context.warm.get)
+    return RewardResources(context.cache, model, meter, answers, engine, context.on_wait, context.warm.get)
 
 
 class Tally:

@@ -77,7 +77,7 @@ def launch(
             file=sys.stderr,
         )
     packages = sorted({name for point in remote_points for name in point.spec.allow})
-    values = Fleet(settings, folder, packages).run(remote_points)
+    values = SweepMachines(settings, folder, packages).run(remote_points)
     return [
         JobReturn(point.overrides, task_name="run", status=JobStatus.COMPLETED, _return_value=values[point.number])
         for point in remote_points
@@ -99,7 +99,7 @@ def _compose_point(config: DictConfig, context: HydraContext, overrides: Sequenc
     return RemotePoint(number if trial is None else trial, lines, metric, validate(ExperimentSpec, data), data)
 
 
-class Fleet:
+class SweepMachines:
     """Machines of a sweep. folder: the sweep's folder. packages: user packages that are sent along."""
 
     def __init__(self, settings: LauncherSpec, folder: Path, packages: Sequence[str]):

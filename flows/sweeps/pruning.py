@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.experiment.early_stopping import Measured
+from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.sweep_settings import IN_ROUNDS, OptunaSpec
 from flows.recipes.recipe_run import Prune
 
@@ -23,7 +23,7 @@ def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:
     trial = Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
     metric = settings.metric
 
-    def prune(measured: Measured) -> str | None:
+    def prune(measured: EvaluatedPolicy) -> str | None:
         value = measured.value(metric) if metric in IN_ROUNDS else None  # type: ignore[arg-type]  # narrowed by the check
         if value is None:
             return None

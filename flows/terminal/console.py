@@ -203,7 +203,7 @@ def _progress(console: RichConsole) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
     from rich.text import Text
 
-    class Left(ProgressColumn):
+    class RemainingTimeColumn(ProgressColumn):
         def render(self, task):
             remaining = task.fields["view"].remaining_seconds(time.monotonic())
             return Text("-" if remaining is None else duration(remaining))
@@ -215,7 +215,7 @@ def _progress(console: RichConsole) -> Progress:
         TextColumn("{task.fields[view].unit}"),
         TimeElapsedColumn(),
         TextColumn("ETA"),
-        Left(),
+        RemainingTimeColumn(),
         TextColumn("{task.fields[values]}"),
         console=console,
         transient=True,
@@ -224,14 +224,14 @@ def _progress(console: RichConsole) -> Progress:
     )
 
 
-class Masked(logging.Formatter):
+class MaskingFormatter(logging.Formatter):
     """Formatter that masks secrets in log lines and stack traces."""
 
     def format(self, record: logging.LogRecord) -> str:
         return mask_text(super().format(record))
 
 
-class _Brief(Masked):
+class _Brief(MaskingFormatter):
     """Formatter that omits stack traces; the log file has them."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -255,7 +255,7 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _File(path, encoding="utf-8")
-    file.setFormatter(Masked("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    file.setFormatter(MaskingFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     file.setLevel(logging.INFO)
     screen = RichHandler(
         logging.WARNING, console=console.rich, show_time=False, show_path=False, markup=False, rich_tracebacks=False

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy_gradient import cost_constraints
 from components.algorithms.policy_gradient.spec import CostSpec, GRPOSpec, RLOOSpec
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
@@ -155,7 +155,7 @@ def test_without_costs_nothing_changes_and_nothing_is_written(base_dir, tmp_path
 
 def distribution(policy) -> torch.Tensor:
     """Return the (V,) log-probabilities of the answer."""
-    [packed] = pack([Sequence_([*PROMPT, 0], [len(PROMPT)])], 64)
+    [packed] = pack([TokenSequence([*PROMPT, 0], [len(PROMPT)])], 64)
     with torch.no_grad():
         rows, head = policy.rows(packed)
         return torch.log_softmax(head(rows)[0], -1)

@@ -15,7 +15,7 @@ from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.distillation.teacher import load_teacher
 from components.algorithms.distillation.trainer import train_distill
 from components.algorithms.policy import policy as policies
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.errors import ArtifactError, ResourceError
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, TeacherSpec
@@ -118,7 +118,7 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
 
 def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
-    [packed] = pack([Sequence_([*range(5, 15)], [6, 8, 9])], 64)
+    [packed] = pack([TokenSequence([*range(5, 15)], [6, 8, 9])], 64)
     alone = divergence.teacher_kl(student, teacher, packed, 1.0)
     student._logit_transform = teacher._logit_transform = None
     assert torch.allclose(divergence.teacher_kl(student, teacher, packed, 1.0), alone, atol=1e-6)
@@ -134,7 +134,7 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
         parameter.data.mul_(10 if "lora_B" in name else 1)
     teacher.save(tmp_path / "teacher")
     teacher.use_reference(tmp_path / "teacher")
-    [every] = pack([Sequence_([*prompt, token], [4]) for token in range(VOCABULARY)], 4096)
+    [every] = pack([TokenSequence([*prompt, token], [4]) for token in range(VOCABULARY)], 4096)
     distill_spec = spec(learning_rate=1e-2)
     optimizer = torch.optim.AdamW(student.parameters.values(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)

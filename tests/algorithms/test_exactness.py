@@ -9,7 +9,7 @@ import transformers
 
 from components.algorithms.policy import exactness, logits, pack_layout
 from components.algorithms.policy import policy as policy_module
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
@@ -59,7 +59,7 @@ RECURRENT = transformers.Qwen3NextConfig(
     num_experts=0,
 )
 GIVEN = [
-    Sequence_([5, 6, 7, 8, *end], [5, 7, 9, 11], weight=weight)
+    TokenSequence([5, 6, 7, 8, *end], [5, 7, 9, 11], weight=weight)
     for weight, end in ((1.0, range(9, 18)), (-0.5, range(10, 19)), (0.7, [9, 10, 30, 31, 32, 33, 34, 35, 36]))
 ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy_gradient.spec import (
     CISPOSpec,
     DAPOSpec,
@@ -37,7 +37,7 @@ ALGORITHMS |= {f"ppo, {kind}": PPOSpec(**COMMON, value=kind, epochs=1, kl_target
 
 def distribution(policy) -> torch.Tensor:
     """Return the (V,) log-probabilities of the answer."""
-    [packed] = pack([Sequence_([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
+    [packed] = pack([TokenSequence([*PROMPT, token], [len(PROMPT)]) for token in range(VOCABULARY)], 4096)
     with torch.no_grad():
         return policy.logprobs(packed, Cut())[0]
 

@@ -13,25 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.algorithms.policy import pack_layout
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.models import trie_attention
 from components.models.distribution import Cut
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
 
 
 @st.composite
-def sequences(draw) -> list[Sequence_]:
+def sequences(draw) -> list[TokenSequence]:
     """Generate sequences of few different tokens, so that they share prefixes at many depths."""
     result = []
     for index in range(draw(st.integers(0, 8))):
         token_ids = draw(st.lists(st.integers(0, 2), min_size=2, max_size=10))
         targets = draw(st.lists(st.integers(1, len(token_ids) - 1), unique=True, max_size=5))
         logprobs = [float(-number) for number in range(len(targets))]
-        result.append(Sequence_(token_ids, targets, logprobs, [float(index)] * len(targets), weight=1.0 / (index + 1)))
+        result.append(
+            TokenSequence(token_ids, targets, logprobs, [float(index)] * len(targets), weight=1.0 / (index + 1))
+        )
     return result
 
 
-def by_pack(sequences: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, list[Sequence_]]]:
+def by_pack(sequences: list[TokenSequence], packs: list[Pack]) -> list[tuple[Pack, list[TokenSequence]]]:
     """Return each pack with its member sequences; each sequence is in exactly one pack."""
     members = [member for packed in packs for member in packed.members]
     assert sorted(members) == [index for index, sequence in enumerate(sequences) if sequence.targets]
@@ -39,12 +41,12 @@ def by_pack(sequences: list[Sequence_], packs: list[Pack]) -> list[tuple[Pack, l
     return [(packed, [sequences[member] for member in packed.members]) for packed in packs]
 
 
-def read(sequence: Sequence_) -> list[int]:
+def read(sequence: TokenSequence) -> list[int]:
     """Return the tokens that have to be computed: those before the last target."""
     return list(sequence.token_ids[: max(sequence.targets)])
 
 
-def prefixes(sequences: list[Sequence_]) -> set[tuple[int, ...]]:
+def prefixes(sequences: list[TokenSequence]) -> set[tuple[int, ...]]:
     return {tuple(read(sequence)[:end]) for sequence in sequences for end in range(1, len(read(sequence)) + 1)}
 
 
@@ -138,7 +140,10 @@ def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(generated, most)
 
 def test_padding_is_what_a_budget_in_nodes_would_not_see():
     """One long sequence and many short ones."""
-    inputs = [Sequence_(list(range(100)), [99]), *(Sequence_([200 + number, 1, 2], [2]) for number in range(50))]
+    inputs = [
+        TokenSequence(list(range(100)), [99]),
+        *(TokenSequence([200 + number, 1, 2], [2]) for number in range(50)),
+    ]
     (together,) = pack(inputs, 200)
     assert pack_layout.padded(together).inputs["input_ids"].numel() == 51 * 99
     assert [packed.computed for packed in pack(inputs, 200, padded=True)] == [99 * 2, 49 * 2]
@@ -147,7 +152,7 @@ def test_padding_is_what_a_budget_in_nodes_would_not_see():
 def test_what_shares_most_is_packed_together():
     rng = random.Random(0)
     prompts = [[rng.randrange(100) for _ in range(50)] for _ in range(4)]
-    inputs = [Sequence_([*prompt, *(rng.randrange(100) for _ in range(11))], [60]) for prompt in prompts * 6]
+    inputs = [TokenSequence([*prompt, *(rng.randrange(100) for _ in range(11))], [60]) for prompt in prompts * 6]
     rng.shuffle(inputs)
     packs = pack(inputs, 120)  # one prompt with six answers, or parts of two prompts
     assert len(packs) == 4
@@ -167,20 +172,20 @@ def test_the_blocks_of_attention_are_the_mask(given, most):
 
 def test_nothing_to_learn_gives_no_pack():
     assert pack([], 100) == []
-    assert pack([Sequence_([1, 2, 3], [])], 100) == []
+    assert pack([TokenSequence([1, 2, 3], [])], 100) == []
 
 
 def test_unknown_logprobs_are_nan():
-    (packed,) = pack([Sequence_([1, 2, 3], [1, 2])], 100)
+    (packed,) = pack([TokenSequence([1, 2, 3], [1, 2])], 100)
     assert all(math.isnan(value) for value in packed.logprob_S.tolist())
 
 
 def test_the_first_token_cannot_be_a_target():
     with pytest.raises(AssertionError):
-        pack([Sequence_([1, 2, 3], [0, 1])], 100)
+        pack([TokenSequence([1, 2, 3], [0, 1])], 100)
 
 
-def shared_at_several_depths(seed: int) -> list[Sequence_]:
+def shared_at_several_depths(seed: int) -> list[TokenSequence]:
     """Return twelve sequences: a common prompt, then a tree of answers, lengths from 12 to 45, with targets
     throughout."""
     draw = random.Random(seed)
@@ -196,7 +201,7 @@ def shared_at_several_depths(seed: int) -> list[Sequence_]:
         token_ids = stem[: draw.randint(8, len(stem))] + tokens(draw.randint(2, 30))
         branches.append(token_ids)
         targets = sorted(draw.sample(range(1, len(token_ids)), draw.randint(1, 8)))
-        result.append(Sequence_(token_ids, targets, [0.0] * len(targets), weight=draw.uniform(-1, 1)))
+        result.append(TokenSequence(token_ids, targets, [0.0] * len(targets), weight=draw.uniform(-1, 1)))
     return result
 
 
@@ -233,7 +238,7 @@ def test_a_pack_computes_what_each_sequence_computes_alone(base_dir, most, tempe
 
 def test_entropies_are_those_of_the_distributions_drawn_from(base_dir):
     policy = make_policy(base_dir)
-    sequence = Sequence_([5, 6, 7, 8, 9], [2, 4])
+    sequence = TokenSequence([5, 6, 7, 8, 9], [2, 4])
     _, entropy_S = policy.logprobs(pack([sequence], 100)[0], Cut(0.5))
     logits_TV = plain_model(base_dir, policy)(input_ids=torch.tensor([sequence.token_ids])).logits[0].detach()
     expected = [torch.distributions.Categorical(logits=logits_TV[index] / 0.5).entropy().item() for index in (1, 3)]

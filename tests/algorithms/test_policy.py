@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from components.algorithms.policy import logits
 from components.algorithms.policy import policy as policy_module
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec
 from tests.algorithms.builders import MODEL, make_policy, plain_logprobs, plain_model, relative_difference
 
 TOKENS = [5, 9, 17, 3, 200, 44]
-(PACK,) = pack([Sequence_(TOKENS, list(range(1, len(TOKENS))))], 100)
+(PACK,) = pack([TokenSequence(TOKENS, list(range(1, len(TOKENS))))], 100)
 
 
 def logprobs(policy: Policy) -> list[float]:
@@ -95,7 +95,7 @@ def test_dropout_in_the_base_model_is_off_as_it_is_while_sampling(base_dir, tmp_
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_logits_a_few_rows_at_a_time_change_nothing(base_dir, monkeypatch, entropy_gradient):
-    sequences = [Sequence_([5, 6, 7, *range(20, 20 + length)], list(range(3, 3 + length))) for length in (9, 4, 6)]
+    sequences = [TokenSequence([5, 6, 7, *range(20, 20 + length)], list(range(3, 3 + length))) for length in (9, 4, 6)]
     [packed] = pack(sequences, 1000)
     result = []
     for rows in (1000, 4):
@@ -124,7 +124,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_computed_whole(base_d
 def test_layers_that_are_computed_again_give_the_same_gradient(base_dir):
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    packs = pack([Sequence_([5, 6, 7, 8, 9], [2, 4]), Sequence_([5, 6, 10, 11], [3])], 100)[0]
+    packs = pack([TokenSequence([5, 6, 7, 8, 9], [2, 4]), TokenSequence([5, 6, 10, 11], [3])], 100)[0]
     result = []
     for again in (False, True):
         policy = make_policy(base_dir)

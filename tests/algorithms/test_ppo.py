@@ -451,7 +451,9 @@ def test_loss_and_gradient_are_the_formula(base_dir, tmp_path, name):
 def test_one_pass_gives_what_two_do(base_dir, after):
     policy = make_policy(base_dir)
     policy._logit_transform = after
-    packed = packing.pack([packing.Sequence_([5, 6, 7, 8], [2, 3]), packing.Sequence_([5, 6, 9, 8], [2, 3])], 64)[0]
+    packed = packing.pack(
+        [packing.TokenSequence([5, 6, 7, 8], [2, 3]), packing.TokenSequence([5, 6, 9, 8], [2, 3])], 64
+    )[0]
     with torch.no_grad():
         logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(packed, Cut())
         assert torch.equal(logprob_S, policy.logprobs(packed, Cut())[0])
@@ -574,7 +576,7 @@ def values_of(base_dir: Path, folder: Path, spec: PPOSpec, trajectories: Sequenc
     critic = ValueCritic(policy, spec)
     critic.load(folder / "critic")
     sequences = [
-        packing.Sequence_(
+        packing.TokenSequence(
             history_.token_ids, [index for index, sampled in enumerate(history_.sampled_mask()) if sampled]
         )
         for trajectory in trajectories

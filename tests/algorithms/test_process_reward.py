@@ -16,7 +16,7 @@ from components.models.weights import load_tokenizer
 from components.models.weights import prepare as prepare_weights
 from components.rewards.judge import judge
 from components.rewards.judges.learned import Learned
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scored, write_scores, write_trajectories
@@ -85,7 +85,7 @@ def played(process_model, cache, tmp_path):
     for trajectory in trajectories:
         trajectory.reward = None
     reward = Learned(str(process_model), task=task, task_weight=ALPHA, weight=BETA)
-    reward.use(Means(cache, MODEL))
+    reward.use(RewardResources(cache, MODEL))
     files = tmp_path / "trajectories.parquet", tmp_path / "scores.parquet"
     write_trajectories(files[0], trajectories)
     write_scores(files[1], judge(reward, trajectories))

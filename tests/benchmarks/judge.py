@@ -167,12 +167,12 @@ def ours(url: str) -> Form:
     from components.rewards.judge import judge
     from components.rewards.judges.ruler import Ruler
     from components.rewards.llm.models.served import ServedJudge
-    from components.rewards.protocol import Means
+    from components.rewards.protocol import RewardResources
     from components.trajectories.schema import History, Message, Scenario, Trajectory
 
     folder = tempfile.TemporaryDirectory()
     reward = Ruler(ServedJudge(url=url, model="judge"))
-    reward.use(Means(Path(folder.name), ModelSpec(name="none"), answers=Path(folder.name)))
+    reward.use(RewardResources(Path(folder.name), ModelSpec(name="none"), answers=Path(folder.name)))
     atexit.register(lambda: (reward.close(), folder.cleanup()))
     numbers = itertools.count()
 

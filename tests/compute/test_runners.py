@@ -16,9 +16,9 @@ from components.compute.runners import (
     KeptProcessRunner,
     LocalRunner,
     ProcessRunner,
+    RunnerStopped,
     StageProcess,
     StageResult,
-    Stopped,
     error_from_json,
     error_to_json,
 )
@@ -113,11 +113,11 @@ def test_stop_from_another_thread_lets_the_process_clean_up(tmp_path):
         thread.append(threading.Thread(target=running.stop))
         thread[0].start()
 
-    with pytest.raises(Stopped):
+    with pytest.raises(RunnerStopped):
         running.run({}, stop)
     thread[0].join()
     assert (tmp_path / "away").exists()
-    with pytest.raises(Stopped):
+    with pytest.raises(RunnerStopped):
         running.run({}, print)  # nothing begins any more
 
 

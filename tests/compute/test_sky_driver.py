@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.compute.runners import RunnerContext, StageProcess, StageResult, Stopped
+from components.compute.runners import RunnerContext, RunnerStopped, StageProcess, StageResult
 from components.compute.sky.driver import Driver
 from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
@@ -317,7 +317,7 @@ def test_stopped_runner_lets_its_driver_take_the_machines_down(tmp_path, monkeyp
     )
     monkeypatch.setattr("components.compute.sky.runner.take_snapshot", lambda *_: SimpleNamespace(path=tmp_path))
     runner = SkyRunner(SkyPlace(), "ours", tmp_path, [], StageProcess(tmp_path, tmp_path / "log"))
-    with pytest.raises(Stopped):
+    with pytest.raises(RunnerStopped):
         runner.run(ASKED, lambda event: runner.stop())
     deadline = time.monotonic() + 600
     while not (tmp_path / "down").exists():

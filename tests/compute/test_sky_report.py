@@ -1,6 +1,6 @@
 """Extraction of events from the lines of a log."""
 
-from components.compute.sky.report import Lines, event
+from components.compute.sky.report import LineSplitter, event
 
 DONE = {"key": "k", "digest": "d", "status": "ran"}
 
@@ -19,7 +19,7 @@ def test_similar_text_is_not_an_event():
 
 
 def test_lines_come_in_pieces_with_colours():
-    lines = Lines()
+    lines = LineSplitter()
     assert list(lines.feed("\x1b[36m(t, pid=1)\x1b[0m one\n\ntw")) == ["(t, pid=1) one"]
     assert list(lines.feed("o\r\nthree")) == ["two"]
     assert list(lines.end()) == ["three"]

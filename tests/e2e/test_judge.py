@@ -37,7 +37,7 @@ def test_a_run_stops_at_a_budget_is_killed_and_goes_on_and_pays_for_no_question_
         spent = place.start(*line, "judge.budget=0.9")
         out, errors = spent.communicate(timeout=1500)
         assert (spent.returncode, out) == (1, "")
-        assert "BudgetSpent: judge.budget: " in errors
+        assert "BudgetExceeded: judge.budget: " in errors
         assert "the same command with a higher judge.budget resumes" in errors
         assert "Traceback" not in errors
         paid = len(server.requests)

@@ -30,7 +30,7 @@ LABELS = [
 
 
 @dataclass
-class Done:
+class FinishedStage:
     result: dict
     """The last line on stdout."""
     lines: list[str]
@@ -58,11 +58,11 @@ class Place:
             text=True,
         )
 
-    def run(self, *overrides: str) -> Done:
+    def run(self, *overrides: str) -> FinishedStage:
         process = self.start(*overrides)
         out, errors = process.communicate(timeout=1500)
         assert process.returncode == 0, errors
-        return Done(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
+        return FinishedStage(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
 
     def processes(self) -> list[str]:
         """Command lines of processes that have to do with this root."""
@@ -250,7 +250,7 @@ def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
     out, errors = process.communicate(timeout=1500)
     assert (process.returncode, out, "Traceback" in errors) == (1, "", False)
     found = "filter[1] left nothing to train on: none of 4 episodes was kept (4 no_success)"
-    assert f"GuardStruck: {found}" in errors
+    assert f"GuardTriggered: {found}" in errors
     report = Path(re.search(r"^report:  (.+)$", errors, re.MULTILINE)[1]).read_text()
     assert f"guard ended the run: {found}" in html.unescape(report)
     assert [title in report for title in ("after SFT", "after GRPO")] == [True, False]

@@ -8,7 +8,7 @@ import time
 
 from components.environments.adapters.agentgym_server import ServerGone
 from components.environments.protocol import Step
-from components.errors import EnvironmentAway, Problem, SpecError
+from components.errors import EnvironmentUnavailable, Problem, SpecError
 from components.trajectories.schema import Scenario
 
 
@@ -71,7 +71,7 @@ class Heavy:
         raise KeyError("no such page")
 
     def away(self):
-        raise EnvironmentAway("HTTP 503")
+        raise EnvironmentUnavailable("HTTP 503")
 
     def gone(self):
         raise ServerGone("nobody listens")

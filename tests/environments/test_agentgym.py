@@ -21,7 +21,7 @@ from components.environments.adapters.agentgym_actions import parse_action
 from components.environments.adapters.agentgym_kinds import KINDS, Action
 from components.environments.adapters.agentgym_pool import close_pools
 from components.environments.adapters.agentgym_server import MAX_ANSWER
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.specs.target import Target
 from tests.environments import checks
@@ -135,7 +135,7 @@ def test_thought_and_action_are_parsed(text, action):
 
 
 def test_several_actions_are_rejected():
-    with pytest.raises(Invalid, match="one action at a time"):
+    with pytest.raises(InvalidAction, match="one action at a time"):
         parse_action("Action: go\nAction: back")
 
 

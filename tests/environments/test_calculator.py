@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.environments.tools import Invalid, call
+from components.environments.tools import InvalidAction, call
 from components.environments.worlds.calculator import Calculator, evaluate, format_number, parse_number
 from tests.environments import checks
 
@@ -137,7 +137,7 @@ def test_it_calculates_exactly(expression, value):
 )  # fmt: skip
 def test_unsupported_expressions_are_explained(expression):
     began = time.process_time()
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidAction):
         evaluate(expression)
     assert time.process_time() - began < 5  # seconds of this process, however busy the machine is
 
@@ -146,7 +146,7 @@ def test_unsupported_expressions_are_explained(expression):
 def test_any_text_is_calculated_or_refused(text):
     try:
         value = evaluate(text)
-    except Invalid:
+    except InvalidAction:
         return
     assert abs(Fraction(format_number(value)) - value) <= Fraction(1, 10**12)
 
@@ -167,5 +167,5 @@ def test_submitted_numbers_are_parsed(text, value):
 
 @pytest.mark.parametrize("text", ["", "12 apples", "1,23", "1e5", "nan", "½", "٣", "1" * 60, "1/2", "--1"])
 def test_malformed_numbers_are_refused(text):
-    with pytest.raises(Invalid, match="a number"):
+    with pytest.raises(InvalidAction, match="a number"):
         parse_number(text)

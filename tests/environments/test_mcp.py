@@ -22,7 +22,7 @@ from components.environments.adapters import mcp as module
 from components.environments.adapters.mcp import Mcp
 from components.environments.adapters.mcp_judge import Judge
 from components.environments.tools import call
-from components.errors import EnvironmentAway, EnvironmentFailed, JudgeError, ResourceError, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, JudgeError, ResourceError, SpecError
 from tests.environments import checks
 from tests.inference.faulty import Line, hang_up, status
 
@@ -215,7 +215,7 @@ def line():
 
 
 FAULTS = [*(status(code) for code in (429, 502, 503, 504, 401, 500)), hang_up]
-AWAY = [EnvironmentAway] * 4 + [EnvironmentFailed] * 2 + [EnvironmentAway]
+AWAY = [EnvironmentUnavailable] * 4 + [EnvironmentFailed] * 2 + [EnvironmentUnavailable]
 
 
 def test_transient_http_failures_are_classified_as_away(file):
@@ -237,7 +237,7 @@ def test_transient_http_failures_are_classified_as_away(file):
             results.append((type(opening.value), type(calling.value)))
         await environment.reset(scenario)
         between.faults = iter([status(404)])
-        with pytest.raises(EnvironmentAway, match="the session"):
+        with pytest.raises(EnvironmentUnavailable, match="the session"):
             await environment.step(call("price", {"item": "lamp"}))
         await environment.close()
         return results
@@ -247,7 +247,7 @@ def test_transient_http_failures_are_classified_as_away(file):
 
 
 def test_refused_connection_is_classified_as_away(file):
-    with pytest.raises(EnvironmentAway, match=r"the MCP server http://127.0.0.1:1/mcp"):
+    with pytest.raises(EnvironmentUnavailable, match=r"the MCP server http://127.0.0.1:1/mcp"):
         play(Mcp(file, url="http://127.0.0.1:1/mcp"))
 
 

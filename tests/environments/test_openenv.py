@@ -25,7 +25,7 @@ import pytest
 
 from components.environments.adapters.openenv import OpenEnv, render_fields
 from components.environments.tools import call
-from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError, SpecError
 from tests.environments import checks
 
 pytestmark = pytest.mark.timeout(1800)
@@ -195,7 +195,7 @@ def test_full_server_is_retried(words):
         try:
             for environment in first:
                 await environment.reset(scenario)
-            with pytest.raises(EnvironmentAway, match=r"accepts no connection: .*collect.concurrency"):
+            with pytest.raises(EnvironmentUnavailable, match=r"accepts no connection: .*collect.concurrency"):
                 await last.reset(scenario)
             await last.close()
             last.patience = 60.0
@@ -212,9 +212,9 @@ def test_full_server_is_retried(words):
 
 def test_server_exit_fails_the_episode():
     with serving("words") as url:
-        with pytest.raises(EnvironmentAway, match="closed the connection"):
+        with pytest.raises(EnvironmentUnavailable, match="closed the connection"):
             play(small(url), lambda _: [say(14)])
-        with pytest.raises(EnvironmentAway, match="cannot be reached"):
+        with pytest.raises(EnvironmentUnavailable, match="cannot be reached"):
             play(small(url, patience=0.3), lambda _: [])
 
 
@@ -250,7 +250,7 @@ def test_overloaded_server_is_classified_as_away(where, code):
     statuses = {"schema": 200, "ws": 200, where: code}
     with answering(**statuses) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
         play(small(url, patience=0.1), lambda _: [])
-    assert type(caught.value) is (EnvironmentAway if code in (429, 502, 503, 504) else EnvironmentFailed)
+    assert type(caught.value) is (EnvironmentUnavailable if code in (429, 502, 503, 504) else EnvironmentFailed)
 
 
 def test_overloaded_server_is_retried(words, monkeypatch):

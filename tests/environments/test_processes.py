@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.environments.processes import InProcesses
+from components.environments.processes import SubprocessEnvironment
 from components.environments.protocol import Restorable, Solver
 from components.errors import EnvironmentFailed, SpecError
 from components.rollout import collector
@@ -33,7 +33,7 @@ def target(**arguments) -> Target:
 
 
 def inside(processes: int | None = 2, **arguments):
-    return lambda: InProcesses(target(**arguments), processes)
+    return lambda: SubprocessEnvironment(target(**arguments), processes)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_scenarios_and_optional_methods_equal_those_of_the_wrapped_environment()
 
     asyncio.run(through())
     plain = validate(Target, {"_target_": "components.environments.games.guess.Guess"})
-    assert not isinstance(InProcesses(plain), Restorable) or hasattr(plain.factory(), "save")
+    assert not isinstance(SubprocessEnvironment(plain), Restorable) or hasattr(plain.factory(), "save")
 
 
 def test_computation_does_not_block_the_event_loop():
@@ -123,7 +123,7 @@ def test_transient_failures_are_retried(monkeypatch, trouble):
     monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
     notices = []
     trajectories = played(inside(trouble=trouble), retries=2, on_retry=notices.append)
-    assert trajectories[2].failure.kind == "EnvironmentAway"
+    assert trajectories[2].failure.kind == "EnvironmentUnavailable"
     assert len(notices) == 2
 
 
@@ -133,7 +133,10 @@ def test_invalid_arguments_raise_spec_error():
     with pytest.raises(SpecError, match="nowhere"):
         validate(
             Target,
-            {"_target_": "components.environments.processes.InProcesses", "environment": {"_target_": "nowhere.At"}},
+            {
+                "_target_": "components.environments.processes.SubprocessEnvironment",
+                "environment": {"_target_": "nowhere.At"},
+            },
         )
 
 
@@ -173,7 +176,10 @@ asyncio.run(main())
 
 def test_number_of_processes_is_not_in_the_stage_key():
     def key(**arguments):
-        data = {"_target_": "components.environments.processes.InProcesses", "environment": target().model_dump()}
+        data = {
+            "_target_": "components.environments.processes.SubprocessEnvironment",
+            "environment": target().model_dump(),
+        }
         return validate(Target, data | arguments, allow=["tests"]).resolved()
 
     assert key() == key(processes=3)

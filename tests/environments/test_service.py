@@ -24,7 +24,7 @@ from components.environments.service.customer import (
 )
 from components.environments.service.retail import Retail
 from components.environments.tools import call
-from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.specs import Target
 from tests.environments import checks
 
@@ -567,9 +567,9 @@ def test_server_error_fails_the_episode_and_rejected_key_the_run(monkeypatch):
 def test_transient_model_failure_is_classified_as_away():
     with server([503]) as (url, _):
         served = ServedCustomer(url=url, model="m")
-        with pytest.raises(EnvironmentAway, match="returned no reply: HTTP 503"):
+        with pytest.raises(EnvironmentUnavailable, match="returned no reply: HTTP 503"):
             asyncio.run(served.ask([], seed=0, max_tokens=4))
-    with pytest.raises(EnvironmentAway, match="returned no reply: ConnectError"):  # the server has closed
+    with pytest.raises(EnvironmentUnavailable, match="returned no reply: ConnectError"):  # the server has closed
         asyncio.run(served.ask([], seed=0, max_tokens=4))
     with server([500]) as (url, _), pytest.raises(EnvironmentFailed) as caught:
         asyncio.run(ServedCustomer(url=url, model="m").ask([], seed=0, max_tokens=4))

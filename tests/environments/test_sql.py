@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.tools import Invalid, call
+from components.environments.tools import InvalidAction, call
 from components.environments.worlds.sql import Sql
 from components.environments.worlds.sql.database import Database, write
 from components.environments.worlds.sql.environment import same
@@ -179,7 +179,7 @@ def test_one_submission_counts_and_a_broken_query_is_none(questions):
 )  # fmt: skip
 def test_only_reading_is_allowed(shop, tmp_path, sql):
     before = (tmp_path / "shop.db").read_bytes()
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidAction):
         shop.query(sql, 10)
     assert (tmp_path / "shop.db").read_bytes() == before
     assert os.listdir(tmp_path) == ["shop.db"]
@@ -202,7 +202,7 @@ def test_only_reading_is_allowed(shop, tmp_path, sql):
 )
 def test_resources_of_a_query_are_bounded(shop, sql):
     began = time.process_time()
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidAction):
         shop.query(sql, 10)
     assert time.process_time() - began < 30
 
@@ -218,7 +218,7 @@ def test_resources_of_a_query_are_bounded(shop, sql):
 )  # fmt: skip
 def test_a_query_has_no_clock(shop, sql):
     """Functions that depend on the time or the time zone are refused."""
-    with pytest.raises(Invalid, match=r"take written dates, not now|without functions of time"):
+    with pytest.raises(InvalidAction, match=r"take written dates, not now|without functions of time"):
         shop.query(sql, 10)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from components.environments.tools import Invalid, TextEnvironment, ToolEnvironment, acts, call, tool
+from components.environments.tools import InvalidAction, TextEnvironment, ToolEnvironment, acts, call, tool
 from components.trajectories.schema import Scenario
 from tests.environments import checks
 
@@ -28,7 +28,7 @@ class Counter(ToolEnvironment):
         """Adds to
         the count."""
         if number > 3:
-            raise Invalid("3 at most")
+            raise InvalidAction("3 at most")
         self.count += number if how == "up" else -number
         self.reward += 0.5
         return str(self.count)
@@ -66,7 +66,7 @@ class Echo(TextEnvironment):
 
     def act(self, action):
         if not action:
-            raise Invalid("say something")
+            raise InvalidAction("say something")
         self.right = self.done = action == self.scenario.input["word"]
         return "yes" if self.right else "no"
 

@@ -21,7 +21,7 @@ from components.environments.worlds.webshop.__main__ import ShopServer, main
 from components.environments.worlds.webshop.browser import Page
 from components.environments.worlds.webshop.catalog import ATTRIBUTES, KINDS, OPTIONS, catalog
 from components.environments.worlds.webshop.goals import fits, judge
-from components.environments.worlds.webshop.site import NoPage
+from components.environments.worlds.webshop.site import PageNotFound
 from tests.environments import checks
 
 ROOT = Path(__file__).parents[2]
@@ -235,9 +235,9 @@ def test_any_words_may_be_searched_for(shop, words):
     ],
 )  # fmt: skip
 def test_addresses_that_lead_nowhere_are_refused(shop, address):
-    with pytest.raises(NoPage):
+    with pytest.raises(PageNotFound):
         shop.site.page(address)
-    with pytest.raises(NoPage):
+    with pytest.raises(PageNotFound):
         shop.site.order(address)
 
 

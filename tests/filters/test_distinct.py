@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.filters.distinct import Distinct
-from components.filters.similar import Texts, jaccard, shingles
+from components.filters.similar import SimilarityIndex, jaccard, shingles
 from components.trajectories.schema import History, Message, ToolCall
 from tests.filters.test_filters import selections_of
 from tests.trajectories.builders import episode, talk
@@ -131,7 +131,7 @@ TEXTS = st.lists(st.lists(st.sampled_from("abcd"), max_size=12).map(" ".join), m
 
 @given(TEXTS, st.sampled_from([0.2, 0.5, 0.6, 0.8, 1.0]), st.integers(1, 3))
 def test_the_search_agrees_with_comparing_all_texts(texts, similarity, size):
-    index, distinct_texts = Texts(similarity, 1000), []
+    index, distinct_texts = SimilarityIndex(similarity, 1000), []
     for text in texts:
         expected = any(plain_jaccard(text, other_text, size) >= similarity for other_text in distinct_texts)
         assert index.has_similar(shingles(text, size)) == expected
@@ -142,7 +142,7 @@ def test_the_search_agrees_with_comparing_all_texts(texts, similarity, size):
 
 @given(TEXTS, st.integers(1, 4))
 def test_the_search_forgets_all_but_the_latest(texts, most):
-    index = Texts(0.5, most)
+    index = SimilarityIndex(0.5, most)
     for number, text in enumerate(texts):
         latest = texts[max(0, number - most) : number]
         assert index.has_similar(shingles(text, 2)) == any(

@@ -19,7 +19,7 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import SpecError
-from components.tracking.human_assessments import People
+from components.tracking.human_assessments import HumanAssessments
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import append, read, standing, write_line
@@ -352,7 +352,7 @@ def assessments(people, episode):
 def test_mlflow_has_what_people_said_as_assessments_of_the_traces(tmp_path):
     with Tracker.open(tmp_path, TrackingSpec(), "shop") as tracker:
         tracker.log_trajectories([A], "evaluate[final]")
-        people = People(tracker.client, tracker.run_id, "evaluate[final]")
+        people = HumanAssessments(tracker.client, tracker.run_id, "evaluate[final]")
         assert set(people._traces) == {A.id}
         before = people._traces[A.id]
         answers = [rated(A, 4, note="polite"), rated(A, 2, author="Bo"), chose(B, A, "b"), corrected(A, 4, "Shipped.")]
@@ -371,7 +371,7 @@ def test_mlflow_has_what_people_said_as_assessments_of_the_traces(tmp_path):
         assert len(assessments(people, A)) == 4
         people.tell(A, [])
         assert assessments(people, A) == []
-        assert set(People(tracker.client, tracker.run_id, "evaluate[final]")._traces) == {A.id, B.id}
+        assert set(HumanAssessments(tracker.client, tracker.run_id, "evaluate[final]")._traces) == {A.id, B.id}
 
 
 def test_what_mlflow_was_not_told_costs_no_answer(tmp_path, run):

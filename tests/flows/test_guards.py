@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from components.errors import EspalierError, GuardStruck
+from components.errors import EspalierError, GuardTriggered
 from flows.execution.executor import Execution
 from flows.experiment.guards import MOST_NAMED, no_signal, reward_hacking, spans
 from flows.history.records import Notice, Records
@@ -77,7 +77,7 @@ def test_with_stop_it_ends_the_run_before_training_and_with_warn_it_goes_on_from
     stop = {"guards": {"no_signal": "stop"}}
     for _ in range(2):  # the same command gives the same verdict
         with pytest.raises(
-            GuardStruck, match=r"6 no_spread, 2 unscored\)\. Increase .* guards\.no_signal=warn resumes"
+            GuardTriggered, match=r"6 no_spread, 2 unscored\)\. Increase .* guards\.no_signal=warn resumes"
         ):
             pretend(tmp_path, metrics=NOTHING, **stop)
     struck, before = Records(tmp_path).all()
@@ -92,7 +92,7 @@ def test_with_stop_it_ends_the_run_before_training_and_with_warn_it_goes_on_from
 
 
 def test_the_filter_of_the_warmup_is_watched_too(tmp_path):
-    with pytest.raises(GuardStruck, match=r"filter\[sft\]"):
+    with pytest.raises(GuardTriggered, match=r"filter\[sft\]"):
         pretend(tmp_path, metrics={"filter[sft]": {"kept": 0.0}}, guards={"no_signal": "stop"})
 
 
@@ -116,7 +116,7 @@ def test_off_says_nothing_and_what_did_not_fall_clearly_neither(tmp_path):
 def test_a_policy_that_hacks_is_not_deployed_with_stop(tmp_path):
     rules = {"rounds": 4, "evaluate": {"every": 2}, "guards": {"reward_hacking": "stop"}}
     for _ in range(2):
-        with pytest.raises(GuardStruck, match=r"Lost: .*guards\.reward_hacking=warn resumes from here"):
+        with pytest.raises(GuardTriggered, match=r"Lost: .*guards\.reward_hacking=warn resumes from here"):
             pretend(tmp_path, **rules, **HACKED)
     assert Records(tmp_path).all()[0].stages[-1].label == "evaluate[final]"
     run = pretend(tmp_path, **{**rules, "guards": {"reward_hacking": "warn"}}, **HACKED)
@@ -124,7 +124,7 @@ def test_a_policy_that_hacks_is_not_deployed_with_stop(tmp_path):
 
 
 def test_the_error_crosses_processes():
-    error = pickle.loads(pickle.dumps(GuardStruck("what it found")))
+    error = pickle.loads(pickle.dumps(GuardTriggered("what it found")))
     assert isinstance(error, EspalierError)
     assert str(error) == "what it found"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import BudgetSpent, ResourceError
+from components.errors import BudgetExceeded, ResourceError
 from components.trajectories.store import read_scores, write_trajectories
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, request_key, run_stage
@@ -59,11 +59,11 @@ def test_a_budget_ends_the_stage_and_a_higher_one_asks_only_for_the_rest(context
         full, _ = run_stage(requested(whole, server, ONE_BY_ONE), whole)
         price, asked = full.metrics["spent"], len(server.requests)
         assert asked == GROUPS
-        with pytest.raises(BudgetSpent, match=r"Finished judgements are cached: .* higher judge\.budget resumes"):
+        with pytest.raises(BudgetExceeded, match=r"Finished judgements are cached: .* higher judge\.budget resumes"):
             run_stage(requested(context, server, {"budget": 0.6 * price, **ONE_BY_ONE}), context)
         before = len(server.requests) - asked
         assert 0 < before < GROUPS
-        with pytest.raises(BudgetSpent):  # the same budget buys nothing more
+        with pytest.raises(BudgetExceeded):  # the same budget buys nothing more
             run_stage(requested(context, server, {"budget": 0.6 * price, **ONE_BY_ONE}), context)
         assert len(server.requests) - asked == before
         artifact, _ = run_stage(requested(context, server, {"budget": 2 * price, **ONE_BY_ONE}), context)
@@ -79,7 +79,7 @@ def test_what_is_under_way_when_the_budget_is_spent_is_kept(context):
     """Of five at once the first answer shows that no more can be paid; the other four come later."""
     with judge_server(lambda asked: Reply(after=0.0 if asked.number == 0 else 0.5)) as server:
         least = {"budget": 1.2, "concurrency": 5}  # to read five questions costs less, and their answers more
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetExceeded):
             run_stage(requested(context, server, least), context)
         paid = len(server.requests)
         assert paid <= 5

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from components.artifacts import Artifact
-from flows.experiment.early_stopping import Measured
+from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import round_figures, titles_by, titles_of
 from flows.reporting.results import ReleaseResult, Results
@@ -103,7 +103,7 @@ def test_evaluations_in_the_rounds_stand_between_and_the_final_policy_last():
 def test_the_final_policy_is_called_by_its_round_where_it_is_not_simply_the_last(tmp_path, policy, step, title):
     spec = spec_of(tmp_path, rounds=4, deploy={"policy": policy})
     evaluation = Artifact("key", "evaluation", "evaluate", 1, "digest", tmp_path, {}, {}, (), 0.0)
-    outcome = RunOutcome({"start": evaluation, "final": evaluation}, [Measured(0, None, evaluation)], step=step)
+    outcome = RunOutcome({"start": evaluation, "final": evaluation}, [EvaluatedPolicy(0, None, evaluation)], step=step)
     assert titles_of(spec, outcome) == {"start": "start", "final": title}
 
 

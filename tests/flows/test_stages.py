@@ -17,8 +17,8 @@ import pytest
 
 from components.errors import (
     ArtifactDamaged,
-    EnvironmentAway,
     EnvironmentFailed,
+    EnvironmentUnavailable,
     JudgeError,
     ResourceError,
     SpecError,
@@ -246,7 +246,7 @@ def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_na
         raise error
 
     monkeypatch.setattr("components.environments.worlds.shop.Shop.__init__", fail)
-    kind = EnvironmentAway if isinstance(error, OSError) else EnvironmentFailed
+    kind = EnvironmentUnavailable if isinstance(error, OSError) else EnvironmentFailed
     with pytest.raises(kind, match=rf"shop\.Shop\.scenarios\(\) raised {type(error).__name__}: {error}"):
         scenarios_of(validate(CollectStage, {**COLLECT, "actor": "solver"}, allow=()).environment, "train", context)
 

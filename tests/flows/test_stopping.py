@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.artifacts import Artifact
-from flows.experiment.early_stopping import EarlyStoppingSpec, Measured, best_of, choose, should_stop, why_stop
+from flows.experiment.early_stopping import EarlyStoppingSpec, EvaluatedPolicy, best_of, choose, should_stop, why_stop
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
@@ -21,7 +21,7 @@ def measured(*values, trained=True, digest="digest"):
         metrics = {} if value is None else {"success": value, "reward": -value}
         evaluation = Artifact(f"e{place}", "evaluation", "evaluate", 1, digest, Path(), metrics, {}, (), 0.0)
         checkpoint = Artifact(f"c{place}", "checkpoint", "train", 1, "x", Path(), {}, {}, (), 0.0)
-        found.append(Measured(2 * place, checkpoint if place or trained else None, evaluation))
+        found.append(EvaluatedPolicy(2 * place, checkpoint if place or trained else None, evaluation))
     return found
 
 

@@ -27,12 +27,12 @@ class Runs:
         self.course = lambda rate: {}
 
     def __call__(self, spec, *, overrides, sweep=None, prune=None):
-        from flows.experiment.early_stopping import Measured
+        from flows.experiment.early_stopping import EvaluatedPolicy
 
         rate = spec.algorithm.learning_rate
         self.done.append((rate, sweep))
         for step, value in self.course(rate).items():
-            verdict = prune(Measured(step, None, type("Evaluation", (), {"metrics": {"success": value}})))
+            verdict = prune(EvaluatedPolicy(step, None, type("Evaluation", (), {"metrics": {"success": value}})))
             self.verdicts.setdefault(rate, []).append(verdict)
             if verdict is not None:
                 return {"success": value, "reward": 0.0, "pruned": verdict}

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from components.artifacts import Artifact
-from components.errors import GuardStruck, SpecError
+from components.errors import GuardTriggered, SpecError
 from components.evaluation.metrics import bootstrap, paired_rewards
 from components.evaluation.report import Finding, Report, render
 from components.rewards.rules.outcome import repetition
@@ -171,7 +171,7 @@ def test_a_rule_warns_stops_or_is_off(tmp_path, rule):
     assert pretend(tmp_path / "c", rounds=4, metrics=STRIKES[rule], guards={rule: False}).notices == []
     assert pretend(tmp_path / "d", rounds=4, metrics=CALM[rule]).notices == []
     stop = {"rounds": 4, "guards": {rule: "stop"}}
-    with pytest.raises(GuardStruck) as struck:
+    with pytest.raises(GuardTriggered) as struck:
         pretend(tmp_path / "a", metrics=STRIKES[rule], **stop)
     assert str(struck.value).endswith(
         f"{ADVICE[rule]}. Finished stages are kept; the same command with guards.{rule}=warn resumes from here"
@@ -226,7 +226,7 @@ def test_a_held_out_reward_that_falls_while_the_training_reward_rises(tmp_path, 
             pretend(tmp_path / "slight", episodes=played | {"evaluate[final]": slight}, **{**TRAINED, **own}).notices
             == []
         )
-        with pytest.raises(GuardStruck, match=r"guards\.heldout_reward=warn resumes from here"):
+        with pytest.raises(GuardTriggered, match=r"guards\.heldout_reward=warn resumes from here"):
             pretend(tmp_path, episodes=played, **{**TRAINED, **own}, guards={"heldout_reward": "stop"})
 
 
@@ -384,7 +384,7 @@ def climb(root, monkeypatch, **changes):
     error = None
     try:
         online_rl(RecipeRun(call, on_notice=notices.append), spec)
-    except GuardStruck as struck:
+    except GuardTriggered as struck:
         error = struck
     return notices, done, error
 

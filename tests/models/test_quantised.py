@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.sft.spec import SFTSpec
@@ -88,7 +88,7 @@ def test_trained_sampled_and_exported_are_the_same_policy(cache, tmp_path):
     answer = asyncio.run(engine.chat(request))
     prompt = len(answer.prompt_token_ids)
     whole = answer.prompt_token_ids + answer.token_ids
-    (one,) = pack([Sequence_(whole, list(range(prompt, len(whole))))], 1000)
+    (one,) = pack([TokenSequence(whole, list(range(prompt, len(whole))))], 1000)
     with torch.no_grad():
         logprob_S, _ = policy.logprobs(one, Cut())
     assert answer.logprobs == pytest.approx(logprob_S.tolist(), abs=1e-4)

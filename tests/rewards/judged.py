@@ -17,7 +17,7 @@ from components.models.spec import ModelSpec
 from components.rewards.judge import judge
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.models.served import ServedJudge
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.specs import Target, validate
 from components.trajectories.schema import Score, Trajectory
 from flows.experiment.config_loader import CONF
@@ -32,12 +32,12 @@ def spec(server: JudgeServer, **changes: Any) -> ServedJudge:
     )
 
 
-def means(answers: Path | None = None, meter: Meter | None = None, engine: Any = None) -> Means:
-    return Means(Path(), ModelSpec(name="tiny", source="random"), meter or Meter(), answers, engine)
+def means(answers: Path | None = None, meter: Meter | None = None, engine: Any = None) -> RewardResources:
+    return RewardResources(Path(), ModelSpec(name="tiny", source="random"), meter or Meter(), answers, engine)
 
 
 @contextlib.contextmanager
-def used(reward: Any, resources: Means | None = None) -> Iterator[Any]:
+def used(reward: Any, resources: RewardResources | None = None) -> Iterator[Any]:
     reward.use(resources or means())
     try:
         yield reward
@@ -46,7 +46,7 @@ def used(reward: Any, resources: Means | None = None) -> Iterator[Any]:
 
 
 def scores(
-    reward: Any, episodes: list[Trajectory], resources: Means | None = None, concurrency: int = 8
+    reward: Any, episodes: list[Trajectory], resources: RewardResources | None = None, concurrency: int = 8
 ) -> list[Score]:
     with used(reward, resources):
         return list(judge(reward, episodes, concurrency=concurrency))

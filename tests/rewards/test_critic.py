@@ -8,7 +8,7 @@ import math
 import pytest
 
 from components.algorithms.reward_models.data import turn_values, value
-from components.errors import BudgetSpent, ResourceError
+from components.errors import BudgetExceeded, ResourceError
 from components.rewards.judge import judge
 from components.rewards.judges.critic import DIMENSIONS, Critic, Dimension
 from components.rewards.llm.budget import Meter
@@ -297,7 +297,7 @@ def test_a_second_time_nothing_is_asked_and_it_costs_the_same(tmp_path):
 
 
 def test_a_budget_ends_it():
-    with judge_server(always(answer())) as server, pytest.raises(BudgetSpent):
+    with judge_server(always(answer())) as server, pytest.raises(BudgetExceeded):
         scores(Critic(spec(server)), [episode(sample=i) for i in range(9)], means(meter=Meter(0.001)), concurrency=1)
     assert len(server.requests) < 9
 

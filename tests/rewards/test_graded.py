@@ -8,7 +8,7 @@ from components.models.spec import ModelSpec
 from components.rewards.judge import judge
 from components.rewards.judges.graded import Graded, read
 from components.rewards.llm.models.served import ServedJudge
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from tests.rewards.judge_server import Reply, judge_server
 from tests.trajectories.builders import episode
 
@@ -36,7 +36,7 @@ def test_the_first_number_counts(text, score):
 
 def graded(server, tmp_path, group):
     reward = Graded(ServedJudge(url=server.url, model="judge", price={"input": 1, "output": 1}))
-    reward.use(Means(tmp_path, ModelSpec(name="any"), answers=tmp_path))
+    reward.use(RewardResources(tmp_path, ModelSpec(name="any"), answers=tmp_path))
     try:
         return list(judge(reward, group, concurrency=2))
     finally:

@@ -17,7 +17,7 @@ from components.errors import ArtifactDamaged, ArtifactError, ResourceError, Spe
 from components.models.weights import load_tokenizer, prepare
 from components.rewards.judge import judge
 from components.rewards.judges.learned import Learned, combined
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.specs import Target
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Score, Trajectory
@@ -69,7 +69,7 @@ def raw(folder: Path, cache: Path, trajectory: Trajectory) -> torch.Tensor:
 
 def scored(cache: Path, *folders: Path, found=None, **options) -> list[Score]:
     reward = Learned([str(folder) for folder in folders], **options)
-    reward.use(Means(cache, MODEL))
+    reward.use(RewardResources(cache, MODEL))
     return list(judge(reward, group() if found is None else found))
 
 
@@ -151,7 +151,7 @@ def test_models_that_are_not_alike_make_no_ensemble(models, cache):
         with pytest.raises(ArtifactError, match="make no ensemble"):
             scored(cache, models["one"], models[other])
     with pytest.raises(ArtifactError, match="another base"):
-        Learned(str(models["one"])).use(Means(cache, MODEL.model_copy(update={"name": "tiny2"})))
+        Learned(str(models["one"])).use(RewardResources(cache, MODEL.model_copy(update={"name": "tiny2"})))
     with pytest.raises(ResourceError, match="call use"):
         Learned(str(models["one"])).score_group(group())
     with pytest.raises(SpecError, match="empty list"):

@@ -10,14 +10,14 @@ from itertools import pairwise
 
 import pytest
 
-from components.errors import BudgetSpent, ResourceError
+from components.errors import BudgetExceeded, ResourceError
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge
 from components.rewards.judges.ruler import ALIKE, Ruler
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.judge_model import PriceSpec
 from components.rewards.llm.models.served import ServedJudge
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.trajectories.schema import Score, Trajectory
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, Reply, judge_server
@@ -41,7 +41,7 @@ def ruler(*servers, folder=None, meter=None, seed=0, rubric=None, **options) -> 
     reward = Ruler(
         [ServedJudge(url=server.url, model="judge", **options) for server in servers], rubric=rubric, seed=seed
     )
-    reward.use(Means(folder, ModelSpec(name="none"), meter or Meter(), answers=folder))
+    reward.use(RewardResources(folder, ModelSpec(name="none"), meter or Meter(), answers=folder))
     return reward
 
 
@@ -483,7 +483,7 @@ def test_a_budget_ends_it_cleanly():
     with judge_server() as server:
         reward = ruler(server, price=PRICE, meter=Meter(budget=1.0))
         groups = [trajectory for name in range(40) for trajectory in group(f"s{name}")]
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetExceeded):
             list(judge(reward, groups, on_judged=done.extend))
         reward.close()
     assert 0 < len(done) < len(groups)

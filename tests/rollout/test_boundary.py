@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from components.errors import BoundaryError, BudgetSpent, EngineError, EnvironmentFailed, ResourceError, SpecError
+from components.errors import BoundaryError, BudgetExceeded, EngineError, EnvironmentFailed, ResourceError, SpecError
 from components.exceptions import is_foreign
 
 
@@ -20,7 +20,7 @@ from components.exceptions import is_foreign
         (EngineError("x"), (), True),
         (EngineError("x"), (BoundaryError,), False),
         (EngineError("x"), (EnvironmentFailed,), True),
-        (BudgetSpent("x"), (BudgetSpent,), False),
+        (BudgetExceeded("x"), (BudgetExceeded,), False),
         (SpecError([]), (), False),
         (ResourceError("x"), (), False),
         (KeyboardInterrupt(), (), False),

@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 
 from components.environments.protocol import Step
-from components.environments.tools import Invalid, ToolEnvironment, tool
+from components.environments.tools import InvalidAction, ToolEnvironment, tool
 from components.environments.worlds.shop import Shop
 from components.errors import ResourceError, SpecError
 from components.inference.protocol import BASE_POLICY, ChatCompletion, Sampling
@@ -45,7 +45,7 @@ class Counter(ToolEnvironment):
     def add(self, number: Annotated[int, "at most 3"]) -> str:
         """adds to the count"""
         if number > 3:
-            raise Invalid("3 at most")
+            raise InvalidAction("3 at most")
         self.count += number
         self.reward += number / 10
         self.done = self.count >= 10
@@ -350,13 +350,13 @@ def test_calls_are_held_against_the_dialect_that_a_schema_names():
 
 
 def test_a_schema_that_refers_to_nothing_fails_the_episode():
-    class Lost(Counter):
+    class MachinesLost(Counter):
         def tools(self):
             (tool,) = super().tools()
             schema = {"type": "object", "properties": {"number": {"$ref": "#/$defs/nowhere"}}}
             return [{"type": "function", "function": {**tool["function"], "parameters": schema}}]
 
-    trajectory = played(block("print(add(1))"), environment=Lost())
+    trajectory = played(block("print(add(1))"), environment=MachinesLost())
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentFailed")
     assert "the schema of the tool 'add' cannot be used" in trajectory.failure.message
 

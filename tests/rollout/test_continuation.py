@@ -13,7 +13,7 @@ from components.inference import conversations
 from components.inference.protocol import ChatCompletion, Sampling
 from components.inference.transformers.engine import TransformersEngine
 from components.rollout.agent import AgentLoop
-from components.rollout.players.continuation import CONTINUED, Continuing
+from components.rollout.players.continuation import CONTINUED, ContinuationPlayer
 from components.trajectories.step_labels import read
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
@@ -59,7 +59,9 @@ class Tosser(Parrot):
 
 
 def continued(engine, environment, count=40, **options):
-    return collect(engine, environment, scenarios(3), player=Continuing(AgentLoop(), count), max_turns=3, **options)
+    return collect(
+        engine, environment, scenarios(3), player=ContinuationPlayer(AgentLoop(), count), max_turns=3, **options
+    )
 
 
 @pytest.mark.parametrize("environment", [Coins, SavedCoins])
@@ -136,7 +138,10 @@ def test_a_real_game_is_returned_to():
 
     game = TicTacToe(train=4, heldout=1)
     trajectories = collect(
-        First(), lambda: TicTacToe(train=4, heldout=1), game.scenarios("train"), player=Continuing(AgentLoop(), 2)
+        First(),
+        lambda: TicTacToe(train=4, heldout=1),
+        game.scenarios("train"),
+        player=ContinuationPlayer(AgentLoop(), 2),
     )
     for trajectory in trajectories:
         assert trajectory.failure is None
@@ -155,7 +160,7 @@ def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base
     real = engine.chat
     monkeypatch.setattr(engine, "chat", chat)
     options = {"sampling": Sampling(max_tokens=6), "group_size": 1, "max_turns": 3}
-    (trajectory,) = collect(engine, Coins, scenarios(1), player=Continuing(AgentLoop(), 4), **options)
+    (trajectory,) = collect(engine, Coins, scenarios(1), player=ContinuationPlayer(AgentLoop(), 4), **options)
     (history,) = trajectory.histories
     ends = [message.span[1] for message in history.messages if message.span]
     firsts = [*given[3:7], *given[7::2]]  # of each continuation: four from the second step, four from the first

@@ -86,7 +86,7 @@ def test_react_shows_every_tool_and_reads_calls_and_answers():
 )
 def test_what_cannot_be_read_is_told(text, told):
     react, *_ = opened("react", Shop(train=2, heldout=1))
-    with pytest.raises(formats.Unreadable, match=told):
+    with pytest.raises(formats.UnparsedAction, match=told):
         react.read(said(text))
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_told(text, told):
 )
 def test_a_native_call_that_the_engine_could_not_read_is_told(text):
     native, *_ = opened("native", Shop(train=2, heldout=1))
-    with pytest.raises(formats.Unreadable, match="this call of a tool cannot be read"):
+    with pytest.raises(formats.UnparsedAction, match="this call of a tool cannot be read"):
         native.read(said(text))
     assert native.read(said("I called [find_order].")) == said("I called [find_order].")
     alone, *_ = opened("native", Door())
@@ -141,7 +141,7 @@ def test_where_the_only_tool_is_text_the_line_is_the_action():
     assert "Action: your action" in messages[0]["content"]
     action = react.read(said("Thought: a door\nAction:\nopen the door\nand more"))
     assert json.loads(action["tool_calls"][0]["function"]["arguments"]) == {"action": "open the door"}
-    with pytest.raises(formats.Unreadable, match="empty"):
+    with pytest.raises(formats.UnparsedAction, match="empty"):
         react.read(said("Action:  "))
     chat, messages, tools = opened("chat", Door())
     assert (messages[0]["content"], tools) == ("There is a door.", [])

@@ -10,7 +10,14 @@ import urllib.error
 import httpx
 import pytest
 
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, ResourceError, SpecError, TooManyFailures
+from components.errors import (
+    EnvironmentFailed,
+    EnvironmentUnavailable,
+    Problem,
+    ResourceError,
+    SpecError,
+    TooManyFailures,
+)
 from components.exceptions import passes
 from components.inference.protocol import Sampling
 from components.rollout import collector
@@ -238,7 +245,7 @@ class Shaky(Echo):
 
     def step(self, action):
         if self.breaks and self.said:
-            raise EnvironmentAway("HTTP 503")
+            raise EnvironmentUnavailable("HTTP 503")
         return super().step(action)
 
 
@@ -247,7 +254,7 @@ def test_an_episode_whose_environment_was_away_is_played_again_and_is_the_same(i
     recorded = []
     trajectories = collect(Parrot(), Shaky, scenarios(3), group_size=1, retries=2, on_retry=recorded.append)
     assert len(recorded) == 6  # twice for each scenario
-    assert {type(error) for error in recorded} == {EnvironmentAway}
+    assert {type(error) for error in recorded} == {EnvironmentUnavailable}
     expected = collect(Parrot(), Echo, scenarios(3), group_size=1)
     assert repr(trajectories) == repr(expected)
     assert all(instance.closed for instance in instances)
@@ -256,7 +263,7 @@ def test_an_episode_whose_environment_was_away_is_played_again_and_is_the_same(i
 def test_when_it_stays_away_the_last_try_is_the_failure():
     Shaky.resets = {}
     (trajectory,) = collect(Parrot(), Shaky, scenarios(1), group_size=1, retries=1)
-    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentAway")
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentUnavailable")
     assert trajectory.failure.message == "HTTP 503"
     assert [message.role for message in trajectory.histories[0].messages] == ["user", "assistant", "user", "assistant"]
 
@@ -286,7 +293,7 @@ def test_an_environment_that_cannot_be_built_while_it_is_away_is_built_again():
 
 @pytest.mark.parametrize(
     ("error", "kind", "builds"),
-    [(ConnectionResetError("reset"), "EnvironmentAway", 5), (KeyError("bug"), "EnvironmentFailed", 3)],
+    [(ConnectionResetError("reset"), "EnvironmentUnavailable", 5), (KeyError("bug"), "EnvironmentFailed", 3)],
 )
 def test_an_environment_that_is_not_built_fails_its_episode_only(error, kind, builds):
     make = Built(error, *range(2, 2 + builds - 2))

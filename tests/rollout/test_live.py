@@ -9,8 +9,8 @@ import pytest
 from components.environments.protocol import Step
 from components.rollout import live_view
 from components.rollout.agent import AgentLoop
-from components.rollout.live_view import Live, environment_reward
-from components.rollout.players.reflection import Reflecting
+from components.rollout.live_view import LiveProgress, environment_reward
+from components.rollout.players.reflection import ReflectionPlayer
 from components.rollout.spec import ReflectionSpec
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
@@ -21,7 +21,7 @@ def updates():
 
 
 def make(tmp_path, updates, **options):
-    return Live(
+    return LiveProgress(
         {"stage": "collect", "what": "collect, round 1"},
         8,
         lambda done, total, values: updates.append((done, total, dict(values))),
@@ -66,18 +66,18 @@ def test_one_episode_is_shown_from_its_first_message_to_its_end(tmp_path, update
     assert not (tmp_path / live_view.FILE).exists()
 
 
-class Lost(Echo):
+class MachinesLost(Echo):
     """Environment without success, whose second attempt is shorter than the first."""
 
     tries = 0
 
     def reset(self, scenario):
-        Lost.tries += 1
+        MachinesLost.tries += 1
         return super().reset(scenario)
 
     def step(self, action):
         step = super().step(action)
-        return Step(step.observation, step.reward, step.done or Lost.tries % 2 == 0, {"success": False})
+        return Step(step.observation, step.reward, step.done or MachinesLost.tries % 2 == 0, {"success": False})
 
 
 def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_shown_twice(tmp_path, updates):
@@ -89,8 +89,8 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
             view.ended(trajectory) if trajectory.id in jobs else view.follows(trajectory)
         ),
     }
-    player = Reflecting(AgentLoop(), ReflectionSpec(max_tokens=8))
-    played = collect(Parrot(), Lost, scenarios(4), **hear, player=player, concurrency=1)
+    player = ReflectionPlayer(AgentLoop(), ReflectionSpec(max_tokens=8))
+    played = collect(Parrot(), MachinesLost, scenarios(4), **hear, player=player, concurrency=1)
     events = lines(tmp_path)[1:]
     shown = events[: next(place for place, event in enumerate(events) if event.get("episode") == "s0/1")]
     second = next(trajectory for trajectory in played if trajectory.id == "s0~second/0")

@@ -410,11 +410,11 @@ def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
     assert [history.agent for history in trajectory.histories] == ["planner", "worker"]
     assert [sum(message.span is not None for message in history.messages) for history in trajectory.histories] == [2, 2]
     assert trajectory.histories[0].messages[1].content != trajectory.histories[1].messages[1].content
-    from components.algorithms.policy.reference_logprobs import Before
+    from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
     from components.algorithms.policy_gradient.spec import GRPOSpec
     from components.algorithms.policy_gradient.training_data import Learning
 
-    learning = Learning(GRPOSpec(), Before(tmp_path))
+    learning = Learning(GRPOSpec(), ReferenceLogprobs(tmp_path))
     learning.advantages[trajectory.id] = [1.0] * int(trajectory.metrics["sampled_tokens"])
     learned = Counter(token for _, pack in learning.packs([trajectory]) for token in pack.token_S.tolist())
     sampled = [

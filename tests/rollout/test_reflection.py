@@ -9,7 +9,7 @@ from components.errors import ContextOverflow, EngineError, SpecError
 from components.inference.protocol import ChatCompletion
 from components.rollout.agent import AgentLoop
 from components.rollout.formats import Presentation
-from components.rollout.players.reflection import NOTE, Reflecting, demonstrations, transcript
+from components.rollout.players.reflection import NOTE, ReflectionPlayer, demonstrations, transcript
 from components.rollout.spec import ReflectionSpec
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
@@ -41,7 +41,7 @@ class Learner(Parrot):
 
 
 def reflecting(engine, environment=Door, count=2, **options):
-    return collect(engine, environment, scenarios(count), player=Reflecting(AgentLoop(), SPEC), **options)
+    return collect(engine, environment, scenarios(count), player=ReflectionPlayer(AgentLoop(), SPEC), **options)
 
 
 def test_a_failed_episode_is_thought_about_and_tried_again():
@@ -106,7 +106,7 @@ def test_an_episode_that_fails_is_not_thought_about():
 def test_a_scenario_cannot_have_the_name_of_a_second_attempt():
     jobs = [*scenarios(2), Scenario("s1~second", {"number": 0}, "train")]
     with pytest.raises(SpecError, match="id 's1~second'; expected one without '~'"):
-        collect(Learner(), Door, jobs, player=Reflecting(AgentLoop(), SPEC))
+        collect(Learner(), Door, jobs, player=ReflectionPlayer(AgentLoop(), SPEC))
 
 
 def test_second_attempts_as_demonstrations():
@@ -150,7 +150,7 @@ def test_a_transcript_that_does_not_fit_the_context_is_cut_until_it_does_and_cou
 
     engine = Learner()
     spec = SPEC.model_copy(update={"max_transcript": 1_000_000})
-    reflect = Reflecting(AgentLoop(Presentation(max_observation=200_000)), spec)
+    reflect = ReflectionPlayer(AgentLoop(Presentation(max_observation=200_000)), spec)
     options = {"player": reflect, "group_size": 1, "max_turns": 1}
     (whole,) = [
         trajectory for trajectory in collect(engine, Hall, scenarios(2), **options) if trajectory.id == "s1~second/0"

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from components.rollout.agent import AgentLoop
-from components.rollout.players.teacher import Taught
+from components.rollout.players.teacher import TeacherPlayer
 from components.rollout.spec import CollectTeacherSpec
 from tests.rollout.test_reflection import Door
 from tests.rollout.worlds import Parrot, collect, scenarios
@@ -23,7 +23,7 @@ class Knows(Parrot):
 
 
 def taught(student, teacher, **spec):
-    player = Taught(AgentLoop(), CollectTeacherSpec(temperature=0.25, **spec), teacher, 2)
+    player = TeacherPlayer(AgentLoop(), CollectTeacherSpec(temperature=0.25, **spec), teacher, 2)
     return partial(collect, student, Door, scenarios(2), player=player)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.training_data import Learning
 from components.inference.protocol import Sampling
@@ -24,7 +24,7 @@ def test_a_group_of_several_temperatures_is_exact(base_dir, tmp_path):
     trajectories = collect(engine, Echo, scenarios(2), group_size=3, sampling=sampling, temperature_step=0.75)
     assert [trajectory.sampling["temperature"] for trajectory in trajectories] == [0.5, 1.25, 2.0] * 2
     policy = Policy(base_dir, TINY.model_copy(update={"device": "cpu", "lora": LoraSpec(rank=4)}), seed=0)
-    before = Before(tmp_path)
+    before = ReferenceLogprobs(tmp_path)
     before.measure(policy, trajectories, 4096, reference=False, first=True)
     for trajectory in trajectories:
         sampled = [value for value in trajectory.histories[0].logprobs if not math.isnan(value)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.training_data import Learning
 from components.errors import ResourceError
@@ -39,7 +39,7 @@ def test_what_was_sampled_is_trained_once_with_its_logprobs(formats, name, whole
     ]
     assert found == engine.said  # after what it really saw, as it was sampled, in order, none left out
     # And so it comes to the loss.
-    learning = Learning(GRPOSpec(), Before(tmp_path))
+    learning = Learning(GRPOSpec(), ReferenceLogprobs(tmp_path))
     tokens = [token for _, answer, _ in engine.said for token in answer]
     logprobs = [logprob for _, _, given in engine.said for logprob in given]
     learning.advantages[trajectory.id] = [1.0] * len(tokens)

@@ -25,7 +25,7 @@ import torch
 
 from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.foreign import convert_foreign_tokens
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.sft.trainer import examples
 from components.models.distribution import Cut
@@ -86,11 +86,11 @@ def penalty(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int,
 def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> Tensors:
     """Return the diagonal of the empirical Fisher information at the policy's current weights, over at most
     `spec.trajectories` trajectories drawn by the seed; zero without any."""
-    sequences: dict[str, list[Sequence_]] = defaultdict(list)
+    sequences: dict[str, list[TokenSequence]] = defaultdict(list)
     trajectories = convert_foreign_tokens(anchor.trajectories, base_dir, sampled=False)
     rows = examples(ChatFormat(load_tokenizer(base_dir)), trajectories, policy.spec.max_length)
     for row in rows:
-        sequences[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))
+        sequences[row["trajectory_id"]].append(TokenSequence(row["input_ids"], row["targets"]))
     drawn = random.Random(f"{seed} ewc").sample(list(sequences), min(len(sequences), anchor.spec.trajectories))
     if not drawn:
         log.warning("ewc has no effect: the anchor has no training trajectories")

@@ -16,13 +16,13 @@ from components.algorithms.distillation.divergence import teacher_kl
 from components.algorithms.loop import schedule
 from components.algorithms.loop.epochs import (
     GuardedStep,
-    Measured,
+    StepMeasures,
     add_mean_gradient,
     examples_by_step,
     take_gradient_steps,
 )
 from components.algorithms.loop.metrics import mean_metrics
-from components.algorithms.policy.packing import Sequence_, pack
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.sft.trainer import Row, examples
 from components.algorithms.trainer import TrainingContext, TrainingResult
@@ -42,8 +42,8 @@ def train_distill(spec: DistillSpec, context: TrainingContext, teacher: Policy) 
     by_id = {trajectory.id: trajectory for trajectory in context.trajectories}
     rows = examples(ChatFormat(load_tokenizer(context.base_dir)), context.trajectories, policy.spec.max_length)
 
-    def backward(batch: Sequence[Row]) -> Measured:
-        sequences = [Sequence_(row["input_ids"], row["targets"]) for row in batch]
+    def backward(batch: Sequence[Row]) -> StepMeasures:
+        sequences = [TokenSequence(row["input_ids"], row["targets"]) for row in batch]
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded or teacher.padded)
         return add_mean_gradient(
             policy, packs, lambda packed: teacher_kl(policy, teacher, packed, spec.temperature), spec.max_grad_norm

@@ -26,9 +26,9 @@ from components.algorithms.trainer import StepMetrics, TrainingContext
 from components.trajectories.schema import Trajectory
 
 T = TypeVar("T")
-Measured = tuple[dict[str, float], dict[str, float]]
+StepMeasures = tuple[dict[str, float], dict[str, float]]
 """Metrics of a batch (including loss and grad_norm), and its token counts."""
-Backward = Callable[[Sequence[T]], Measured]
+Backward = Callable[[Sequence[T]], StepMeasures]
 """Function that adds the gradient of the loss on these examples to the parameters, scaled down to max_grad_norm."""
 
 
@@ -117,7 +117,7 @@ def examples_by_step(examples: Sequence[T], epochs: int, size: int, seed: int, s
 
 def add_mean_gradient(
     policy: Policy, packs: Sequence[Pack], token_losses: Callable[[Pack], torch.Tensor], max_grad_norm: float
-) -> Measured:
+) -> StepMeasures:
     """Add the gradient of the mean loss over the sampled tokens of all packs to the parameters; return as `Backward`.
     token_losses: returns the (S,) losses of a pack."""
     counts = token_counts(packs)

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from components.algorithms.policy import pack_layout
 from components.algorithms.policy.logits import LogitTransform, candidate_transforms
 from components.algorithms.policy.pack_layout import LayoutFunction
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.errors import ResourceError
 from components.models import attention
 from components.models.distribution import Cut
@@ -72,7 +72,7 @@ def choose(policy: Policy, max_length: int) -> tuple[LayoutFunction, LogitTransf
     return policy._layout, _logit_transform(policy, sequences)
 
 
-def _logit_transform(policy: Policy, sequences: Sequence[Sequence_]) -> LogitTransform | None:
+def _logit_transform(policy: Policy, sequences: Sequence[TokenSequence]) -> LogitTransform | None:
     """Return the first candidate transform that reproduces the model's logits from the head's, each within one
     rounding. Return None if no candidate does, or if the head reads something other than the last hidden states."""
     model, states, head_calls = policy.model, [], []
@@ -127,7 +127,7 @@ def _window(model: PreTrainedModel, max_length: int) -> str | None:
     return f"it has layers that attend to only {shortest} tokens back, and model.max_length is {max_length}"
 
 
-def probe_sequences(model: PreTrainedModel) -> list[Sequence_]:
+def probe_sequences(model: PreTrainedModel) -> list[TokenSequence]:
     """Return two sequences with a shared prefix, made of tokens that are likely under the model itself.
 
     Each token is the first, second or third most likely one, in turn: log-probabilities of unlikely tokens are
@@ -138,7 +138,7 @@ def probe_sequences(model: PreTrainedModel) -> list[Sequence_]:
     logits_V = _logits(model, prefix)[-1]
     first, second = logits_V.topk(2).indices.tolist()
     ends = [_continued(model, [*prefix, token], OWN) for token in (first, second)]
-    return [Sequence_(token_ids, list(range(1, len(token_ids)))) for token_ids in ends]
+    return [TokenSequence(token_ids, list(range(1, len(token_ids)))) for token_ids in ends]
 
 
 def _continued(model: PreTrainedModel, token_ids: list[int], count: int) -> list[int]:
@@ -156,7 +156,7 @@ def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     return logits_TV.float()
 
 
-def separate_logprobs(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
+def separate_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> torch.Tensor:
     """Return the (S,) log-probabilities of the targets, each sequence by itself."""
     logprobs = []
     for sequence in sequences:
@@ -165,12 +165,12 @@ def separate_logprobs(model: PreTrainedModel, sequences: Sequence[Sequence_]) ->
     return torch.stack(logprobs)
 
 
-def _tolerance(model: PreTrainedModel, sequences: Sequence[Sequence_], alone_S: torch.Tensor) -> float:
+def _tolerance(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> float:
     """Return the largest mean difference that rounding explains, nats per token."""
     return TOLERANCE if model.dtype == torch.float32 else ROUNDINGS * rounding(model, sequences, alone_S)
 
 
-def rounding(model: PreTrainedModel, sequences: Sequence[Sequence_], alone_S: torch.Tensor) -> float:
+def rounding(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> float:
     """Return the mean difference (nats) between the model's own log-probabilities `alone_S` and those of the same
     weights in float32."""
     with _widened(model):
@@ -214,13 +214,15 @@ def _widened(model: PreTrainedModel) -> Iterator[None]:
             parameter.data = data
 
 
-def _packed(sequences: Sequence[Sequence_]) -> Pack:
+def _packed(sequences: Sequence[TokenSequence]) -> Pack:
     """Return one pack with the same targets in the same order."""
     (packed,) = pack(sequences, most_tokens=64)
     return packed
 
 
-def _difference(policy: Policy, sequences: Sequence[Sequence_], alone_S: torch.Tensor, tolerance: float) -> str | None:
+def _difference(
+    policy: Policy, sequences: Sequence[TokenSequence], alone_S: torch.Tensor, tolerance: float
+) -> str | None:
     """Return the problem if packed and separate log-probabilities of the probe differ by more than rounding, else
     None."""
     policy._logit_transform = None

@@ -26,7 +26,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Sequence_:
+class TokenSequence:
     """One token sequence to train on."""
 
     token_ids: Sequence[int]
@@ -66,7 +66,7 @@ class Pack:
     weight_S: torch.Tensor
     old_S: torch.Tensor
     number_S: torch.Tensor
-    """Number of each sampled token, counted from `Sequence_.first`."""
+    """Number of each sampled token, counted from `TokenSequence.first`."""
     sequence_S: torch.Tensor
     """Index within the pack of the sequence of each sampled token."""
     episode_tokens_S: torch.Tensor
@@ -88,7 +88,7 @@ class Pack:
         return replace(self, **moved)
 
 
-def pack(sequences: Sequence[Sequence_], most_tokens: int, *, padded: bool = False) -> list[Pack]:
+def pack(sequences: Sequence[TokenSequence], most_tokens: int, *, padded: bool = False) -> list[Pack]:
     """Distribute sequences over packs that compute at most `most_tokens` tokens each (a longer sequence gets its own
     pack). A pack combines the sequences that share the longest prefixes or, as padded rows, those of similar length.
     Sequences without targets are dropped. Tokens after the last target are cut off, because nothing depends on them."""
@@ -195,7 +195,9 @@ class _RangeMinimum:
         return int(min(self._minima[k][start], self._minima[k][stop - 2**k]))
 
 
-def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered: Sequence[int], padded: bool) -> Pack:
+def _lay_out(
+    sequences: Sequence[TokenSequence], read: dict[int, list[int]], ordered: Sequence[int], padded: bool
+) -> Pack:
     """Return the pack of some sequences. read: their input tokens. ordered: their indices, sorted by these tokens."""
     tokens: list[int] = []
     depths: list[int] = []
@@ -221,7 +223,7 @@ def _lay_out(sequences: Sequence[Sequence_], read: dict[int, list[int]], ordered
 
 
 def _with_targets(
-    sequences: Sequence[Sequence_],
+    sequences: Sequence[TokenSequence],
     paths: dict[int, list[int]],
     tokens: list[int],
     depths: list[int],

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import losses
 from components.algorithms.ppo.critic import ValueCritic
@@ -30,7 +30,7 @@ Place = tuple[Trajectory, int]
 """A trajectory and the index of one of its histories."""
 
 
-class Before:
+class ReferenceLogprobs:
     """Log-probabilities of the sampled tokens of each history under both policies, and their normalised values if there
     is a critic; empty before `measure`."""
 
@@ -144,12 +144,12 @@ def _measured(
 ) -> dict[str, torch.Tensor]:
     """Return the (S,) values of each name, over all places in their order. read: returns one (S,) array per name for a
     pack."""
-    by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
+    by_cut: dict[Cut, list[TokenSequence]] = defaultdict(list)
     total = 0
     for trajectory, history_index in places:
         history = trajectory.histories[history_index]
         targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-        by_cut[Cut.of(trajectory)].append(Sequence_(history.token_ids, targets, first=total))
+        by_cut[Cut.of(trajectory)].append(TokenSequence(history.token_ids, targets, first=total))
         total += len(targets)
     columns = {name: torch.zeros(total) for name in names}
     for cut, sequences in by_cut.items():

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.epochs import Measured
+from components.algorithms.loop.epochs import StepMeasures
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import advantages, losses, returns, turn_credit
 from components.algorithms.policy_gradient.gradient_steps import Group, take_steps
 from components.algorithms.policy_gradient.training_data import (
@@ -63,7 +63,7 @@ def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingR
     policy = context.policy
     groups, learning = prepare(spec, context)
 
-    def backward(minibatch: Sequence[Trajectory]) -> Measured:
+    def backward(minibatch: Sequence[Trajectory]) -> StepMeasures:
         packs = learning.packs(minibatch)
         measured = _backward(spec, policy, packs)
         if "kl" not in measured and spec.measure_kl:
@@ -86,7 +86,7 @@ def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Lear
         for trajectory in context.trajectories
         if trajectory.reward is not None and trajectory.failure is None
     ]
-    before = Before(context.scratch)
+    before = ReferenceLogprobs(context.scratch)
     kl_in_reward = spec.kl_coefficient > 0 and spec.kl_in != "loss"
     if kl_in_reward or needs_old_logprobs(spec):
         first = not context.earlier_steps
@@ -108,7 +108,7 @@ def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Lear
     return informative, learning
 
 
-def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: Before) -> list[advantages.Returns]:
+def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: ReferenceLogprobs) -> list[advantages.Returns]:
     """Return the advantages of each episode of each group: one per episode, per turn or per sampled token."""
     returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
     normalisation: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
@@ -123,7 +123,7 @@ def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: Before) -> list
     return turn_credit.turn_advantages(returns_G, totals_G, groups, **normalisation, **turn_options)
 
 
-def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[float]:
+def _returns(spec: GRPOSpec, trajectory: Trajectory, before: ReferenceLogprobs) -> list[float]:
     """Return the returns of an episode: one for the episode, per turn or per sampled token; with `turn_baseline:
     process`, the step rewards."""
     rewards = _rewards(spec, trajectory)
@@ -138,7 +138,7 @@ def _returns(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> list[flo
     return [value - penalty for value in rewards]
 
 
-def _total(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> float:
+def _total(spec: GRPOSpec, trajectory: Trajectory, before: ReferenceLogprobs) -> float:
     """Return the undiscounted total return of an episode, from its step rewards."""
     return sum(_rewards(spec, trajectory)) - _penalty(spec, trajectory, before)
 
@@ -153,7 +153,7 @@ def _rewards(spec: GRPOSpec, trajectory: Trajectory) -> list[float]:
     return rewards
 
 
-def _penalty(spec: GRPOSpec, trajectory: Trajectory, before: Before) -> float:
+def _penalty(spec: GRPOSpec, trajectory: Trajectory, before: ReferenceLogprobs) -> float:
     """Return the KL penalty that is subtracted from the reward of the whole episode."""
     if not spec.kl_coefficient or spec.kl_in != "reward":
         return 0.0

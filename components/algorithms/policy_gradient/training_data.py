@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import losses
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
@@ -28,7 +28,7 @@ class Learning:
     """Training data of the loss, by trajectory: the advantage of each sampled token, and the log-probabilities of the
     old policy and the reference."""
 
-    def __init__(self, spec: PolicyGradientSpec, before: Before, *, padded: bool = False):
+    def __init__(self, spec: PolicyGradientSpec, before: ReferenceLogprobs, *, padded: bool = False):
         self.spec = spec
         self.before = before
         self.padded = padded
@@ -40,7 +40,7 @@ class Learning:
 
     def packs(self, trajectories: Sequence[Trajectory]) -> Packs:
         """Return the packs of the trajectories."""
-        by_cut: dict[Cut, list[Sequence_]] = defaultdict(list)
+        by_cut: dict[Cut, list[TokenSequence]] = defaultdict(list)
         for trajectory, sequences in zip(trajectories, self._sequences(trajectories), strict=True):
             by_cut[Cut.of(trajectory)] += sequences
         return [
@@ -49,11 +49,11 @@ class Learning:
             for packed in pack(cut_sequences, self.spec.pack_tokens, padded=self.padded)
         ]
 
-    def _sequences(self, trajectories: Sequence[Trajectory]) -> list[list[Sequence_]]:
+    def _sequences(self, trajectories: Sequence[Trajectory]) -> list[list[TokenSequence]]:
         """Return one sequence per history of each trajectory."""
         learned = [learned_tokens(self.spec, trajectory) for trajectory in trajectories]
         total, participants = sum(learned), sum(trajectory_tokens > 0 for trajectory_tokens in learned)
-        result: list[list[Sequence_]] = []
+        result: list[list[TokenSequence]] = []
         for trajectory, trajectory_tokens in zip(trajectories, learned, strict=True):
             result.append([])
             if not trajectory_tokens:
@@ -68,7 +68,7 @@ class Learning:
             for history_index, history in enumerate(trajectory.histories):
                 targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
                 result[-1].append(
-                    Sequence_(
+                    TokenSequence(
                         history.token_ids,
                         targets,
                         [history.logprobs[index] for index in targets],

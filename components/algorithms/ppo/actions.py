@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import advantages, returns
 from components.algorithms.policy_gradient.gradient_steps import Group
 from components.algorithms.policy_gradient.training_data import Learning
@@ -38,7 +38,7 @@ Columns = list[list[float]]
 class Measurements:
     """Measurements on the actions of a round's episodes before the policy's first gradient step."""
 
-    before: Before
+    before: ReferenceLogprobs
     rewards: Columns
     values: Columns
     """Normalised values of the critic."""

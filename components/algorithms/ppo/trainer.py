@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.epochs import Measured
+from components.algorithms.loop.epochs import StepMeasures
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.policy.reference_logprobs import Before
+from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import losses, returns
 from components.algorithms.policy_gradient.gradient_steps import take_steps
 from components.algorithms.policy_gradient.training_data import (
@@ -74,7 +74,7 @@ def train_ppo(spec: PPOSpec, context: TrainingContext) -> TrainingResult:
     policy, critic = context.policy, _critic(context)
     actions, pretraining_steps = prepare(spec, context)
 
-    def backward(minibatch: Sequence[Trajectory]) -> Measured:
+    def backward(minibatch: Sequence[Trajectory]) -> StepMeasures:
         packs = actions.packs(minibatch)
         return _backward(spec, policy, critic, packs, actions), token_counts([pack for _, pack in packs])
 
@@ -120,7 +120,7 @@ def prepare(spec: PPOSpec, context: TrainingContext) -> tuple[Actions, list[Step
     policy, critic = context.policy, _critic(context)
     scored = [episode for episode in context.trajectories if episode.reward is not None and episode.failure is None]
     episodes = [episode for episode in scored if learned_tokens(spec, episode)]
-    before, resumed = Before(context.scratch), bool(context.earlier_steps)
+    before, resumed = ReferenceLogprobs(context.scratch), bool(context.earlier_steps)
     policy_resumed = bool(_policy_steps(context))
     if episodes:
         measured_critic = critic if critic.rounds else None  # a new critic is measured after its pretraining

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.epochs import GuardedStep, Measured, take_gradient_steps
+from components.algorithms.loop.epochs import GuardedStep, StepMeasures, take_gradient_steps
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
@@ -52,7 +52,7 @@ def pretrain(spec: PPOSpec, context: TrainingContext, critic: ValueCritic, actio
     ]
     prepared: dict[tuple[str, ...], list[Prepared]] = {}
 
-    def backward(batch: Sequence[Trajectory]) -> Measured:
+    def backward(batch: Sequence[Trajectory]) -> StepMeasures:
         ids = tuple(trajectory.id for trajectory in batch)
         if ids not in prepared:
             prepared[ids] = _prepared(critic, actions, batch)
@@ -77,7 +77,7 @@ def _prepared(critic: ValueCritic, actions: Actions, batch: Sequence[Trajectory]
 
 def _backward(
     spec: PPOSpec, policy: Policy, critic: ValueCritic, actions: Actions, prepared: Sequence[Prepared]
-) -> Measured:
+) -> StepMeasures:
     """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Return
     the measured metrics and token counts."""
     sums: dict[str, float] = defaultdict(float)

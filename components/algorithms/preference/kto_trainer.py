@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.policy.packing import Sequence_
+from components.algorithms.policy.packing import TokenSequence
 from components.algorithms.preference import losses
 from components.algorithms.preference.trainer import Example, PreferenceEpisode, PreferenceTrainer
 from components.algorithms.trainer import StepMetrics, TrainingContext
@@ -72,7 +72,7 @@ class KTOTrainer(PreferenceTrainer):
         ]
 
 
-def _after_prompts(episode: PreferenceEpisode, other: PreferenceEpisode, longest: int) -> tuple[Sequence_, ...]:
+def _after_prompts(episode: PreferenceEpisode, other: PreferenceEpisode, longest: int) -> tuple[TokenSequence, ...]:
     """Return the other episode's tokens, from the first answer of each history on, after the prompt of this episode's
     history; after the last prompt if the other episode has more histories."""
     prompts = [sequence.token_ids[: min(sequence.targets)] for sequence in episode.sequences]
@@ -82,8 +82,8 @@ def _after_prompts(episode: PreferenceEpisode, other: PreferenceEpisode, longest
     )
 
 
-def _after_prompt(prompt: Sequence[int], answers: Sequence_, longest: int) -> Sequence_:
+def _after_prompt(prompt: Sequence[int], answers: TokenSequence, longest: int) -> TokenSequence:
     start = min(answers.targets)
     shift = len(prompt) - start
     token_ids = [*prompt, *answers.token_ids[start:]][:longest]
-    return Sequence_(token_ids, [target + shift for target in answers.targets if target + shift < len(token_ids)])
+    return TokenSequence(token_ids, [target + shift for target in answers.targets if target + shift < len(token_ids)])

@@ -23,13 +23,13 @@ from components.algorithms.loop import distributed, schedule
 from components.algorithms.loop.checkpoint import random_states, set_random_states
 from components.algorithms.loop.epochs import (
     GuardedStep,
-    Measured,
+    StepMeasures,
     examples_by_step,
     finish_gradient,
     take_gradient_steps,
 )
 from components.algorithms.loop.metrics import mean_metrics, token_counts
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.algorithms.policy_gradient.losses import segment_sums
 from components.algorithms.sft.trainer import examples
 from components.algorithms.trainer import StepMetrics, Trainer, TrainingContext, TrainingResult
@@ -47,7 +47,7 @@ class PreferenceEpisode:
     """An episode as the loss reads it."""
 
     trajectory: Trajectory
-    sequences: tuple[Sequence_, ...]
+    sequences: tuple[TokenSequence, ...]
     """Sequences of its histories."""
     reference: float = 0.0
     """Log-probability under the reference."""
@@ -119,9 +119,9 @@ class PreferenceTrainer(Trainer):
             for trajectory in self._context.trajectories
             if trajectory.reward is not None and trajectory.failure is None
         ]
-        chat, rows = ChatFormat(load_tokenizer(self._context.base_dir)), defaultdict[str, list[Sequence_]](list)
+        chat, rows = ChatFormat(load_tokenizer(self._context.base_dir)), defaultdict[str, list[TokenSequence]](list)
         for row in examples(chat, scored, self._policy.spec.max_length):
-            rows[row["trajectory_id"]].append(Sequence_(row["input_ids"], row["targets"]))
+            rows[row["trajectory_id"]].append(TokenSequence(row["input_ids"], row["targets"]))
         complete = [
             trajectory
             for trajectory in scored
@@ -139,7 +139,7 @@ class PreferenceTrainer(Trainer):
             logprobs = self.logprobs(episodes)
         return [replace(episode, reference=logprob) for episode, logprob in zip(episodes, logprobs, strict=True)]
 
-    def _backward(self, batch: Sequence[Example]) -> Measured:
+    def _backward(self, batch: Sequence[Example]) -> StepMeasures:
         """Add the gradient of the mean loss to the parameters and scale it down to max_grad_norm. Return the measured
         metrics and token counts."""
         policy = self._policy

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import History, Score, Trajectory
@@ -91,11 +91,11 @@ def packs(
     A pack computes the nodes that predict its targets, so the target after a position makes that position such a node.
     If the position is the last token, its target is a dummy token: targets are never read.
     """
-    sequences: list[Sequence_] = []
+    sequences: list[TokenSequence] = []
     number = 0
     for stream in (stream for episode in episodes for stream in episode.streams):
         targets = [place + 1 for place in stream.places]
-        sequences.append(Sequence_([*stream.token_ids, 0], targets, first=number))
+        sequences.append(TokenSequence([*stream.token_ids, 0], targets, first=number))
         number += len(targets)
     return [(packed.number_S, packed) for packed in pack(sequences, most_tokens, padded=padded)]
 

@@ -102,7 +102,7 @@ class ScenarioSplit:
 
 
 @dataclass(frozen=True)
-class Data:
+class RewardModelData:
     """Training and evaluation data of one training."""
 
     train: list[Example]
@@ -141,7 +141,7 @@ def gather(
     max_length: int,
     seed: int,
     earlier_split: ScenarioSplit | None = None,
-) -> Data:
+) -> RewardModelData:
     """Return the training examples and the held-out examples.
 
     judged: collections, the newest first. earlier_split: split of the model that is trained further. Raises
@@ -197,7 +197,7 @@ def gather(
     split = ScenarioSplit(
         frozenset(map(_scenario, train)) | (earlier_split or ScenarioSplit()).trained, frozenset(held_out_scenarios)
     )
-    return Data(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
+    return RewardModelData(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
 
 
 def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: JudgedCollection, max_length: int) -> _Read:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from components.algorithms.loop import checkpoint, distributed
-from components.algorithms.loop.epochs import Measured, finish_gradient
+from components.algorithms.loop.epochs import StepMeasures, finish_gradient
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy_gradient.losses import segment_sums
 from components.algorithms.reward_models import losses
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from components.algorithms.reward_models.spec import RewardTrainingSpec
 
 
-def backward(spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Example]) -> Measured:
+def backward(spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Example]) -> StepMeasures:
     """Add the gradient of the mean loss to the parameters and scale it down to max_grad_norm. Return the measured
     metrics and token counts."""
     episodes = list({id(episode): episode for example in batch for episode in example.episodes}.values())

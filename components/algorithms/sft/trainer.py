@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from components.algorithms.loop import schedule
-from components.algorithms.loop.epochs import GuardedStep, Measured, add_mean_gradient, take_gradient_steps
+from components.algorithms.loop.epochs import GuardedStep, StepMeasures, add_mean_gradient, take_gradient_steps
 from components.algorithms.loop.metrics import mean_metrics
-from components.algorithms.policy.packing import Pack, Sequence_, pack
+from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
@@ -56,8 +56,10 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
         logprob_S, _ = policy.logprobs(packed, Cut())
         return -logprob_S * packed.weight_S.to(policy.device)
 
-    def backward(batch: Sequence[Row]) -> Measured:
-        sequences = [Sequence_(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in batch]
+    def backward(batch: Sequence[Row]) -> StepMeasures:
+        sequences = [
+            TokenSequence(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in batch
+        ]
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
         return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
 

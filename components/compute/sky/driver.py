@@ -45,7 +45,7 @@ SHUTDOWN_TIMEOUT = 120.0
 """Seconds for taking the machines down after the parent has ended."""
 
 
-class Lost(Exception):
+class MachinesLost(Exception):
     """Loss of the machines, such as a preemption."""
 
 
@@ -74,7 +74,7 @@ class Driver:
             task = self._sdk.Task.from_yaml_config(dict(config), secrets_overrides=secrets)
             try:
                 return self._attempt(stage, task, say)
-            except Lost as lost:
+            except MachinesLost as lost:
                 self._up = False
                 if last:
                     raise ResourceError(
@@ -145,7 +145,7 @@ class Driver:
         except Exception as error:
             self._launching = None  # not after an interruption, which leaves it to be cancelled
             if self._up and not self._place.managed and self._is_lost(error):
-                raise Lost(_line(error)) from error
+                raise MachinesLost(_line(error)) from error
             if expired.is_set():
                 raise WaitTimeout(
                     f"{self._place.describe()} was not available within {self._place.launch_timeout:g} s "
@@ -180,7 +180,7 @@ class Driver:
             try:
                 if self._has_ended(stage, log):
                     raise self._no_result(stage, log)
-            except (Lost, EspalierError):
+            except (MachinesLost, EspalierError):
                 raise
             except Exception as error:
                 if not self._is_unreachable(error):
@@ -197,7 +197,7 @@ class Driver:
         if type(error).__name__ in SERVER:
             return True
         if not self._place.managed and self._is_lost(error):
-            raise Lost(_line(error)) from error
+            raise MachinesLost(_line(error)) from error
         return False
 
     def _tail(self, log: JobLog) -> None:
@@ -214,9 +214,9 @@ class Driver:
         if self._place.managed:
             return status is None or status.startswith("FAILED") or status in ("SUCCEEDED", "CANCELLED")
         if status is None:
-            raise Lost("its jobs no longer exist")
+            raise MachinesLost("its jobs no longer exist")
         if status in ("FAILED", "FAILED_DRIVER", "CANCELLED") and not self._alive():
-            raise Lost("its machines no longer exist")
+            raise MachinesLost("its machines no longer exist")
         return status.startswith("FAILED") or status in ("SUCCEEDED", "CANCELLED")
 
     def _status(self) -> str | None:

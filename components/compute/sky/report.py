@@ -41,7 +41,7 @@ def plain(text: str) -> str:
     return _COLOURS.sub("", text)
 
 
-class Lines:
+class LineSplitter:
     """Splitter of streamed text into whole lines without colours."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class LineLog(io.TextIOBase):
     """Text stream that forwards SkyPilot's output, line by line, to our log."""
 
     def __init__(self) -> None:
-        self._lines = Lines()
+        self._lines = LineSplitter()
 
     def write(self, text: str) -> int:
         for line in self._lines.feed(text):

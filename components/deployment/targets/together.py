@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 
 from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
-from components.json_client import Client, Patience, Reply
+from components.json_client import Client, ClientTimeouts, Reply
 from components.redaction import dereference, secret_variable
 from components.specs.served import VARIABLE, check_address
 
@@ -181,7 +181,7 @@ class TogetherTarget(DeploymentTarget):
         return Client(
             self.url,
             key,
-            Patience(self.timeout, self.retry_for, "deploy.target"),
+            ClientTimeouts(self.timeout, self.retry_for, "deploy.target"),
             key_hint=f"correct the environment variable {self.key_variable}",
             error=DeployError,
         )

@@ -39,13 +39,13 @@ from components.environments.adapters.agentgym_pool import pool_of
 from components.environments.adapters.agentgym_server import (
     AgentGymServer,
     Instance,
-    Refused,
+    RequestRejected,
     ServerGone,
     server_address,
 )
 from components.environments.protocol import Messages, Step
-from components.environments.tools import ACT, Invalid, call
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
+from components.environments.tools import ACT, InvalidAction, call
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -232,7 +232,7 @@ class AgentGym:
 
     def _parse_call(self, function: dict[str, Any]) -> Action:
         if function["name"] != ACT.name:
-            raise Invalid(f"no tool {function['name']:.80}. {FORMATS[self.format]}")
+            raise InvalidAction(f"no tool {function['name']:.80}. {FORMATS[self.format]}")
         text = ACT.arguments(function["arguments"])["action"]
         return parse_action(text) or Action(text.strip())
 
@@ -241,7 +241,7 @@ class AgentGym:
         if action is None and self.format == "plain":
             action = Action(text.strip())
         if action is None:
-            raise Invalid("there is no action. " + FORMATS[self.format])
+            raise InvalidAction("there is no action. " + FORMATS[self.format])
         return action
 
     async def _take(self, parse: Callable[[], Action]) -> str:
@@ -251,14 +251,14 @@ class AgentGym:
         try:
             action = parse()
             if len(action.text) + len(action.thought) > MAX_ACTION:
-                raise Invalid(f"at most {MAX_ACTION} characters")
+                raise InvalidAction(f"at most {MAX_ACTION} characters")
             if not action.text:
-                raise Invalid("the action is empty")
+                raise InvalidAction("the action is empty")
             sent = storable(self.kind.send(action))
             if not sent:
-                raise Invalid("the action is empty")
+                raise InvalidAction("the action is empty")
             observation = await self._act(sent)
-        except Invalid as error:
+        except InvalidAction as error:
             self._invalid += 1
             observation = f"error: {storable(str(error))}"
         self._turns += 1
@@ -303,7 +303,7 @@ class AgentGym:
     async def _was_lost(self, error: EnvironmentFailed, instance: Instance) -> bool:
         """Return True if a failure means that the server no longer has the instance; forget the instance then."""
         lost, closed = isinstance(error, ServerGone), False
-        if isinstance(error, Refused):
+        if isinstance(error, RequestRejected):
             lost = UNKNOWN.search(error.error_text) is not None
             closed = "deleted" in error.error_text and ENDED.search(error.error_text) is not None
             try:
@@ -319,22 +319,22 @@ class AgentGym:
         return lost or closed
 
     async def _act(self, action: str) -> str:
-        """Execute one step on the server; return the observation. Raises Invalid, EnvironmentFailed."""
+        """Execute one step on the server; return the observation. Raises InvalidAction, EnvironmentFailed."""
         instance = self._instance
         if instance is None:
             raise EnvironmentFailed("step before reset")
         if not pool_of(self._server).is_current(instance):
             self._instance, self._done = None, True
-            raise EnvironmentAway(f"AgentGym server: {self._server.url} was restarted during the episode")
+            raise EnvironmentUnavailable(f"AgentGym server: {self._server.url} was restarted during the episode")
         self._pending = True  # an interrupted step may still run on the server
         try:
             answer = await self._server.post("/step", {self.kind.key: instance.id, "action": action})
             observation = self._read(answer)
         except EnvironmentFailed as error:
-            text = error.error_text if isinstance(error, Refused) else None
+            text = error.error_text if isinstance(error, RequestRejected) else None
             if self.step_errors == "tell" and text and not (UNKNOWN.search(text) or ENDED.search(text)):
                 self._pending = False
-                raise Invalid(text) from None
+                raise InvalidAction(text) from None
             self._done = True
             if not await self._was_lost(error, instance):
                 await self._release(broken=True)

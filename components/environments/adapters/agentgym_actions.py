@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from components.environments.adapters.agentgym_kinds import Action
-from components.environments.tools import ACT, Invalid
+from components.environments.tools import ACT, InvalidAction
 
 FORMATS = {
     "react": "Say what you think, then what you do, once:\nThought: ...\nAction: ...",
@@ -19,12 +19,13 @@ NEXT = re.compile(r"^[ \t]*(?:Observation|Thought):", re.MULTILINE)
 def parse_action(text: str) -> Action | None:
     """Parse `Thought: ...` and `Action: ...`; return None if there is no action.
 
-    Observations and thoughts that the agent invents after its action are dropped. Raises Invalid for several actions.
+    Observations and thoughts that the agent invents after its action are dropped. Raises InvalidAction for several
+    actions.
     """
     text = text.strip().removesuffix("</s>").rstrip()
     matches = list(ACTION.finditer(text))
     if len(matches) > 1 and not NEXT.search(text, matches[0].end(), matches[1].start()):
-        raise Invalid("one action at a time: write Action: once")
+        raise InvalidAction("one action at a time: write Action: once")
     if matches:
         thought, action = text[: matches[0].start()], text[matches[0].end() :]
     else:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.environments.tools import Invalid
+from components.environments.tools import InvalidAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AgentGymKind:
     first: Callable[[Any], Any] | None
     """Function that returns the first observation from the response of /reset; None requests it from /observation."""
     send: Callable[[Action], str]
-    """Function that formats an action for the server. Raises Invalid."""
+    """Function that formats an action for the server. Raises InvalidAction."""
     create: dict[str, Any] | None = None
     """Body of /create."""
     prefix: str = ""
@@ -74,7 +74,7 @@ def _line(action: Action) -> str:
     """Return the first non-empty line; later lines are commentary."""
     lines = [line.strip() for line in action.text.splitlines() if line.strip()]
     if not lines:
-        raise Invalid("there is no action")
+        raise InvalidAction("there is no action")
     return lines[0]
 
 
@@ -89,21 +89,21 @@ def _fenced(text: str) -> str:
 def _sql(action: Action) -> str:
     if statement := _fenced(action.text):
         return statement
-    raise Invalid("there is no SQL")
+    raise InvalidAction("there is no SQL")
 
 
 def _browser(action: Action) -> str:
     """Return the command in a code fence: the server reads the first code fence."""
     if command := _line(Action(_fenced(action.text))):
         return f"```{command}```"
-    raise Invalid("there is no action")
+    raise InvalidAction("there is no action")
 
 
 def _function(action: Action) -> str:
     """Return the call on one line after `Action:`, which the server reads to the end of the line."""
     text = " ".join(action.text.split("\n")).strip().removeprefix("Action:").strip()
     if not re.match(r"\w+\s+with\s+Action Input:", text):
-        raise Invalid("expected NAME with Action Input: {...}")
+        raise InvalidAction("expected NAME with Action Input: {...}")
     return f"Action: {text}"
 
 
@@ -121,14 +121,14 @@ def _word(action: Action) -> str:
     """Return the word as letters separated by spaces, as the server expects it."""
     text = "".join(_line(action).lower().split())
     if not re.fullmatch("[a-z]{5}", text):
-        raise Invalid("expected one word of five letters")
+        raise InvalidAction("expected one word of five letters")
     return " ".join(text)
 
 
 def _tags(action: Action) -> str:
     """Return the tagged action with its thought; the server penalizes an action without a thought."""
     if not any(_closed(action.text, name) for name in ("search", "answer")):
-        raise Invalid("expected <search>...</search> or <answer>...</answer>")
+        raise InvalidAction("expected <search>...</search> or <answer>...</answer>")
     return f"<think>{action.thought}</think>\n{action.text}" if action.thought else action.text
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from components.environments.adapters.agentgym_kinds import AgentGymKind
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
 from components.exceptions import PASSING
 from components.retry import Backoff
 
@@ -38,18 +38,18 @@ CLOSE_TIMEOUT = 5.0
 """Timeout for closing an instance, in seconds."""
 
 
-class ServerGone(EnvironmentAway):
+class ServerGone(EnvironmentUnavailable):
     """Connection refused: the server is down or not yet started, and its instances are lost."""
 
 
-class Refused(EnvironmentFailed):
+class RequestRejected(EnvironmentFailed):
     """The server rejected the request, with an error in the body or with an error status."""
 
     error_text = ""
     """Error text of a response with status 200."""
 
 
-class Overloaded(Refused, EnvironmentAway):
+class Overloaded(RequestRejected, EnvironmentUnavailable):
     """The server, or a proxy before it, returned a transient error status (429, 502, 503, 504)."""
 
 
@@ -122,7 +122,7 @@ class AgentGymServer:
         if self.kind.key == "env_idx":  # servers with `id` report an unknown instance in their errors
             try:
                 await self.get("/observation", instance)
-            except Refused:
+            except RequestRejected:
                 return False
         return True
 
@@ -152,7 +152,7 @@ class AgentGymServer:
         return self.url + self.kind.prefix
 
     def fail(
-        self, method: str, address: str, body: Any, problem: str, error: type[EnvironmentFailed] = Refused
+        self, method: str, address: str, body: Any, problem: str, error: type[EnvironmentFailed] = RequestRejected
     ) -> NoReturn:
         """Raise an error that names the request."""
         sent = f" {json.dumps(body):.300}" if body is not None else ""
@@ -178,7 +178,7 @@ class AgentGymServer:
             try:
                 status, content = await self._send(method, address, body, timeout)
             except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # the request was not sent
-                problem, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentAway
+                problem, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentUnavailable
                 if _is_connection_refused(cause):
                     error = ServerGone
                 elif isinstance(cause, httpx.ConnectTimeout):
@@ -191,7 +191,7 @@ class AgentGymServer:
                 problem, again, error = (
                     f"lost its connection: {type(cause).__name__}: {cause}",
                     passing,
-                    EnvironmentAway,
+                    EnvironmentUnavailable,
                 )
             else:
                 if status not in PASSING:
@@ -228,7 +228,7 @@ class AgentGymServer:
             text = str(answer["error"])[:300]
             try:
                 self.fail(method, address, body, f"returned the error {text!r}")
-            except Refused as error:
+            except RequestRejected as error:
                 error.error_text = text
                 raise
         return answer

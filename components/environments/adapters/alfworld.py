@@ -23,7 +23,7 @@ from components.environments.adapters.alfworld_game import EXTRA, AlfworldGame, 
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, acts, shorten, with_commands
+from components.environments.tools import InvalidAction, acts, shorten, with_commands
 from components.errors import EnvironmentFailed, ResourceError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -116,7 +116,7 @@ class ALFWorld(RestorableActions):
 
     def act(self, action: str) -> str:
         if self.over or self.game is None:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         command = " ".join(action[:200].lower().strip(' .!"`').split())
         self.invalid_actions += command not in self.game.state["admissible_commands"]
         self.game.step(command)

@@ -22,7 +22,7 @@ from pydantic import Field
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count, scenario_numbers
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
@@ -102,7 +102,7 @@ class BabyAI(RestorableActions):
 
     def act(self, action: str) -> str:
         if self.over:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         move, repeats = _parse(action)
         for step in range(repeats):
             position = tuple(self.world.agent_pos)
@@ -218,13 +218,13 @@ def _article(name: str) -> str:
 
 
 def _parse(action: str) -> tuple[int, int]:
-    """Return the number of the action and its repetitions. Raises Invalid."""
+    """Return the number of the action and its repetitions. Raises InvalidAction."""
     text = " ".join(action[:100].lower().strip(" .!\"'`").split())
     if text in ACTIONS:
         return ACTIONS.index(text), 1
     if (forward := FORWARD.fullmatch(text)) and forward[1] and int(forward[1]) > 0:
         return ACTIONS.index("go forward"), int(forward[1])
-    raise Invalid(f"no action {action[:60]!r}; there are {', '.join(ACTIONS)}")
+    raise InvalidAction(f"no action {action[:60]!r}; there are {', '.join(ACTIONS)}")
 
 
 def _action_texts(moves: Sequence[int]) -> list[str]:

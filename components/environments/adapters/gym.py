@@ -26,7 +26,7 @@ from components.environments.adapters.gym_presets import PRESETS, Goal, View, ge
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, acts, shorten
+from components.environments.tools import InvalidAction, acts, shorten
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
@@ -134,7 +134,7 @@ class Gym(RestorableActions):
 
     def act(self, action: str) -> str:
         if self.terminated or self.truncated:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         move = self._move(action)
         before = self.observation
         self.observation, reward, terminated, truncated, _ = self.environment.step(move)
@@ -258,7 +258,7 @@ class Gym(RestorableActions):
             for number, name in enumerate(self.names):
                 if _plain(action) == _plain(name):
                     return int(space.start) + number
-            raise Invalid(f"no action {action[:60]!r}; there are {', '.join(self.names)}")
+            raise InvalidAction(f"no action {action[:60]!r}; there are {', '.join(self.names)}")
         size = math.prod(space.shape)
         parts = [part for part in re.split(r"[,\s]+", action[:LONGEST].strip("[]() \n")) if part]
         try:
@@ -266,11 +266,11 @@ class Gym(RestorableActions):
         except ValueError:
             numbers = []
         if len(numbers) != size or not all(math.isfinite(number) for number in numbers):
-            raise Invalid(f"an action is {size} numbers")
+            raise InvalidAction(f"an action is {size} numbers")
         numpy = import_optional("numpy", "gym")
         move = numpy.asarray(numbers).reshape(space.shape).astype(space.dtype)
         if not space.contains(move):
-            raise Invalid(f"{numbers} is outside {space}")
+            raise InvalidAction(f"{numbers} is outside {space}")
         return move
 
     def _render(self) -> str:

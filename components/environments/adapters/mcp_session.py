@@ -6,8 +6,8 @@ tries the handshake, which creates sessions and so isolates the state of episode
 newer servers.
 
 A server that exits, times out or violates the protocol raises EnvironmentFailed with the end of its stderr. A server
-over HTTP that is unreachable, or restarted and lost the session, raises EnvironmentAway. The response of a tool is its
-result, even if it reports an error.
+over HTTP that is unreachable, or restarted and lost the session, raises EnvironmentUnavailable. The response of a tool
+is its result, even if it reports an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from components.environments.optional_packages import import_optional
-from components.errors import EnvironmentAway, EnvironmentFailed, ResourceError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.exceptions import PASSING, passes
 from components.redaction import mask_text
 
@@ -96,7 +96,7 @@ class McpSession:
     async def open(self, timeout: float) -> None:
         """Open the session. timeout: timeout for the start of the server, in seconds.
 
-        Raises EnvironmentFailed, EnvironmentAway, ResourceError.
+        Raises EnvironmentFailed, EnvironmentUnavailable, ResourceError.
         """
         import_optional("mcp", EXTRA)
         self._task = asyncio.create_task(self._run())
@@ -111,7 +111,7 @@ class McpSession:
             raise
 
     async def tools(self) -> list[Any]:
-        """Return the tools that the server lists. Raises EnvironmentFailed, EnvironmentAway."""
+        """Return the tools that the server lists. Raises EnvironmentFailed, EnvironmentUnavailable."""
         tools: list[Any] = []
         cursor = None
         while True:
@@ -127,7 +127,7 @@ class McpSession:
         return await self._client.list_tools(cursor=cursor)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. Raises EnvironmentFailed if the server fails, EnvironmentAway if the failure is transient."""
+        """Call a tool. Raises EnvironmentFailed if the server fails, EnvironmentUnavailable if that is transient."""
         try:
             answer = await self._ask(name, lambda: self._client.call_tool(name, arguments))
         except _Refused as error:
@@ -236,9 +236,10 @@ class McpSession:
         return (self._lost if away else self._failed)(f"failed to open a session: {type(error).__name__}: {error}")
 
     def _lost(self, action: str) -> EnvironmentFailed:
-        """Return EnvironmentAway for a server over HTTP, which may come back; EnvironmentFailed for a subprocess."""
+        """Return EnvironmentUnavailable for a server over HTTP, which may return; EnvironmentFailed for a
+        subprocess."""
         failed = self._failed(action)
-        return EnvironmentAway(str(failed)) if self._address.url else failed
+        return EnvironmentUnavailable(str(failed)) if self._address.url else failed
 
     def _failed(self, action: str) -> EnvironmentFailed:
         stderr = self._stderr_tail()

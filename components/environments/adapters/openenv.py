@@ -6,7 +6,8 @@ a single text, a plain message is accepted too. If the actions of a server are t
 tools.
 
 The OpenEnv package is not required: the protocol is a few JSON messages. A server error raises EnvironmentFailed, or
-EnvironmentAway if the server is full, overloaded or unreachable. Invalid actions are reported to the agent and counted.
+EnvironmentUnavailable if the server is full, overloaded or unreachable. Invalid actions are reported to the agent and
+counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count, scenario_numbers
 from components.environments.tools import ACT
-from components.errors import EnvironmentAway, EnvironmentFailed, Problem, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
 from components.exceptions import PASSING, passes
 from components.json_text import reject_constant
 from components.retry import Backoff
@@ -233,7 +234,7 @@ class OpenEnv:
                 ) from None
             pause = backoff.pause() if again else None
             if pause is None:
-                raise (EnvironmentAway if away else EnvironmentFailed)(f"the OpenEnv server {problem}")
+                raise (EnvironmentUnavailable if away else EnvironmentFailed)(f"the OpenEnv server {problem}")
             await asyncio.sleep(pause)
 
     async def _list_tools(self) -> list[dict[str, Any]]:
@@ -257,7 +258,8 @@ class OpenEnv:
         ]
 
     async def _connect(self) -> None:
-        """Open a connection; retry while the server is full or unreachable. Raises EnvironmentAway if it stays so."""
+        """Open a connection; retry while the server is full or unreachable. Raises EnvironmentUnavailable in the
+        end."""
         if self._socket is not None:
             return
         client = import_optional("websockets.asyncio.client", EXTRA)
@@ -281,7 +283,7 @@ class OpenEnv:
             await self.close()
             pause = backoff.pause()
             if pause is None:
-                kind = EnvironmentAway if away else EnvironmentFailed
+                kind = EnvironmentUnavailable if away else EnvironmentFailed
                 raise kind(f"the OpenEnv server {self.url} accepts no connection: {reason}")
             await asyncio.sleep(pause)
 
@@ -310,7 +312,7 @@ class OpenEnv:
         """Send a message and return its response.
 
         Raises _Refused if the server reports an error, EnvironmentFailed if there is no valid response, and
-        EnvironmentAway if the connection is lost.
+        EnvironmentUnavailable if the connection is lost.
         """
         errors = import_optional("websockets.exceptions", EXTRA)
         try:
@@ -322,7 +324,7 @@ class OpenEnv:
             text = f"timed out at {message['type']} after {self.timeout:g} s (environment.timeout)"
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {text}") from None
         except errors.ConnectionClosed as error:
-            raise EnvironmentAway(f"the OpenEnv server {self.url} closed the connection: {error}") from None
+            raise EnvironmentUnavailable(f"the OpenEnv server {self.url} closed the connection: {error}") from None
         except ValueError:
             raise EnvironmentFailed(f"the OpenEnv server {self.url} returned invalid JSON") from None
         if not isinstance(answer, dict):

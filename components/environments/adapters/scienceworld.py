@@ -27,7 +27,7 @@ from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
-from components.environments.tools import Invalid, acts, shorten
+from components.environments.tools import InvalidAction, acts, shorten
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered
@@ -149,10 +149,10 @@ class ScienceWorld(RestorableActions):
 
     def act(self, action: str) -> str:
         if self.over:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         action = " ".join(action[:300].split())
         if not ACTION.fullmatch(action):
-            raise Invalid("an action is at most 200 letters, digits and spaces")
+            raise InvalidAction("an action is at most 200 letters, digits and spaces")
         simulator = self._simulator()
         text = simulator.call("step", action)
         score = round(float(simulator.call("getScore")), 4)

@@ -18,7 +18,7 @@ from pydantic import Field
 from components.environments.adapters.textarena_games import LISTED, MOVES, TextArenaGame, load_kind
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count, scenario_numbers
-from components.environments.tools import Invalid, TextEnvironment
+from components.environments.tools import InvalidAction, TextEnvironment
 from components.errors import EnvironmentFailed, Problem, SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -128,11 +128,11 @@ class TextArena(TextEnvironment):
 
     def act(self, action: str) -> str:
         if self.game.over:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         if not action:
-            raise Invalid("say a move")
+            raise InvalidAction("say a move")
         if self.moved and self._both():
-            raise Invalid("one move a turn")
+            raise InvalidAction("one move a turn")
         self.moved = True
         self.steps += 1
         self.invalid_actions += not self.game.play(action[:LONGEST_ACTION])

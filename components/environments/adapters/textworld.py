@@ -27,7 +27,7 @@ from pydantic import Field
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count, scenario_numbers
-from components.environments.tools import Invalid, acts, shorten, with_commands
+from components.environments.tools import InvalidAction, acts, shorten, with_commands
 from components.errors import EnvironmentFailed
 from components.json_process import JsonProgram, ProcessExited, RequestFailed
 from components.specs.registered import registered
@@ -152,11 +152,11 @@ class TextWorld(RestorableActions):
 
     def act(self, action: str) -> str:
         if self.over:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         command = " ".join(action[:200].lower().strip(' .!"`').split())
         verbs = sorted({*ALWAYS, *(verb.split()[0] for verb in self.state.verbs or ())})
         if not COMMAND.fullmatch(command) or "then" in command.split() or command.split()[0] not in verbs:
-            raise Invalid(f"say one command that begins with one of: {', '.join(verbs)}")
+            raise InvalidAction(f"say one command that begins with one of: {', '.join(verbs)}")
         self.invalid_actions += command not in self.state.admissible_commands and command not in ALWAYS
         before = self.state.score or 0
         with ONE_AT_A_TIME:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -113,7 +113,7 @@ class Deduction(GeneratedGame, RestorableState):
             case "answer":
                 return self._answer(argument)
         asks = "ask NAME or " if self.scenario.type == "interviews" else ""
-        raise Invalid(f"write {asks}answer followed by {len(self.questions)} answers with commas between them")
+        raise InvalidAction(f"write {asks}answer followed by {len(self.questions)} answers with commas between them")
 
     def outcome(self, answer: str) -> dict[str, Any]:
         right = self.right or 0
@@ -135,7 +135,7 @@ class Deduction(GeneratedGame, RestorableState):
     def _answer(self, text: str) -> str:
         answers, names = text.split(","), _names(self.scenario.input)
         if len(answers) != len(self.questions):
-            raise Invalid(f"{len(answers)} answers; there are {len(self.questions)} questions")
+            raise InvalidAction(f"{len(answers)} answers; there are {len(self.questions)} questions")
         numbers = [_name_index(name, names[asked]) for name, (_, asked) in zip(answers, self.questions, strict=True)]
         truth = _truth(self.scenario.input)
         right = [_same_person(truth, entity, asked).number for entity, asked in self.questions]
@@ -323,7 +323,7 @@ def _name_index(text: str, names: Sequence[str]) -> int:
     for number, candidate in enumerate(names):
         if candidate.lower() == name:
             return number
-    raise Invalid(f"{text.strip()[:40]!r} is none of {', '.join(names)}")
+    raise InvalidAction(f"{text.strip()[:40]!r} is none of {', '.join(names)}")
 
 
 def _names(task: dict[str, Any]) -> Names:

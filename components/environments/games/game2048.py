@@ -18,7 +18,7 @@ from typing import Any
 
 from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -61,10 +61,10 @@ class Game2048(GeneratedGame, RestorableState):
     def act(self, action: str) -> str:
         move = action.lower()
         if move not in DIRECTIONS:
-            raise Invalid(f"a move is one of {', '.join(DIRECTIONS)}")
+            raise InvalidAction(f"a move is one of {', '.join(DIRECTIONS)}")
         board, merged = slide(self.board, move)
         if board == self.board:
-            raise Invalid(f"nothing moves {move}")
+            raise InvalidAction(f"nothing moves {move}")
         self.moves += 1
         self.board = _spawn(board, self.scenario.input["spawns"], self.moves)
         goal = self.scenario.input["goal"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -48,11 +48,11 @@ class Guess(GeneratedGame, RestorableState):
     def act(self, action: str) -> str:
         match = re.fullmatch(r"(?:guess )?([0-9]{1,9})", action.lower())
         if not match:
-            raise Invalid("a guess is a whole number")
+            raise InvalidAction("a guess is a whole number")
         guess, number = int(match[1]), self.scenario.input["number"]
         first, last = self.scenario.input["low"], self.scenario.input["high"]
         if not first <= guess <= last:
-            raise Invalid(f"the number is one of {first} to {last}")
+            raise InvalidAction(f"the number is one of {first} to {last}")
         self.used += 1
         remaining = self.scenario.input["guesses"] - self.used
         self.guessed = guess == number

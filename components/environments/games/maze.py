@@ -21,7 +21,7 @@ from typing import Any
 
 from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -70,7 +70,7 @@ class Maze(GeneratedGame, RestorableState):
     def act(self, action: str) -> str:
         move = action.lower().removeprefix("move ")
         if move not in MOVES:
-            raise Invalid(f"a move is one of {', '.join(MOVES)}")
+            raise InvalidAction(f"a move is one of {', '.join(MOVES)}")
         self.moves += 1
         wall = not _is_open(self.rows, self.at, move)
         if not wall:
@@ -78,7 +78,7 @@ class Maze(GeneratedGame, RestorableState):
         remaining = self.scenario.input["moves"] - self.moves
         self.done = self.at == self.goal or remaining == 0
         if wall:
-            raise Invalid(f"there is a wall, {remaining} moves left")
+            raise InvalidAction(f"there is a wall, {remaining} moves left")
         return "You are at the goal." if self.at == self.goal else f"{self._view()}\n{remaining} moves left"
 
     def outcome(self, answer: str) -> dict[str, Any]:

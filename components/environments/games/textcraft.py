@@ -20,7 +20,7 @@ from typing import Any
 
 from components.environments.restorable import RestorableState
 from components.environments.seeded import ALL, GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -159,7 +159,7 @@ class TextCraft(GeneratedGame, RestorableState):
         if words.startswith("craft ") and " using " in words:
             product, _, used = words.removeprefix("craft ").partition(" using ")
             return self._craft(product, used)
-        raise Invalid("a command is get NUMBER ITEM, craft NUMBER ITEM using NUMBER ITEM, ..., or inventory")
+        raise InvalidAction("a command is get NUMBER ITEM, craft NUMBER ITEM using NUMBER ITEM, ..., or inventory")
 
     def outcome(self, answer: str) -> dict[str, Any]:
         success = self.items.get(self.wanted, 0) >= self.count
@@ -176,9 +176,9 @@ class TextCraft(GeneratedGame, RestorableState):
     def _get(self, text: str) -> str:
         item, count = _parse_count(text)
         if item in recipes():
-            raise Invalid(f"{item} must be crafted")
+            raise InvalidAction(f"{item} must be crafted")
         if item not in raw_items():
-            raise Invalid(f"no item {item}")
+            raise InvalidAction(f"no item {item}")
         self._add(item, count)
         return f"got {count} {item}"
 
@@ -187,17 +187,17 @@ class TextCraft(GeneratedGame, RestorableState):
         parts = [_parse_count(part) for part in materials.split(",")]
         recipe, provided = recipes().get(item), dict(parts)
         if recipe is None:
-            raise Invalid(f"no recipe makes {item}")
+            raise InvalidAction(f"no recipe makes {item}")
         times, remainder = divmod(count, recipe.makes)
         if (
             remainder
             or len(provided) < len(parts)
             or provided != {name: times * amount for name, amount in recipe.needs.items()}
         ):
-            raise Invalid(f"that is not the recipe of {item}, nor a multiple of it")
+            raise InvalidAction(f"that is not the recipe of {item}, nor a multiple of it")
         missing = {name: amount - self.items.get(name, 0) for name, amount in provided.items()}
         if short := {name: amount for name, amount in missing.items() if amount > 0}:
-            raise Invalid(f"{_join_counts(short)} lacking")
+            raise InvalidAction(f"{_join_counts(short)} lacking")
         self._add(item, count)
         for name, amount in provided.items():
             self.items[name] -= amount
@@ -208,7 +208,7 @@ class TextCraft(GeneratedGame, RestorableState):
 
     def _add(self, item: str, count: int) -> None:
         if self.items.get(item, 0) + count > MOST:
-            raise Invalid(f"there is room for {MOST} {item}")
+            raise InvalidAction(f"there is room for {MOST} {item}")
         self.items[item] = self.items.get(item, 0) + count
 
 
@@ -285,7 +285,7 @@ def _kind_of(pattern: str) -> str:
 def _parse_count(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"([1-9][0-9]{0,2}) ([a-z ]{1,40})", text.strip())
     if not match:
-        raise Invalid(f"expected NUMBER ITEM, found {text.strip()[:60]!r}")
+        raise InvalidAction(f"expected NUMBER ITEM, found {text.strip()[:60]!r}")
     return match[2], int(match[1])
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import Count
 from components.environments.seeded import ALL, Difficulties, GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.environments.turn_taking import TurnEnvironment
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -84,9 +84,9 @@ class TicTacToe(TurnEnvironment, GeneratedGame, RestorableState):
     def act(self, action: str) -> str:
         match = re.fullmatch(r"(?:play )?([1-9])", action.lower())
         if not match:
-            raise Invalid("a move is the number of a cell, 1 to 9")
+            raise InvalidAction("a move is the number of a cell, 1 to 9")
         if match[1] not in self.board:
-            raise Invalid(f"cell {match[1]} is taken")
+            raise InvalidAction(f"cell {match[1]} is taken")
         mover, reply = _turn(self.board), ""
         if self.both:
             self.board = self.board.replace(match[1], mover)

@@ -16,7 +16,7 @@ from typing import Any
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import Count
 from components.environments.seeded import ALL, Difficulties, GeneratedGame
-from components.environments.tools import Invalid, acts
+from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -107,9 +107,9 @@ class Wordle(GeneratedGame, RestorableState):
     def act(self, action: str) -> str:
         guess = action.lower()
         if not re.fullmatch(r"[a-z]{5}", guess):
-            raise Invalid("a guess is a word of five letters, a to z")
+            raise InvalidAction("a guess is a word of five letters, a to z")
         if self.listed and guess not in words():
-            raise Invalid(f"no word {guess} in the list")
+            raise InvalidAction(f"no word {guess} in the list")
         self.guesses.append(guess)
         remaining = self.scenario.input["guesses"] - len(self.guesses)
         self.done = guess == self.scenario.input["word"] or remaining == 0

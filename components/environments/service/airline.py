@@ -28,7 +28,7 @@ from components.environments.service.airline_policy import (
 from components.environments.service.airline_scenarios import AirlineScenario
 from components.environments.service.desk import ServiceDesk, answer
 from components.environments.service.scenarios import generate
-from components.environments.tools import Invalid, tool
+from components.environments.tools import InvalidAction, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -108,11 +108,11 @@ class Airline(ServiceDesk):
         """Books a flight for the verified customer, with a flex fare. Consent: flight, dollars in all."""
         if self.verified is None:
             self.breach("A1", "book before verifying")
-            raise Invalid("nobody is verified")
+            raise InvalidAction("nobody is verified")
         record = self.record("flights", flight, "flight")
         names = [" ".join(name.split())[:60] for name in passengers[: 2 * MAX_PASSENGERS]]
         if not names or not all(names):
-            raise Invalid("passengers: their names, please")
+            raise InvalidAction("passengers: their names, please")
         amount = record["cabins"][cabin]["price"] * len(names)
         self.require_payment(self.verified, payment)
         self.record_change(self.verified, "book", [flight, amount], [flight, cabin, names, payment])
@@ -133,7 +133,7 @@ class Airline(ServiceDesk):
         """Moves a booking to another flight. Consent: booking, flight, dollars charged in all."""
         record, new = self._active_booking(booking), self.record("flights", flight, "flight")
         if record["flight"] == flight:
-            raise Invalid(f"{booking} is on {flight} already")
+            raise InvalidAction(f"{booking} is on {flight} already")
         old, count = self.database["flights"][record["flight"]], len(record["passengers"])
         level = self.database["customers"][record["customer"]]["level"]
         prices = [option["cabins"][record["cabin"]]["price"] for option in (old, new)]
@@ -155,7 +155,7 @@ class Airline(ServiceDesk):
         """Moves all passengers of a booking to another cabin. Consent: booking, cabin, dollars charged in all."""
         record = self._active_booking(booking)
         if record["cabin"] == cabin:
-            raise Invalid(f"{booking} is in {cabin} already")
+            raise InvalidAction(f"{booking} is in {cabin} already")
         cabins, count = self.database["flights"][record["flight"]]["cabins"], len(record["passengers"])
         amount = max(0, cabins[cabin]["price"] - cabins[record["cabin"]]["price"]) * count
         self.record_change(record["customer"], "change_cabin", [booking, cabin, amount], [booking, cabin])
@@ -172,7 +172,7 @@ class Airline(ServiceDesk):
         """Adds bags to a booking, in all. Consent: booking, dollars charged."""
         record = self._active_booking(booking)
         if not 1 <= bags <= 50:
-            raise Invalid("bags: 1 or more")
+            raise InvalidAction("bags: 1 or more")
         free, total = self._free_bags(record), record["bags"] + bags
         amount = (max(0, total - free) - max(0, record["bags"] - free)) * BAG
         self.record_change(record["customer"], "add_bags", [booking, amount], [booking, bags])
@@ -187,7 +187,7 @@ class Airline(ServiceDesk):
         """Corrects the name of a passenger. Consent: booking, right name."""
         record, right = self._active_booking(booking), " ".join(right.split())[:60]
         if wrong not in record["passengers"] or not right:
-            raise Invalid(f"no passenger {wrong[:60]} in {booking}, or no right name")
+            raise InvalidAction(f"no passenger {wrong[:60]} in {booking}, or no right name")
         self.record_change(record["customer"], "correct_name", [booking, right], [booking, wrong, right])
         if distance(wrong.lower(), right.lower()) > MAX_CORRECTED_LETTERS or self._has_departed(record["flight"]):
             self.breach("A7", "more than a misspelling, or after departure")
@@ -225,7 +225,7 @@ class Airline(ServiceDesk):
     def _active_booking(self, booking: str) -> dict[str, Any]:
         record = self.record("bookings", booking, "booking")
         if record["state"] != "booked":
-            raise Invalid(f"{booking} is {record['state']}")
+            raise InvalidAction(f"{booking} is {record['state']}")
         return record
 
     def _has_departed(self, flight: str) -> bool:

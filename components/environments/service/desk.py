@@ -32,7 +32,7 @@ from components.environments.service.customer import (
     clear,
     says,
 )
-from components.environments.tools import Invalid, call, tool
+from components.environments.tools import InvalidAction, call, tool
 from components.trajectories.schema import Scenario
 
 MAX_MESSAGES = 40
@@ -195,11 +195,11 @@ class ServiceDesk(RestorableState):
             self.breaches.append(f"{rule}: {violation}")
 
     def record(self, table: str, key: str, noun: str) -> dict[str, Any]:
-        """Return a record of the database. Raises Invalid if there is none. noun: kind of the record."""
+        """Return a record of the database. Raises InvalidAction if there is none. noun: kind of the record."""
         try:
             return self.database[table][key]
         except KeyError:
-            raise Invalid(f"no {noun} {key[:40]}") from None
+            raise InvalidAction(f"no {noun} {key[:40]}") from None
 
     def verify_customer(self, name: str, field: str, value: str, noun: str) -> str:
         """Verify the customer with this name and this value of a field; return the result for the agent."""
@@ -212,7 +212,7 @@ class ServiceDesk(RestorableState):
     def require_payment(self, customer: str, payment: str) -> None:
         """Raise Invalid if the customer does not have this payment."""
         if payment not in self.database["customers"][customer]["payments"]:
-            raise Invalid(f"this customer has no payment {payment[:40]}")
+            raise InvalidAction(f"this customer has no payment {payment[:40]}")
 
     def pay(self, customer: str, payment: str, amount: int) -> None:
         """Charge a payment, or refund it if the amount is negative. Only credit has a balance."""

@@ -15,7 +15,7 @@ from components.environments.service.desk import ServiceDesk, answer
 from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, order_total
 from components.environments.service.retail_scenarios import RetailScenario
 from components.environments.service.scenarios import generate
-from components.environments.tools import Invalid, tool
+from components.environments.tools import InvalidAction, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -92,7 +92,7 @@ class Retail(ServiceDesk):
         """Cancels an order and pays it back. Consent: order, dollars."""
         record = self.record("orders", order, "order")
         if record["state"] == "cancelled":
-            raise Invalid(f"{order} is cancelled already")
+            raise InvalidAction(f"{order} is cancelled already")
         amount = order_total(record)
         self._change_open(record, "cancel_order", [order, amount], [order, reason])
         record |= {"state": "cancelled", "reason": reason}
@@ -112,7 +112,7 @@ class Retail(ServiceDesk):
         """Lets another payment of the customer pay an order. Consent: order, payment."""
         record = self.record("orders", order, "order")
         if record["payment"] == payment:
-            raise Invalid(f"{order} is paid with {payment} already")
+            raise InvalidAction(f"{order} is paid with {payment} already")
         self.require_payment(record["customer"], payment)
         self._change_open(record, "change_payment", [order, payment], [order, payment])
         self.pay(record["customer"], record["payment"], -order_total(record))
@@ -138,7 +138,7 @@ class Retail(ServiceDesk):
         """Takes variants of a delivered order back. Consent: order, dollars, payment."""
         record = self.record("orders", order, "order")
         if not variants or len(set(variants)) < len(variants):
-            raise Invalid("variants: name each of them once")
+            raise InvalidAction("variants: name each of them once")
         lines = [self._line(record, variant) for variant in variants]
         self.require_payment(record["customer"], payment)
         amount = sum(line["price"] for line in lines)
@@ -205,12 +205,12 @@ class Retail(ServiceDesk):
         for line in order["lines"]:
             if line["variant"] == variant and line["state"] == "kept":
                 return line
-        raise Invalid(f"no {variant[:40]} in this order that could be taken")
+        raise InvalidAction(f"no {variant[:40]} in this order that could be taken")
 
     def _price(self, variant: str) -> int:
         product = self.record("products", variant.rpartition("-")[0], "product")
         if variant not in product["variants"]:
-            raise Invalid(f"no variant {variant[:40]}")
+            raise InvalidAction(f"no variant {variant[:40]}")
         return int(product["variants"][variant]["price"])
 
 
@@ -218,4 +218,4 @@ def _day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except (ValueError, TypeError):
-        raise Invalid("a date such as 2031-05-01, please") from None
+        raise InvalidAction("a date such as 2031-05-01, please") from None

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, call, tool
+from components.environments.tools import InvalidAction, call, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -116,14 +116,14 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
 def evaluate(expression: str) -> Fraction:
     """Return the value of an arithmetic expression. Raise Invalid if it is malformed or too large."""
     if len(expression) > LONGEST:
-        raise Invalid(f"the expression has {len(expression)} characters; {LONGEST} at most")
+        raise InvalidAction(f"the expression has {len(expression)} characters; {LONGEST} at most")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
         return _value(tree.body)
     except ZeroDivisionError:
-        raise Invalid("division by zero") from None
+        raise InvalidAction("division by zero") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Invalid("this is no arithmetic expression; an example: (1200 - 3 * 150) / 4") from None
+        raise InvalidAction("this is no arithmetic expression; an example: (1200 - 3 * 150) / 4") from None
 
 
 def _value(node: ast.expr) -> Fraction:
@@ -138,27 +138,27 @@ def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
         least, most, function = _FUNCTIONS[node.func.id]
         if node.keywords or not least <= len(node.args) <= most:
-            raise Invalid(f"{node.func.id} takes {least} argument{'' if most == 1 else f' to {most}'}")
+            raise InvalidAction(f"{node.func.id} takes {least} argument{'' if most == 1 else f' to {most}'}")
         return _check_size(function(*map(_value, node.args)))
     if isinstance(node, ast.Tuple):
-        raise Invalid("write numbers without commas: 1200, not 1,200")
+        raise InvalidAction("write numbers without commas: 1200, not 1,200")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
-        raise Invalid("a power is written **")
-    raise Invalid("only numbers, + - * / // % **, brackets and " + ", ".join(_FUNCTIONS) + " can be calculated")
+        raise InvalidAction("a power is written **")
+    raise InvalidAction("only numbers, + - * / // % **, brackets and " + ", ".join(_FUNCTIONS) + " can be calculated")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > _MOST_EXPONENT:
-        raise Invalid(f"an exponent is a whole number from -{_MOST_EXPONENT} to {_MOST_EXPONENT}")
+        raise InvalidAction(f"an exponent is a whole number from -{_MOST_EXPONENT} to {_MOST_EXPONENT}")
     if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > 2 * _MOST_BITS:
-        raise Invalid("the number is too large")
+        raise InvalidAction("the number is too large")
     return _check_size(Fraction(base ** int(exponent)))
 
 
 def _round(value: Fraction, places: Fraction) -> Fraction:
     """Round half away from zero."""
     if places.denominator != 1 or not 0 <= places <= DIGITS:
-        raise Invalid(f"round takes a whole number of places from 0 to {DIGITS}")
+        raise InvalidAction(f"round takes a whole number of places from 0 to {DIGITS}")
     scale = 10 ** int(places)
     size = Fraction(math.floor(abs(value) * scale + Fraction(1, 2)), scale)
     return -size if value < 0 else size
@@ -167,7 +167,7 @@ def _round(value: Fraction, places: Fraction) -> Fraction:
 def _check_size(value: Any) -> Fraction:
     value = Fraction(value)
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
-        raise Invalid("the number is too large")
+        raise InvalidAction("the number is too large")
     return value
 
 
@@ -185,7 +185,7 @@ def parse_number(text: str) -> Fraction:
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", plain, re.ASCII):
         plain = plain.replace(",", "")
     if len(plain) > 50 or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", plain, re.ASCII):
-        raise Invalid("the answer is a number, such as 1234.5")
+        raise InvalidAction("the answer is a number, such as 1234.5")
     return Fraction(plain)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.chat_client import fail_on_invalid_answer
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.json_client import Client, Failed, Refused, Reply
+from components.json_client import Client, FailedAttempt, RefusalCheck, Reply
 from components.json_text import read_json
 
 
@@ -71,8 +71,8 @@ class VllmClient(Client):
 
 
 def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
-    """Return sampled tokens and log-probabilities of a response. Raises Failed for an invalid response, StalePolicy for
-    a response of another model, ResourceError for a response without token ids."""
+    """Return sampled tokens and log-probabilities of a response. Raises FailedAttempt for an invalid response,
+    StalePolicy for a response of another model, ResourceError for a response without token ids."""
     with fail_on_invalid_answer():
         model, choice = str(answer["model"]), answer["choices"][0]
         sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
@@ -83,7 +83,9 @@ def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -
     if model != body["model"]:
         raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {model} answered")
     if not tokens or len(tokens) != len(logprobs) or not math.isfinite(sum(logprobs)):
-        raise Failed(f"{len(tokens)} tokens and {len(logprobs)} log-probabilities, not all of them finite", empty=True)
+        raise FailedAttempt(
+            f"{len(tokens)} tokens and {len(logprobs)} log-probabilities, not all of them finite", empty=True
+        )
     return tokens, logprobs
 
 
@@ -97,7 +99,7 @@ def _refused(reply: Reply, text: str) -> Exception | None:
     return None
 
 
-def _not_loaded(name: str, folder: str) -> Refused:
+def _not_loaded(name: str, folder: str) -> RefusalCheck:
     def refused(reply: Reply, text: str) -> Exception | None:
         if "max_lora_rank" in text:
             rank = read_json(Path(folder) / "adapter_config.json").get("r")

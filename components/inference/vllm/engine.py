@@ -27,7 +27,7 @@ from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.vllm.client import UnknownAdapter, VllmClient
 from components.inference.vllm.routing import Router
-from components.json_client import Patience
+from components.json_client import ClientTimeouts
 from components.models import trained_weights
 from components.models.weights import load_tokenizer
 from components.specs.served import key_hint
@@ -81,7 +81,7 @@ class VllmEngine:
         self._folders: dict[str, str] = {}
         self._under_way: dict[asyncio.Task[Any], str] = {}
         self._load_lock = threading.Lock()
-        patience = Patience(spec.timeout, spec.retry_for, spec.key_path)
+        patience = ClientTimeouts(spec.timeout, spec.retry_for, spec.key_path)
         hint = key_hint(spec.key_variable, spec.key_path)
         key = "" if ours else spec.key()
         self._clients = [

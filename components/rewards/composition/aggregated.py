@@ -17,7 +17,7 @@ from pydantic import FiniteFloat
 from components.errors import Problem, SpecError
 from components.rewards.agreement import between
 from components.rewards.judge import ask
-from components.rewards.protocol import AskingReward, Means, ModelReward
+from components.rewards.protocol import AskingReward, ModelReward, RewardResources
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -47,7 +47,7 @@ class Aggregated:
             raise SpecError([Problem("reward.sources", "no source has a weight above 0; expected one at least")])
         self.sources = sources
 
-    def use(self, means: Means) -> None:
+    def use(self, means: RewardResources) -> None:
         """Pass the resources on to the sources that compute with a model, or ask one."""
         for source in self.sources.values():
             if isinstance(source, ModelReward):

@@ -12,8 +12,8 @@ from pydantic import FiniteFloat
 from components.errors import Problem, SpecError
 from components.rewards.composition.composed import (
     ComposedPerEpisode,
+    CompositionResult,
     Parts,
-    Value,
     replace_reward,
     required_step_rewards,
 )
@@ -46,12 +46,12 @@ class Clipped(ComposedPerEpisode):
         super().__init__({"reward": reward})
         self.low, self.high, self.of = low, high, of
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         score = parts["reward"]
         assert score.reward is not None
         if self.of == "steps":
             steps = [self._clip(step) for step in required_step_rewards(score, "reward.of=steps")]
-            return Value(sum(steps), steps)
+            return CompositionResult(sum(steps), steps)
         return replace_reward(score, self._clip(score.reward))
 
     def _clip(self, value: float) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, total
+from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts, total
 from components.specs import Spec, nearest
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -87,7 +87,7 @@ class Combined(ComposedPerEpisode):
     def optional(self, name: str) -> bool:
         return self._specs[name].optional
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         counted = dict(parts)
         unmet = {name: reason for name in self._specs if (reason := self._unmet(name, parts))}
         for name in unmet:
@@ -98,7 +98,7 @@ class Combined(ComposedPerEpisode):
         else:
             reward, steps = total((self._specs[name].weight, score) for name, score in in_order.items())
         notes = [f"{name}: does not count, as {reason}" for name, reason in unmet.items()]
-        return Value(reward, steps, explanation="\n".join(notes))
+        return CompositionResult(reward, steps, explanation="\n".join(notes))
 
     def _unmet(self, name: str, parts: Parts) -> str:
         """Return the reason why a part does not count; empty if it counts."""

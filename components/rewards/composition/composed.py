@@ -27,7 +27,7 @@ from typing import Any
 from components.errors import JudgeError
 from components.exceptions import is_foreign
 from components.rewards.judge import RewardCaller
-from components.rewards.protocol import AskingReward, Means, ModelReward
+from components.rewards.protocol import AskingReward, ModelReward, RewardResources
 from components.trajectories.schema import Failure, Score, Trajectory
 
 NOT_APPLICABLE = "NotApplicable"
@@ -39,7 +39,7 @@ Parts = Mapping[str, Score]
 
 
 @dataclass
-class Value:
+class CompositionResult:
     """Result of a composition for one trajectory."""
 
     reward: float
@@ -71,7 +71,7 @@ class Composed(ABC):
     # Interface of subclasses
 
     @abstractmethod
-    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[Value | Failure]:
+    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[CompositionResult | Failure]:
         """Return the results for the trajectories of a group that all parts have scored. scores: for each trajectory,
         the scores of the parts that were called for it, by name, all with a reward."""
 
@@ -89,7 +89,7 @@ class Composed(ABC):
 
     # Calling the parts
 
-    def _use(self, means: Means) -> None:
+    def _use(self, means: RewardResources) -> None:
         """Pass the resources on to the parts that compute with a model."""
         for part in self._model_parts:
             part.use(means)
@@ -165,7 +165,7 @@ class Composed(ABC):
         packed = _components(parts)
         for name, score in parts.items():
             packed |= {f"{name}/{STEP}/{i}": step for i, step in enumerate(score.step_rewards)}
-        return replace(_whole(trajectory, parts, Value(0.0)), components=packed)
+        return replace(_whole(trajectory, parts, CompositionResult(0.0)), components=packed)
 
     def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
         """Return a settling function with fresh statistics: it computes the scores of a group from its packed
@@ -200,11 +200,11 @@ class ComposedPerEpisode(Composed):
     """Base class of compositions that score each trajectory by itself."""
 
     @abstractmethod
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         """Return the result for one trajectory. parts: scores by name, all with a reward, of the parts that scored
         it."""
 
-    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[Value | Failure]:
+    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[CompositionResult | Failure]:
         return [_guarded(self.value, trajectory, parts) for trajectory, parts in zip(group, scores, strict=True)]
 
 
@@ -230,13 +230,13 @@ def total(rewards: Iterable[tuple[float, Score]]) -> tuple[float, list[float]]:
     return reward, steps
 
 
-def replace_reward(score: Score, reward: float) -> Value:
+def replace_reward(score: Score, reward: float) -> CompositionResult:
     """Return the score with another reward; the difference goes to the last step."""
     assert score.reward is not None
     steps = list(score.step_rewards)
     if steps:
         steps[-1] += reward - score.reward
-    return Value(reward, steps)
+    return CompositionResult(reward, steps)
 
 
 def required_step_rewards(score: Score, purpose: str) -> list[float]:
@@ -256,7 +256,9 @@ def _not_applicable(score: Score) -> bool:
     return score.failure is not None and score.failure.kind == NOT_APPLICABLE
 
 
-def _guarded(work: Callable[[Trajectory, Parts], Value], trajectory: Trajectory, parts: Parts) -> Value | Failure:
+def _guarded(
+    work: Callable[[Trajectory, Parts], CompositionResult], trajectory: Trajectory, parts: Parts
+) -> CompositionResult | Failure:
     try:
         return work(trajectory, parts)
     except BaseException as error:
@@ -290,7 +292,7 @@ def _components(parts: Parts) -> dict[str, float]:
     return components
 
 
-def _whole(trajectory: Trajectory, parts: Parts, value: Value | Failure | None) -> Score:
+def _whole(trajectory: Trajectory, parts: Parts, value: CompositionResult | Failure | None) -> Score:
     """Return the Score of the whole, or its failure; explanations and cost of the parts are kept in both cases."""
     assert value is not None
     explanations = [f"{name}: {score.explanation}" for name, score in parts.items() if score.explanation]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import Composed, Parts, Value
+from components.rewards.composition.composed import Composed, CompositionResult, Parts
 from components.rewards.composition.moments import Moments
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Trajectory
@@ -61,17 +61,17 @@ class Normalised(Composed):
         other._moments = Moments()
         return other
 
-    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[Value | Failure]:
+    def values(self, group: Sequence[Trajectory], scores: Sequence[Parts]) -> list[CompositionResult | Failure]:
         moments = self._moments if self.over == "running" else Moments()
         rewards = [parts["reward"].reward or 0.0 for parts in scores]
         for reward in rewards:
             moments.add(reward)
         mean = moments.mean if self.centre else 0.0
         divisor = moments.std + self.epsilon if self.scale and moments.std else 1.0
-        values: list[Value | Failure] = []
+        values: list[CompositionResult | Failure] = []
         for reward, parts in zip(rewards, scores, strict=True):
             steps = [step / divisor for step in parts["reward"].step_rewards]
             if steps:
                 steps[-1] -= mean / divisor
-            values.append(Value((reward - mean) / divisor, steps))
+            values.append(CompositionResult((reward - mean) / divisor, steps))
         return values

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, replace_reward
+from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts, replace_reward
 from components.rewards.judge import number
 from components.rewards.user_functions import Function, build_function, is_async
 from components.specs.registered import registered
@@ -28,7 +28,7 @@ class Shaped(ComposedPerEpisode):
         if is_async(self.function):
             raise SpecError([Problem("reward.function", "is async; expected a plain function of a number")])
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         return replace_reward(
             parts["reward"], number(self.function(parts["reward"].reward), "what the function returned")
         )

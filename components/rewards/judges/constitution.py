@@ -90,7 +90,7 @@ def _checked_names(principles: dict[str, Principle]) -> dict[str, Principle]:
 
 
 @dataclass(frozen=True)
-class Revised:
+class Revision:
     """Judgement of an answer, with its revision."""
 
     history: int
@@ -149,7 +149,7 @@ class Constitution(EpisodeJudgeReward):
         score = fmean(scores)
         return Opinion(score, {"constitution": score} | parts, "\n".join(map(_explanation, answers)), cost)
 
-    async def judged(self, client: JudgeClient, trajectory: Trajectory, revise: bool) -> list[Revised]:
+    async def judged(self, client: JudgeClient, trajectory: Trajectory, revise: bool) -> list[Revision]:
         """Return the judgements of one judge on the selected answers. revise: include revisions."""
         places = _answers(trajectory)
         places = places[-1:] if self.answers == "last" else places
@@ -157,21 +157,21 @@ class Constitution(EpisodeJudgeReward):
 
     async def _answer(
         self, client: JudgeClient, trajectory: Trajectory, history: int, message: int, revise: bool
-    ) -> Revised:
+    ) -> Revision:
         names = list(self.principles)
         question = self._question(client, trajectory, history, message)
         judgement = await ask_for_json(client, question, _schema(names), lambda answer: _parse(answer["scores"], names))
         scores, critiques = judgement.value or ({}, {})
         if len(scores) < len(names):
-            return Revised(history, message, {}, critiques, None, None, judgement.cost, judgement.reason)
+            return Revision(history, message, {}, critiques, None, None, judgement.cost, judgement.reason)
         weights = {name: principle.weight for name, principle in self.principles.items()}
         score = sum(weight * scores[name] for name, weight in weights.items()) / sum(weights.values())
         original = trajectory.histories[history].messages[message]
         if not revise or score >= SATISFIED_SCORE or (original.tool_calls and not original.content.strip()):
-            return Revised(history, message, scores, critiques, score, None, judgement.cost)
+            return Revision(history, message, scores, critiques, score, None, judgement.cost)
         revision = await self._revision(client, question, scores, critiques, original.content)
         cost = add_costs(judgement.cost, revision.cost)
-        return Revised(history, message, scores, critiques, score, revision.value, cost, revision.reason)
+        return Revision(history, message, scores, critiques, score, revision.value, cost, revision.reason)
 
     async def _revision(
         self,
@@ -215,7 +215,7 @@ def _answers(trajectory: Trajectory) -> list[tuple[int, int]]:
     ]
 
 
-def _explanation(answer: Revised) -> str:
+def _explanation(answer: Revision) -> str:
     lines = [f"message {answer.message}"] + [
         f"{name} {answer.scores[name]:.2g}: {answer.critiques[name]}" for name in answer.scores
     ]

@@ -19,7 +19,7 @@ from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import as_text, shown
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -55,7 +55,7 @@ class Graded:
         """Return the arguments for stage keys: what determines the judge's answers."""
         return {**arguments, "model": arguments["model"].key_part()}
 
-    def use(self, means: Means) -> None:
+    def use(self, means: RewardResources) -> None:
         """Create the client. Raises ResourceError if an API key is not in the environment."""
         self._client = JudgeClient(self.model, means)
 
@@ -64,7 +64,7 @@ class Graded:
             self._client.close()
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetExceeded."""
         if self._client is None:
             raise ResourceError("the judge has no client yet: call use(means) first")
         return list(await asyncio.gather(*(self._score(self._client, trajectory) for trajectory in group)))

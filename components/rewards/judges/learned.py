@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat
 from components.errors import ArtifactError, BoundaryError, JudgeError, Problem, ResourceError, SpecError
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge, reject_running_statistics
-from components.rewards.protocol import Means, ModelReward
+from components.rewards.protocol import ModelReward, RewardResources
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -90,7 +90,7 @@ class Learned:
 
         return {**arguments, "path": [content_digest(folder) for folder in _folders(arguments["path"])]}
 
-    def use(self, means: Means) -> None:
+    def use(self, means: RewardResources) -> None:
         """Load the reward models. Raises ArtifactError if one has another base model or is damaged, or if the models of
         an ensemble are incompatible."""
         from components.algorithms.reward_models.card import content_digest

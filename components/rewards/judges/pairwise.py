@@ -124,7 +124,7 @@ class Pairwise(JudgeReward):
         return {name: value for name, value in JudgeReward.key_arguments(arguments).items() if name != "at_once"}
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetExceeded."""
         clients = self.askers
         if not group:
             return []

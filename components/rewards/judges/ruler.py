@@ -31,7 +31,7 @@ from components.rewards.llm.distinct_episodes import DistinctEpisodes
 from components.rewards.llm.judge_reward import SPREAD, JudgeReward, total_cost
 from components.rewards.llm.protocol import Messages
 from components.rewards.llm.spec import JudgeModel
-from components.rewards.protocol import Means, ModelReward
+from components.rewards.protocol import ModelReward, RewardResources
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -121,7 +121,7 @@ class Ruler(JudgeReward):
         reject_running_statistics(independent, "reward.independent")
         self.independent = independent
 
-    def use(self, means: Means) -> None:
+    def use(self, means: RewardResources) -> None:
         """Create the clients, and pass the resources on. Raises ResourceError if an API key is not in the
         environment."""
         super().use(means)
@@ -139,7 +139,7 @@ class Ruler(JudgeReward):
             self.independent.close()
 
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetExceeded."""
         clients = self.askers
         if not group:
             return []

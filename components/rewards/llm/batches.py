@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from components.errors import JudgeError, ResourceError
-from components.json_client import Client, Failed, Reply, packed
+from components.json_client import Client, FailedAttempt, Reply, packed
 from components.rewards.llm.cache import SentBatches
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def _form(rows: bytes) -> tuple[bytes, str]:
 def _id(reply: Reply) -> str:
     identifier = reply.json().get("id")
     if not isinstance(identifier, str) or not identifier:
-        raise Failed("an answer without an id", empty=True)
+        raise FailedAttempt("an answer without an id", empty=True)
     return identifier
 
 

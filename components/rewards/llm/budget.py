@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.errors import BudgetSpent, ResourceError
+from components.errors import BudgetExceeded, ResourceError
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Meter:
 
     def begin(self, label: str, minimum_cost: float | None) -> None:
         """Register the start of a call. label: the model; minimum_cost: None if the price is unknown. Raises
-        BudgetSpent if the budget does not allow the call, ResourceError if the price is unknown and there is a
+        BudgetExceeded if the budget does not allow the call, ResourceError if the price is unknown and there is a
         budget."""
         if self.budget is not None:
             if minimum_cost is None or self.unpriced:
@@ -42,7 +42,7 @@ class Meter:
                 )
             self._highest_cost = max(self._highest_cost, minimum_cost)
             if self.spent + (self._under_way + 1) * self._highest_cost > self.budget or self.spent >= self.budget:
-                raise BudgetSpent(
+                raise BudgetExceeded(
                     f"judge.budget: {self.spent:.4g} of {self.budget:g} is spent, and the next call may cost "
                     f"{self._highest_cost:.4g}. Finished judgements are cached: "
                     "the same command with a higher judge.budget resumes"

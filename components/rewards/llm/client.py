@@ -9,7 +9,7 @@ from components.rewards.llm.cache import AnswerCache, digest
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.rate_limits import TokenEstimate
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 
 CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refusal", "share")
 """Fields of an answer that the cache stores."""
@@ -18,7 +18,7 @@ CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refus
 class JudgeClient:
     """Client of one model, for one stage."""
 
-    def __init__(self, spec: JudgeModelSpec, means: Means):
+    def __init__(self, spec: JudgeModelSpec, means: RewardResources):
         self.spec = spec
         self._client = spec.build(means)
         self.name = self._client.label
@@ -32,7 +32,7 @@ class JudgeClient:
         self, messages: Messages, schema: dict[str, Any] | None = None, repeat: int = 0, immediate: bool = False
     ) -> JudgeAnswer:
         """Return one answer. repeat: number of the repetition; the same question with another number is asked again.
-        immediate: bypass batching. Raises BudgetSpent, JudgeError, ResourceError."""
+        immediate: bypass batching. Raises BudgetExceeded, JudgeError, ResourceError."""
         question_digest = digest([self._identity, messages, schema, repeat])
         if self._cache is not None and (cached := self._cache.find(question_digest)) is not None:
             self._meter.cached += 1

@@ -16,7 +16,7 @@ from components.models.spec import ModelSpec
 from components.redaction import is_secret
 from components.rewards.llm.protocol import ModelClient
 from components.rewards.llm.rate_limits import RateLimits
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec
 
@@ -73,7 +73,7 @@ class JudgeModelSpec(Spec):
         """Return what determines the answers, for stage keys and the answer cache."""
 
     @abstractmethod
-    def build(self, means: Means) -> ModelClient:
+    def build(self, means: RewardResources) -> ModelClient:
         """Return the client of the model. Raises ResourceError if an API key or the engine is missing."""
 
     def rate_limits(self) -> RateLimits:

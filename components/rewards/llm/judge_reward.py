@@ -12,7 +12,7 @@ from typing import Any
 from components.errors import JudgeError, ResourceError
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.spec import JudgeModel, labels, several
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.trajectories.schema import Failure, Score, Trajectory
 
 SPREAD = "spread"
@@ -35,7 +35,7 @@ class JudgeReward:
         """Return the arguments for stage keys: what determines the judges' answers, without addresses and timeouts."""
         return {**arguments, "model": [spec.key_part() for spec in several(arguments["model"])]}
 
-    def use(self, means: Means) -> None:
+    def use(self, means: RewardResources) -> None:
         """Create the clients. Raises ResourceError if an API key is not in the environment."""
         for name, spec in zip(labels(self.models), self.models, strict=True):
             self._clients[name] = JudgeClient(spec, means)
@@ -104,7 +104,7 @@ class EpisodeJudgeReward(JudgeReward, ABC):
     """Base class of rewards that judge each episode by itself."""
 
     async def __call__(self, trajectory: Trajectory) -> Score:
-        """Return the Score of a trajectory. Raises ResourceError before `use`, BudgetSpent."""
+        """Return the Score of a trajectory. Raises ResourceError before `use`, BudgetExceeded."""
         clients = self.askers
         opinions = await asyncio.gather(*(self.opinion(client, trajectory) for client in clients.values()))
         return self.score(trajectory, dict(zip(clients, opinions, strict=True)))

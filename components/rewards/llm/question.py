@@ -46,7 +46,7 @@ async def ask_for_json(
 ) -> Judgement[T]:
     """Return what `read` makes of the JSON object that the judge answers with. If `read` raises InvalidAnswer, the
     judge is asked once more, with its answer and the problem. needed: keys that the object must have, if these are not
-    all that the schema requires. Raises BudgetSpent, ResourceError."""
+    all that the schema requires. Raises BudgetExceeded, ResourceError."""
     required = list(needed or schema["required"])
     try:
         first = await client.ask(messages, schema, repeat)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value
+from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
@@ -32,7 +32,7 @@ class Costs(ComposedPerEpisode):
             raise SpecError([Problem("reward.costs", message)])
         super().__init__({"task": task, **costs})
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         task = parts["task"]
         assert task.reward is not None
-        return Value(task.reward, list(task.step_rewards))
+        return CompositionResult(task.reward, list(task.step_rewards))

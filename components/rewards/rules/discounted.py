@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, required_step_rewards
+from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts, required_step_rewards
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
@@ -28,6 +28,6 @@ class Discounted(ComposedPerEpisode):
         super().__init__({"reward": reward})
         self.gamma = gamma
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         steps = list(required_step_rewards(parts["reward"], "a discounted return"))
-        return Value(sum(self.gamma**t * step for t, step in enumerate(steps)), steps)
+        return CompositionResult(sum(self.gamma**t * step for t, step in enumerate(steps)), steps)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat
 
 from components.errors import AnswerTooCostly
-from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value, total
+from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts, total
 from components.rewards.rules.answers import count, last_text, sampled_tokens
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
@@ -42,7 +42,7 @@ class Length(ComposedPerEpisode):
         super().__init__({} if task is None else {"task": task})
         self.alpha, self.target = alpha, target
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         tokens = sampled_tokens(trajectory)
         return _with_bonus(trajectory, parts, "length", -self.alpha * max(0.0, tokens - self.target))
 
@@ -74,7 +74,7 @@ class Steps(ComposedPerEpisode):
         self.beta, self.most = beta, most
         self._pattern = None if pattern is None else Pattern(pattern)
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         steps = count(trajectory, "turns") if self._pattern is None else self._matches(trajectory)
         return _with_bonus(
             trajectory, parts, "steps", self.beta * (steps if self.most is None else min(steps, self.most))
@@ -90,7 +90,7 @@ class Steps(ComposedPerEpisode):
             return 0.0
 
 
-def _with_bonus(trajectory: Trajectory, parts: Parts, name: str, bonus: float) -> Value:
+def _with_bonus(trajectory: Trajectory, parts: Parts, name: str, bonus: float) -> CompositionResult:
     """Return the task's reward plus a bonus, which goes to the last step."""
     reward, steps = total([*((1.0, score) for score in parts.values()), (1.0, Score(trajectory.id, bonus))])
-    return Value(reward, steps, {name: bonus})
+    return CompositionResult(reward, steps, {name: bonus})

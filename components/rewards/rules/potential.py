@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import JudgeError, Problem, SpecError
-from components.rewards.composition.composed import ComposedPerEpisode, Parts, Value
+from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts
 from components.rewards.judge import number
 from components.rewards.user_functions import Function, build_function, is_async
 from components.specs.registered import registered
@@ -44,7 +44,7 @@ class Potential(ComposedPerEpisode):
             raise SpecError([Problem("reward.function", "is async; expected a plain function of a trajectory")])
         self.gamma = gamma
 
-    def value(self, trajectory: Trajectory, parts: Parts) -> Value:
+    def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
         score = parts["reward"]
         assert score.reward is not None
         potentials = [number(value, "a potential") for value in self.function(trajectory)]
@@ -55,4 +55,4 @@ class Potential(ComposedPerEpisode):
             raise JudgeError(f"{len(potentials)} potentials for {len(steps)} step rewards; expected one for each")
         shaping = [self.gamma * after - before for before, after in pairwise([*potentials, 0.0])]
         shaped = [step + term for step, term in zip(steps, shaping, strict=True)]
-        return Value(score.reward + sum(shaping), shaped, {"potential": sum(shaping)})
+        return CompositionResult(score.reward + sum(shaping), shaped, {"potential": sum(shaping)})

@@ -31,7 +31,7 @@ from components.trajectories.schema import Scenario, Trajectory
 from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
 
 
-class Continuing(Player):
+class ContinuationPlayer(Player):
     """Player of an episode by the agent loop, with `count` continuations from each of its steps."""
 
     def __init__(self, agent: AgentLoop, count: int):

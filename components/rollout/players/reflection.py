@@ -45,7 +45,7 @@ SHORTEST = 100
 """Minimum length of a truncated transcript in characters."""
 
 
-class Reflecting(Player):
+class ReflectionPlayer(Player):
     """Player of an attempt and, after one without success, a reflection and a second attempt."""
 
     def __init__(self, agent: Agent, spec: ReflectionSpec):
@@ -66,7 +66,9 @@ class Reflecting(Player):
         reflection = reflecting.trajectory()
         if reflection.failure is not None:
             return [first, reflection]
-        noted: Any = NotedEnvironment(environment, note(reflection.histories[0]))  # an async method where typed plain
+        noted: Any = ReflectionEnvironment(
+            environment, note(reflection.histories[0])
+        )  # an async method where typed plain
         second = await self.agent.play(engine, noted, replace(request, seed=derived_seed(derived.seed, "attempt")))
         counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if reflecting.cut else []))
         return [
@@ -114,7 +116,7 @@ class ReflectionEpisode(Episode):
         return replace(trajectory, metrics=trajectory.metrics | {"cut_transcript": 1.0}) if self.cut else trajectory
 
 
-class NotedEnvironment:
+class ReflectionEnvironment:
     """An environment wrapper that prepends a note to the first user message. At its end, truncation would remove it."""
 
     def __init__(self, environment: Environment, text: str):

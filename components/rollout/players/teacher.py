@@ -17,7 +17,7 @@ from components.trajectories.parts import TEACHER
 from components.trajectories.schema import Trajectory
 
 
-class Taught(Player):
+class TeacherPlayer(Player):
     """Player of an attempt and, as the spec requires, a second one by the teacher. engine: engine of the teacher.
     group_size: episodes per scenario of the collection."""
 

@@ -1,4 +1,4 @@
-"""Guards: checks across the stages of a run that warn or end the run with GuardStruck.
+"""Guards: checks across the stages of a run that warn or end the run with GuardTriggered.
 
     no_signal               a filter left nothing to train on                                           rules
     reward_hacking          training reward rises while held-out success falls                          rules

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from components.artifacts import Artifact
-from components.errors import GuardStruck, Problem, SpecError
+from components.errors import GuardTriggered, Problem, SpecError
 from components.trajectories.schema import Trajectory
-from flows.experiment.early_stopping import Measured
+from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
 from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
@@ -24,7 +24,7 @@ SAME = {"identical_within": "within groups", "identical_between": "between scena
 
 class RunGuards:
     """State of the guards of one run. `tell` receives each notice before a guard with the action `stop` raises
-    GuardStruck. A guard that triggers in consecutive rounds reports once, and again after a round in which it did
+    GuardTriggered. A guard that triggers in consecutive rounds reports once, and again after a round in which it did
     not."""
 
     def __init__(self, spec: GuardsSpec, tell: Callable[[Notice], None], independent: bool = False):
@@ -38,7 +38,7 @@ class RunGuards:
         self._striking: set[str] = set()
 
     def filtered(self, label: str, step: int, selection: Artifact) -> None:
-        """Check the selection of a filter. Raises GuardStruck."""
+        """Check the selection of a filter. Raises GuardTriggered."""
         message = no_signal(label, selection.metrics)
         if message is not None:
             self._act("no_signal", step, message)
@@ -47,7 +47,7 @@ class RunGuards:
         """Check the episodes and scores of a round before training.
 
         judged_since: round after which the reward models that scored it were trained; scores of earlier reward models
-        are not compared. Raises GuardStruck; raises SpecError if `ensemble_disagreement: stop` finds no ensemble."""
+        are not compared. Raises GuardTriggered; raises SpecError if `ensemble_disagreement: stop` finds no ensemble."""
         self._last = (number, trajectories, scores)
         collect_metrics, judge_metrics = trajectories.metrics, scores.metrics
         episodes = collect_metrics.get("episodes", 0.0) - collect_metrics.get("failed", 0.0)
@@ -92,8 +92,8 @@ class RunGuards:
             "ensemble_disagreement", number, message, partial(sample_episodes.most_disputed, *source, component)
         )
 
-    def evaluated(self, measured: Sequence[Measured], rewards: Mapping[int, float | None]) -> None:
-        """Compare the last two of these evaluations. Raises GuardStruck.
+    def evaluated(self, measured: Sequence[EvaluatedPolicy], rewards: Mapping[int, float | None]) -> None:
+        """Compare the last two of these evaluations. Raises GuardTriggered.
 
         rewards: mean training reward by round, None if unknown; an unknown reward triggers no guard."""
         rules: dict[GuardName, str] = {"reward_hacking": "success"}
@@ -139,13 +139,13 @@ class RunGuards:
             message += f". Example episodes of {episodes[0].label}: {', '.join(episode.id for episode in episodes)}"
         self.tell(Notice(name, step, message, list(episodes)))
         if getattr(self.spec, name) == "stop":
-            raise GuardStruck(
+            raise GuardTriggered(
                 f"{message}. {ADVICE[name]}. Finished stages are kept; the same command with guards.{name}=warn "
                 "resumes from here"
             )
 
 
-def _episodes(measured: Measured) -> list[Trajectory]:
+def _episodes(measured: EvaluatedPolicy) -> list[Trajectory]:
     """Return the scored episodes of an evaluation; an empty list if it is pending or not on this machine."""
     from components.trajectories.store import load_scored
 

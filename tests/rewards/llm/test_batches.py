@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from components.errors import BudgetSpent, JudgeError, ResourceError
+from components.errors import BudgetExceeded, JudgeError, ResourceError
 from components.rewards.judge import judge
 from components.rewards.judges.ruler import Ruler
 from components.rewards.llm import batches
@@ -22,7 +22,7 @@ from components.rewards.llm.budget import Meter
 from components.rewards.llm.cache import SentBatches
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.models.served import ServedJudge
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, judge_server, served
 from tests.trajectories.builders import episode, talk
@@ -43,7 +43,7 @@ def spec(server, **options):
 
 
 def means(folder, meter=None, waiting=lambda text: None):
-    return Means(folder, None, meter or Meter(), folder / "answers", waiting=waiting)
+    return RewardResources(folder, None, meter or Meter(), folder / "answers", waiting=waiting)
 
 
 def question(number):
@@ -240,7 +240,7 @@ def test_a_budget_stops_a_batch_before_it_is_sent_by_what_it_costs_to_be_read(tm
         client = JudgeClient(spec(server), means(tmp_path, Meter(budget=4.5 * least)))
         answers = ask(client, *range(10))
         client.close()
-    assert [isinstance(answer, BudgetSpent) for answer in answers] == [False] * 4 + [True] * 6
+    assert [isinstance(answer, BudgetExceeded) for answer in answers] == [False] * 4 + [True] * 6
     assert sent(server) == [[0, 1, 2, 3]]
 
 

@@ -10,7 +10,7 @@ import pytest
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.models.served import ServedJudge
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from tests.rewards.judge_server import Reply, judge_server
 
 
@@ -22,7 +22,7 @@ def asked(folder, count, characters=400, **limits):
 
     with judge_server(lambda request: Reply("x" * 120)) as server:
         spec = ServedJudge(url=server.url, model="judge", max_tokens=200, **limits)
-        client = JudgeClient(spec, Means(folder, None, Meter()))
+        client = JudgeClient(spec, RewardResources(folder, None, Meter()))
 
         async def work():
             await asyncio.gather(*(client.ask(question(number)) for number in range(count)))

@@ -8,7 +8,7 @@ from bisect import bisect_left
 
 import pytest
 
-from components.errors import BudgetSpent, ResourceError
+from components.errors import BudgetExceeded, ResourceError
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.cache import AnswerCache, digest
 from components.rewards.llm.rate_limits import RateLimits, TokenBucket, TokenEstimate
@@ -31,7 +31,7 @@ def test_a_call_that_would_lead_beyond_the_budget_is_not_begun():
     meter = Meter(budget=1.0)
     for _ in range(3):
         call(meter, 0.3)
-    with pytest.raises(BudgetSpent, match=r"0\.9 of 1 is spent, .* higher judge\.budget"):
+    with pytest.raises(BudgetExceeded, match=r"0\.9 of 1 is spent, .* higher judge\.budget"):
         meter.begin("judge", 0.0)
     assert meter.spent == pytest.approx(0.9)
 
@@ -41,7 +41,7 @@ def test_calls_under_way_are_reckoned_with():
     call(meter, 0.3)
     meter.begin("judge", 0.0)
     meter.begin("judge", 0.0)
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceeded):
         meter.begin("judge", 0.0)
     meter.gave_up()
     meter.begin("judge", 0.0)

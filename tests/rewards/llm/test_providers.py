@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from components.errors import BudgetSpent, JudgeError, ResourceError
+from components.errors import BudgetExceeded, JudgeError, ResourceError
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.models.litellm import LiteLLMClient, LiteLLMJudge
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import Reply, judge_server
 
@@ -63,7 +63,7 @@ def right(answer):
 
 
 def means(folder, meter=None):
-    return Means(folder, None, meter or Meter(), folder / "answers")
+    return RewardResources(folder, None, meter or Meter(), folder / "answers")
 
 
 def test_it_asks_for_json_by_its_schema_and_sends_the_key_of_the_environment():
@@ -234,7 +234,7 @@ def test_a_budget_is_kept_by_litellms_price_and_refused_where_there_is_none(tmp_
     with judge_server(models=MODELS) as server:
         client = JudgeClient(spec(server), means(tmp_path, Meter(budget=1e-4)))
         asyncio.run(client.ask(QUESTION, SCHEMA))
-        with pytest.raises(BudgetSpent, match=r"of 0\.0001 is spent"):
+        with pytest.raises(BudgetExceeded, match=r"of 0\.0001 is spent"):
             asyncio.run(client.ask(QUESTION, SCHEMA, repeat=1))
         client.close()
         client = JudgeClient(spec(server, model="openai/judge"), means(tmp_path, Meter(budget=1.0)))

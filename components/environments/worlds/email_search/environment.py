@@ -17,7 +17,7 @@ from pydantic import Field
 from components.environments.protocol import Messages
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, call, tool
+from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.email_search.answers import LONGEST, is_right, is_unknown
 from components.environments.worlds.email_search.mailbox import FIRST_DAY, Mail, Mailbox, address, mailbox
 from components.environments.worlds.email_search.questions import TODAY, scenarios
@@ -86,9 +86,9 @@ class EmailSearch(RestorableState):
     ) -> str:
         """finds mails: id, day, sender, subject, and a piece of the text"""
         if not re.search(r"[a-zA-Z0-9]", keywords):
-            raise Invalid("no words to search for")
+            raise InvalidAction("no words to search for")
         if not 1 <= limit <= MOST:
-            raise Invalid(f"limit is {limit}, expected 1 to {MOST}")
+            raise InvalidAction(f"limit is {limit}, expected 1 to {MOST}")
         days = {"after": _day("after", after), "before": _day("before", before)}
         self.searches += 1
         hits = self.box.search(keywords, sender=sender.strip()[:60], limit=limit, **days)
@@ -100,7 +100,7 @@ class EmailSearch(RestorableState):
         """shows a whole mail"""
         mail = self.box.by_id.get(message_id.strip())
         if mail is None:
-            raise Invalid(f"no mail {message_id[:40]!r}")
+            raise InvalidAction(f"no mail {message_id[:40]!r}")
         self.reads += 1
         self.read_ids.add(mail.id)
         return (
@@ -117,9 +117,9 @@ class EmailSearch(RestorableState):
     ) -> str:
         """ends the task"""
         if len(sources) > SOURCES:
-            raise Invalid(f"{len(sources)} sources, expected {SOURCES} at most")
+            raise InvalidAction(f"{len(sources)} sources, expected {SOURCES} at most")
         if missing := [source for source in sources if source.strip() not in self.box.by_id]:
-            raise Invalid(f"no mail {missing[0][:40]!r}")
+            raise InvalidAction(f"no mail {missing[0][:40]!r}")
         self.answer_text, self.sources = text[:LONGEST], [source.strip() for source in sources]
         self.done = True
         return "answered"
@@ -201,7 +201,7 @@ def _day(name: str, text: str) -> int | None:
     try:
         return date.fromisoformat(text.strip()).toordinal()
     except ValueError:
-        raise Invalid(f"{name} is {text[:40]!r}, expected a day such as 2024-05-31") from None
+        raise InvalidAction(f"{name} is {text[:40]!r}, expected a day such as 2024-05-31") from None
 
 
 def _line(mail: Mail, piece: str) -> str:

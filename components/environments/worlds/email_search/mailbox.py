@@ -41,7 +41,7 @@ class Mail(NamedTuple):
 
 
 @dataclass
-class Post:
+class MailHeader:
     """Mail of the plan, without its full text."""
 
     id: str
@@ -51,7 +51,7 @@ class Post:
     subject: str
     says: str
     """The relevant sentence."""
-    answers: Post | None = None
+    answers: MailHeader | None = None
     """Mail that this one replies to and quotes."""
 
 
@@ -94,7 +94,7 @@ class MailPlan:
     """Invoices of different firms, by project."""
     offers: list[list[Bill]]
     """Offers of different firms, by project and job."""
-    posts: list[Post]
+    posts: list[MailHeader]
     spare: list[str]
     """Ids of the irrelevant mails."""
 
@@ -239,13 +239,13 @@ class _Planner:
             ids.append(reply.id)
         return ids
 
-    def _post(self, day: int, subject: str, says: str, answers: Post | None = None) -> Post:
+    def _post(self, day: int, subject: str, says: str, answers: MailHeader | None = None) -> MailHeader:
         if not self.ids:
             raise ValueError("too few mails for the facts of a mailbox; set mails=2500 or more")
         sender, to = self.rng.sample(self.plan.people, 2)
         if answers:
             sender, to = answers.to, answers.sender
-        post = Post(self.ids.pop(), FIRST_DAY + day, sender, to, subject, says, answers)
+        post = MailHeader(self.ids.pop(), FIRST_DAY + day, sender, to, subject, says, answers)
         self.plan.posts.append(post)
         return post
 

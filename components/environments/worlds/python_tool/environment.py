@@ -18,7 +18,7 @@ from components.aio import stoppable
 from components.environments.protocol import Step
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, call, tool
+from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.python_tool.puzzles import KINDS, LEVELS
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check
@@ -86,7 +86,7 @@ class PythonTool(RestorableState):
     def python(self, code: Annotated[str, "a program; the value of its last line is shown, too"]) -> str:
         """runs Python code"""
         if len(code) > LONGEST:
-            raise Invalid(f"the code has {len(code)} characters; {LONGEST} at most")
+            raise InvalidAction(f"the code has {len(code)} characters; {LONGEST} at most")
         result = cells.play(self._sandbox, [cells.Cell(cell) for cell in self.cells], code, self._stop)
         self.runs += 1
         self.failed_runs += not result.well
@@ -98,7 +98,7 @@ class PythonTool(RestorableState):
     def submit(self, answer: Annotated[str, "the answer alone"]) -> str:
         """gives the answer and ends the task"""
         if not answer.strip() or len(answer) > 4000:
-            raise Invalid("an answer has 1 to 4000 characters")
+            raise InvalidAction("an answer has 1 to 4000 characters")
         self.submitted, self.done = answer, True
         return "submitted"
 

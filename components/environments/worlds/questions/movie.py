@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Annotated, Any, Literal
 
-from components.environments.tools import Invalid, tool
+from components.environments.tools import InvalidAction, tool
 from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
 from components.specs.registered import registered
 
@@ -87,14 +87,14 @@ class Movie(Questions):
 
     def _of(self, table: str, key: str) -> dict[str, Any]:
         if key not in self.data[table]:
-            raise Invalid(f"nothing has the id {key[:40]}")
+            raise InvalidAction(f"nothing has the id {key[:40]}")
         return self.data[table][key]
 
     def _named(self, table: str, field: str, name: str) -> str:
         for key, entry in self.data[table].items():
             if entry[field].lower() == name.strip().lower():
                 return str(key)
-        raise Invalid(f"nothing is called {name[:60]}")
+        raise InvalidAction(f"nothing is called {name[:60]}")
 
     # Questions
 

@@ -6,7 +6,7 @@ import random
 from datetime import date, timedelta
 from typing import Annotated, Any
 
-from components.environments.tools import Invalid, tool
+from components.environments.tools import InvalidAction, tool
 from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
 from components.specs.registered import registered
 
@@ -60,7 +60,7 @@ class Todo(Questions):
     def tasks_in(self, list: Annotated[str, "its name"]) -> str:
         """The tasks of a list."""
         if list not in self.data["lists"]:
-            raise Invalid(f"no list {list[:40]}; there are {', '.join(self.data['lists'])}")
+            raise InvalidAction(f"no list {list[:40]}; there are {', '.join(self.data['lists'])}")
         return to_json(tasks=[key for key, task in self.data["tasks"].items() if task["list"] == list])
 
     @tool
@@ -69,20 +69,20 @@ class Todo(Questions):
         for key, task in self.data["tasks"].items():
             if task["title"].lower() == title.strip().lower():
                 return to_json(task=key)
-        raise Invalid(f"no task is called {title[:60]}")
+        raise InvalidAction(f"no task is called {title[:60]}")
 
     @tool
     def view_task(self, task: Annotated[str, "such as t12"]) -> str:
         """Title, list, project, owner, due date, state, priority and minutes of a task, and what it waits for."""
         if task not in self.data["tasks"]:
-            raise Invalid(f"no task {task[:40]}")
+            raise InvalidAction(f"no task {task[:40]}")
         return to_json(**self.data["tasks"][task])
 
     @tool
     def view_project(self, project: Annotated[str, "its name"]) -> str:
         """Lead, deadline and tasks of a project."""
         if project not in self.data["projects"]:
-            raise Invalid(f"no project {project[:40]}; there are {', '.join(sorted(self.data['projects']))}")
+            raise InvalidAction(f"no project {project[:40]}; there are {', '.join(sorted(self.data['projects']))}")
         tasks = [key for key, task in self.data["tasks"].items() if task["project"] == project]
         return to_json(**self.data["projects"][project], tasks=tasks)
 

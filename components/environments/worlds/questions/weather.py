@@ -6,7 +6,7 @@ import random
 from datetime import date, timedelta
 from typing import Annotated, Any
 
-from components.environments.tools import Invalid, tool
+from components.environments.tools import InvalidAction, tool
 from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
 from components.specs.registered import registered
 
@@ -57,7 +57,7 @@ class Weather(Questions):
             if place["name"].lower() == name.strip().lower()
         }
         if not matches:
-            raise Invalid(f"no place is called {name[:60]}")
+            raise InvalidAction(f"no place is called {name[:60]}")
         return to_json(places=matches)
 
     @tool
@@ -84,14 +84,16 @@ class Weather(Questions):
 
     def _place(self, place: str) -> dict[str, Any]:
         if place not in self.data["places"]:
-            raise Invalid(f"no place {place[:40]}")
+            raise InvalidAction(f"no place {place[:40]}")
         return self.data["places"][place]
 
     def _day(self, place: str, day: str, *, past: bool) -> str:
         days = self._place(place)["days"]
         if day not in days or (day < str(TODAY)) != past:
             other = "forecast" if past else "history"
-            raise Invalid(f"nothing for {day[:40]}; dates as 2031-03-02, and {other} has the days on the other side")
+            raise InvalidAction(
+                f"nothing for {day[:40]}; dates as 2031-03-02, and {other} has the days on the other side"
+            )
         return to_json(**days[day])
 
     # Questions

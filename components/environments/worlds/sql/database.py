@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from components.environments.tools import Invalid
+from components.environments.tools import InvalidAction
 from components.environments.worlds.sql import worker
 from components.environments.worlds.sql.schemas import Schema
 from components.errors import EnvironmentFailed
@@ -67,10 +67,10 @@ class Database:
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows. stop: event that aborts the query.
 
-        Raises Invalid with the reason if the query fails, EnvironmentFailed if no process can be started.
+        Raises InvalidAction with the reason if the query fails, EnvironmentFailed if no process can be started.
         """
         if len(sql) > worker.LENGTH:
-            raise Invalid(f"the query has {len(sql)} characters; {worker.LENGTH} at most")
+            raise InvalidAction(f"the query has {len(sql)} characters; {worker.LENGTH} at most")
         answer = _processes.ask({"path": str(self.path), "sql": sql, "rows": limit}, stop)
         rows = [
             tuple(bytes.fromhex(cell["hex"]) if isinstance(cell, dict) else cell for cell in row)
@@ -90,7 +90,7 @@ class _Processes:
         """Threads that wait for responses."""
 
     def ask(self, arguments: dict[str, Any], stop: threading.Event | None) -> dict[str, Any]:
-        """Return the result of a query. Raises Invalid with the reason of its failure, EnvironmentFailed."""
+        """Return the result of a query. Raises InvalidAction with the reason of its failure, EnvironmentFailed."""
         with self._slots:
             process = self._idle_process() or self._start()
             deadline = time.monotonic() + worker.SECONDS + GRACE
@@ -106,12 +106,12 @@ class _Processes:
                 reusable = True
                 return answer
             except TimeoutError as error:
-                raise Invalid(str(error)) from None
+                raise InvalidAction(str(error)) from None
             except RequestFailed as error:
                 reusable = error.kind == "QueryError"
-                raise Invalid(error.text if reusable else PROCESS_ERROR) from None
+                raise InvalidAction(error.text if reusable else PROCESS_ERROR) from None
             except ProcessExited:
-                raise Invalid(PROCESS_ERROR) from None
+                raise InvalidAction(PROCESS_ERROR) from None
             finally:
                 if reusable:
                     with self._lock:

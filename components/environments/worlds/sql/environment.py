@@ -23,7 +23,7 @@ from components.aio import stoppable
 from components.environments.protocol import Step
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, call, tool
+from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.sql.database import Database, threads, write
 from components.environments.worlds.sql.schemas import SCHEMAS
 from components.errors import EnvironmentFailed
@@ -120,7 +120,7 @@ class Sql(RestorableState):
         ordered = self.scenario.input["ordered"]
         for number, database in enumerate(self._open):
             expected = self._gold(database)
-            with suppress(Invalid):  # a query may fail on the second database only
+            with suppress(InvalidAction):  # a query may fail on the second database only
                 rows = rows if number == 0 else database.query(sql, _MOST_ROWS, self._stop)[1]
                 self.matches[number] = same(rows, expected, ordered=ordered)
             if number == 0:
@@ -132,7 +132,7 @@ class Sql(RestorableState):
         """Return the rows of the reference query."""
         try:
             return database.query(self.scenario.input["gold"], _MOST_ROWS, self._stop)[1]
-        except Invalid as error:  # not the agent's fault
+        except InvalidAction as error:  # not the agent's fault
             raise EnvironmentFailed(f"the reference query of {self.scenario.id} failed: {error}") from error
 
     def outcome(self, answer: str) -> dict[str, Any]:

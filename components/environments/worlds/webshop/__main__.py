@@ -17,7 +17,7 @@ from typing import Any
 
 from components.environments.worlds.webshop.environment import Webshop
 from components.environments.worlds.webshop.goals import judge
-from components.environments.worlds.webshop.site import NoPage, document
+from components.environments.worlds.webshop.site import PageNotFound, document
 
 logger = logging.getLogger(__name__)
 LISTED = 60
@@ -64,7 +64,7 @@ class ShopServer(ThreadingHTTPServer):
                 html = document("Thank you", body)
             else:
                 html = self.site.page(address or "search")
-        except NoPage as error:
+        except PageNotFound as error:
             back = f'<p>{escape(str(error))}. <a href="/{escape(goal)}/search">Back to Search</a></p>'
             return 404, document("Not found", [back])
         return 200, html.replace("<body>", f'<body>\n<p class="goal">{escape(scenario.input["request"])}</p>', 1)

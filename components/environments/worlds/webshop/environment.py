@@ -21,7 +21,7 @@ from pydantic import Field
 
 from components.environments.protocol import Messages
 from components.environments.scenario_counts import CountOrNone
-from components.environments.tools import Invalid, ToolEnvironment, call, tool
+from components.environments.tools import InvalidAction, ToolEnvironment, call, tool
 from components.environments.worlds.webshop.browser import Page
 from components.environments.worlds.webshop.goals import PurchaseVerdict, fits, judge, scenarios
 from components.environments.worlds.webshop.site import QUERY, Site
@@ -82,10 +82,10 @@ class Webshop(ToolEnvironment):
     def search(self, query: Annotated[str, "a few words"]) -> str:
         """searches the shop; only on a page with a field for words"""
         if not query.strip():
-            raise Invalid("no words to search for")
+            raise InvalidAction("no words to search for")
         address = self.page.search(query.strip()[:QUERY])
         if address is None:
-            raise Invalid("this page has no field for words; click [Back to Search] first")
+            raise InvalidAction("this page has no field for words; click [Back to Search] first")
         return self._open(address)
 
     @tool
@@ -96,7 +96,7 @@ class Webshop(ToolEnvironment):
             return self._open(target)
         if (target := self.page.buttons.get(normalized)) is None:
             label_text = label[:60].encode("utf-8", "replace").decode()
-            raise Invalid(f"no [{label_text}] on this page; there is {_labels(self.page)}")
+            raise InvalidAction(f"no [{label_text}] on this page; there is {_labels(self.page)}")
         product, chosen = self.site.order(target)
         self.verdict = judge(self.scenario.input, product, chosen)
         self.reward += self.verdict.score
@@ -106,7 +106,7 @@ class Webshop(ToolEnvironment):
     def on_message(self, text: str) -> Messages:
         try:
             return [{"role": "user", "content": self._line(text)}]
-        except Invalid as error:
+        except InvalidAction as error:
             self.invalid_actions += 1
             return [{"role": "user", "content": f"error: {error}"}]
 
@@ -153,10 +153,10 @@ class Webshop(ToolEnvironment):
     def _line(self, text: str) -> str:
         """Execute the last action in a text."""
         if self.done:
-            raise Invalid("the episode is over")
+            raise InvalidAction("the episode is over")
         matches = re.findall(r"\b(search|click)\[([^\[\]\n]*)\]", text[-2000:], re.IGNORECASE)
         if not matches:
-            raise Invalid("no action; say search[words] or click[label]")
+            raise InvalidAction("no action; say search[words] or click[label]")
         name, argument = matches[-1]
         return self.search(argument) if name.lower() == "search" else self.click(argument)
 

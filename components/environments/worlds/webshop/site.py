@@ -30,7 +30,7 @@ a { color: #0b57d0 } a[aria-current] { font-weight: bold; color: inherit } li { 
 input, button { font: inherit; padding: .3rem .6rem } .goal { background: #f3f3f3; padding: .6rem 1rem }"""
 
 
-class NoPage(Exception):
+class PageNotFound(Exception):
     """Missing page. The message states the reason."""
 
 
@@ -70,7 +70,7 @@ class Site:
         self._index = _index(seed, products)
 
     def page(self, address: str) -> str:
-        """Return the HTML of a page. Raise NoPage if it does not exist."""
+        """Return the HTML of a page. Raise PageNotFound if it does not exist."""
         name, _, query = address.partition("?")
         if name == "search":
             return document("Shop", [_form("")])
@@ -78,7 +78,7 @@ class Site:
         if name == "results":
             return self._results(view)
         if view.product is None:
-            raise NoPage("no such product")
+            raise PageNotFound("no such product")
         if name == "item":
             return self._item(view, view.product)
         if name == "description":
@@ -87,14 +87,15 @@ class Site:
             return _subpage(
                 view, view.product, _list(escape(feature) for feature in features(self._seed, view.product))
             )
-        raise NoPage(f"no page {name[:40]!r}")
+        raise PageNotFound(f"no page {name[:40]!r}")
 
     def order(self, address: str) -> Order:
-        """Return the purchase made by submitting the form of an item's page. Raise NoPage if it does not exist."""
+        """Return the purchase made by submitting the form of an item's page. Raises PageNotFound for an unknown
+        page."""
         name, _, query = address.partition("?")
         view = self._view(query)
         if name != "buy" or view.product is None:
-            raise NoPage("no such product")
+            raise PageNotFound("no such product")
         return Order(view.product, view.chosen)
 
     def find(self, query: str) -> Sequence[Product]:
@@ -105,17 +106,17 @@ class Site:
         try:
             parameters = dict(parse_qsl(query[:4000], max_num_fields=20))
         except ValueError:
-            raise NoPage("too many values in the address") from None
+            raise PageNotFound("too many values in the address") from None
         page = parameters.get("page", "1")
         if not re.fullmatch(r"[0-9]{1,4}", page):
-            raise NoPage("no such page of results")
+            raise PageNotFound("no such page of results")
         product = self._by_code.get(parameters.get("id", ""))
         chosen = {}
         for label, values in product.options if product else ():
             value = parameters.get(f"o.{label}")
             if value is not None:
                 if value not in {option_value for option_value, _ in values}:
-                    raise NoPage(f"no such {label}")
+                    raise PageNotFound(f"no such {label}")
                 chosen[label] = value
         return _View(parameters.get("q", "")[:QUERY], int(page), product, chosen)
 
@@ -123,7 +124,7 @@ class Site:
         products = self.find(view.query)
         pages = -(-len(products) // self.per_page)
         if products and not 1 <= view.page <= pages:
-            raise NoPage("no such page of results")
+            raise PageNotFound("no such page of results")
         page_products = products[(view.page - 1) * self.per_page : view.page * self.per_page]
         page_links = []
         if view.page > 1:

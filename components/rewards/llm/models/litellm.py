@@ -12,7 +12,7 @@ from pydantic import Field
 
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import JudgeError, ResourceError
-from components.json_client import AGAIN, SHOWN, Failed, Patience, asked_to_wait, patiently
+from components.json_client import AGAIN, SHOWN, ClientTimeouts, FailedAttempt, asked_to_wait, patiently
 from components.redaction import MASK, dereference, is_secret, secret_variable
 from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.litellm_import import completion, listed, litellm
@@ -25,7 +25,7 @@ from components.rewards.llm.models.served import (
     of_completion,
 )
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.specs.served import VARIABLE
 
 SHORTEST_KEY = 8
@@ -49,7 +49,7 @@ class LiteLLMJudge(PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: Means) -> LiteLLMClient:
+    def build(self, means: RewardResources) -> LiteLLMClient:
         return LiteLLMClient(self)
 
     def check_prerequisites(self, budget: float | None) -> None:
@@ -102,7 +102,7 @@ class LiteLLMClient:
         self._spec = spec
         self._key = spec.key()
         self._structured: Structured = spec.structured
-        self._patience = Patience(spec.timeout, spec.retry_for, "reward.model")
+        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "reward.model")
         self.priced = spec.price is not None or listed(spec.model)
 
     def price(self, read: int, written: int) -> float:
@@ -119,7 +119,7 @@ class LiteLLMClient:
             request = body(self._spec, self._spec.model, messages, schema, structured)
             try:
                 return await patiently(lambda: self._send(request), self._patience)  # noqa: B023  awaited at once
-            except Failed as error:
+            except FailedAttempt as error:
                 raise JudgeError(f"{self.label}: {error}") from None
             except UnsupportedFormat:
                 if structured not in FALLBACK_FORMAT:
@@ -159,7 +159,7 @@ class LiteLLMClient:
         if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
             return ResourceError(f"the account for {self.label} has no credit left ({text})")
         if status in AGAIN or isinstance(error, errors.APIConnectionError):
-            return Failed(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
+            return FailedAttempt(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
         return JudgeError(f"{self.label}: {text}")
 
     def _masked(self, error: object) -> str:

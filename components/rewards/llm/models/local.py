@@ -11,7 +11,7 @@ from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import LoraSpec, ModelSpec, TeacherSpec
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 
 
 class EmbeddedJudge(JudgeModelSpec):
@@ -31,7 +31,7 @@ class EmbeddedJudge(JudgeModelSpec):
     def local_model(self) -> ModelSpec:
         return self.model.model(self.context)
 
-    def build(self, means: Means) -> LocalModelClient:
+    def build(self, means: RewardResources) -> LocalModelClient:
         return LocalModelClient(self, means, self.model.model(self.context, LoraSpec()))
 
     def key_part(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class PolicyJudge(JudgeModelSpec):
     def label(self) -> str:
         return "policy"
 
-    def build(self, means: Means) -> LocalModelClient:
+    def build(self, means: RewardResources) -> LocalModelClient:
         return LocalModelClient(self, means)
 
     def key_part(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class LocalModelClient:
 
     priced = True
 
-    def __init__(self, spec: JudgeModelSpec, means: Means, model: ModelSpec | None = None):
+    def __init__(self, spec: JudgeModelSpec, means: RewardResources, model: ModelSpec | None = None):
         if means.engine is None:
             raise ResourceError("a judge on this machine needs an engine; expected Means(engine=...)")
         self._spec = spec

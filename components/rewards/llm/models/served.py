@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from components.chat_client import empty_answer, fail_on_invalid_answer
 from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
-from components.json_client import Failed, Refused, Reply
+from components.json_client import FailedAttempt, RefusalCheck, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
 from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
 from components.specs.served import ModelEndpoint
 
@@ -56,7 +56,7 @@ class ServedJudge(ModelEndpoint, PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: Means) -> OpenAIClient:
+    def build(self, means: RewardResources) -> OpenAIClient:
         return OpenAIClient(self, means.answers, means.waiting)
 
     def check_prerequisites(self, budget: float | None) -> None:
@@ -130,7 +130,7 @@ class OpenAIClient:
             return None
         try:
             return replace(of_completion(reply.json()), share=BATCH_SHARE)
-        except Failed:
+        except FailedAttempt:
             return None
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class OpenAIClient:
             self._batches.close()
         self._client.close()
 
-    def _error_mapper(self, structured: Structured) -> Refused:
+    def _error_mapper(self, structured: Structured) -> RefusalCheck:
         def mapped_error(reply: Reply, text: str) -> Exception | None:
             code, message = reply.error()
             if structured in FALLBACK_FORMAT and reply.status in UNSUPPORTED_STATUSES and about_format(message):
@@ -183,7 +183,7 @@ def body(
 
 
 def of_completion(completion: dict[str, Any]) -> JudgeAnswer:
-    """Return the answer in a `chat.completion` object. Raises Failed if it is none."""
+    """Return the answer in a `chat.completion` object. Raises FailedAttempt if it is none."""
     with fail_on_invalid_answer():
         choice = completion["choices"][0]
         message = choice["message"]
