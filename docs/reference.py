@@ -28,7 +28,8 @@ from components.models.spec import LoraSpec, TeacherSpec
 from components.rewards.llm.spec import JUDGE_MODELS
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
-from components.specs.target import locate, settable
+from components.specs.parameters import settable
+from components.specs.target import locate
 from flows.experiment.config_loader import CONF
 from flows.experiment.feedback import FeedbackSpec
 from flows.experiment.guards import GuardsSpec

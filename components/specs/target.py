@@ -17,8 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 from pydantic import (
     BeforeValidator,
@@ -37,6 +36,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to
 from components.errors import SpecError
 from components.redaction import dereference
 from components.specs.base import Spec, nearest, reject_bool_for_number
+from components.specs.parameters import parameters_of, settable, takes_positional
 from components.specs.registered import registered_name
 from components.specs.source import source_digest
 
@@ -105,7 +105,7 @@ class Target(Spec):
         adds keyword arguments outside the configuration; it must not repeat a configured one."""
         assert not runtime.keys() & self.arguments.keys(), f"{self.target}: {runtime.keys() & self.arguments.keys()}"
         component = _import(self.target)
-        parameters = _parameters(component)
+        parameters = parameters_of(component)
         arguments = {
             name: value if _takes_target(parameters, name) else _built(value, f"{self.target}.{name}")
             for name, value in copy.deepcopy(self.arguments).items()
@@ -121,7 +121,7 @@ class Target(Spec):
         cache. A class that reads files defines a static method `key_arguments`, which replaces paths by digests of the
         files' content."""
         component = _import(self.target)
-        parameters = _parameters(component)
+        parameters = parameters_of(component)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
         arguments = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
         if hasattr(component, "key_arguments"):
@@ -236,43 +236,6 @@ def _nearest_module(name: str) -> str | None:
     return nearest(name, [f"{parent}.{m.name}" for m in pkgutil.iter_modules(paths)])
 
 
-def _parameters(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters by name, with evaluated annotations (Any where evaluation fails)."""
-    function = inspect.unwrap(component.__init__ if inspect.isclass(component) else component)
-    names = getattr(function, "__globals__", {})
-    parameters = {}
-    for name, parameter in inspect.signature(component).parameters.items():
-        annotation = parameter.annotation
-        if isinstance(annotation, str):
-            holder = SimpleNamespace(__annotations__={name: annotation})
-            try:
-                annotation = get_type_hints(holder, globalns=names, include_extras=True)[name]
-            except (NameError, AttributeError, TypeError, SyntaxError):  # a TYPE_CHECKING import, or not a type
-                annotation = Any
-        annotation = Any if annotation is inspect.Parameter.empty else annotation
-        parameters[name] = parameter.replace(annotation=annotation)
-    return parameters
-
-
-def settable(component: Callable[..., Any], called_with: tuple[str, ...] | None = None) -> dict[str, inspect.Parameter]:
-    """Return the parameters that a config may bind: all of a class; of a function all except `called_with` (None: the
-    first positional one)."""
-    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    parameters = _parameters(component)
-    if called_with is not None and not inspect.isclass(component):
-        parameters = {name: parameter for name, parameter in parameters.items() if name not in called_with}
-    elif not inspect.isclass(component):
-        positional = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-        parameters.pop(positional[0], None) if positional else None
-    return {name: p for name, p in parameters.items() if p.kind not in fixed}
-
-
-def _takes_positional(component: Callable[..., Any]) -> bool:
-    """Return True if a function accepts one positional argument."""
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    return any(p.kind not in by_name for p in inspect.signature(component).parameters.values())
-
-
 def _check_arguments(
     path: str,
     component: Callable[..., Any],
@@ -283,21 +246,21 @@ def _check_arguments(
     by_name = kind.called_by_name and not inspect.isclass(component)
     called_with = () if by_name else kind.called_with
     parameters = settable(component, called_with)
-    if called_with is None and (columns := {"completions", "prompts"} & set(list(_parameters(component))[:1])):
+    if called_with is None and (columns := {"completions", "prompts"} & set(list(parameters_of(component))[:1])):
         name = columns.pop()
         message = (
             f"{path} takes columns (its first parameter is {name!r}), but is called with a single object here; "
             f"expected reward=columns reward.function={path}"
         )
         raise target_error(path, message)
-    if called_with is None and not inspect.isclass(component) and not _takes_positional(component):
+    if called_with is None and not inspect.isclass(component) and not takes_positional(component):
         raise target_error(path, f"{path} takes no positional argument, but is called with one; give it a parameter")
     missing = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments]
     if called_with is not None and missing and not by_name:
         hint = f"expected some of {', '.join(called_with)}, and values for others in the configuration"
         message = f"{path} requires {', '.join(missing)}; {hint}"
         raise PydanticCustomError("target", "{message}", {"message": message})
-    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(component).values())
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters_of(component).values())
     fields: dict[str, Any] = {}
     for i, (name, parameter) in enumerate(parameters.items()):
         annotation = parameter.annotation

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError, create_model
 from components.errors import Problem, SpecError
 from components.redaction import MASK, is_secret, mask_text, refuse_secrets
 from components.specs.base import Spec, nearest
-from components.specs.target import Target, locate, settable
+from components.specs.parameters import settable
+from components.specs.target import Target, locate
 
 MISSING = "???"
 """Marker in a config file for a value that the user must set."""

@@ -23,7 +23,7 @@ from components.rewards.llm.spec import asks_policy
 from components.rewards.protocol import GroupReward
 from components.rewards.spec import JudgeSpec
 from components.specs import Target
-from components.specs.target import settable
+from components.specs.parameters import settable
 from components.trajectories.schema import SCHEMA_VERSION, Score, Trajectory
 from flows.stages import judge
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, with_progress

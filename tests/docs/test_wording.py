@@ -60,7 +60,19 @@ PHRASES = {
 """Phrase (a regular expression, in any case) and the term to use in its place."""
 ANY = re.compile("|".join(rf"\b(?:{phrase})" for phrase in PHRASES), re.IGNORECASE)
 
-ERRORS = ("Error", "Problem", "Failed", "Failure", "Diverged", "InvalidAction", "Exceeded", "Triggered", "Unavailable", "Attempt", "Rejected")
+ERRORS = (
+    "Error",
+    "Problem",
+    "Failed",
+    "Failure",
+    "Diverged",
+    "InvalidAction",
+    "Exceeded",
+    "Triggered",
+    "Unavailable",
+    "Attempt",
+    "Rejected",
+)
 """Endings of the classes whose arguments are messages."""
 REPORTS = ("warning", "error", "info", "line")
 """Methods that print a message."""
