@@ -529,7 +529,7 @@ class ObjectReference:
 
     def __init__(self, test: Test, number: int, name: str):
         for attribute, value in (("__test", test), ("__number", number), ("__name", name)):
-            object.__setattr__(self, f"_Opaque{attribute}", value)
+            object.__setattr__(self, f"_ObjectReference{attribute}", value)
 
     def __getattr__(self, name: str) -> Any:
         return self.__test.do("getattr", self, name)
@@ -606,7 +606,7 @@ class ObjectReference:
 
 def number_of(value: ObjectReference) -> int:
     """Return the number of the referenced object."""
-    return object.__getattribute__(value, "_Opaque__number")
+    return object.__getattribute__(value, "_ObjectReference__number")
 
 
 def main_module() -> dict[str, Any]:
