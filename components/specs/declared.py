@@ -10,13 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, Union
 
-from pydantic import GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
+from pydantic import Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 from pydantic_core import CoreSchema, core_schema
 
 from components.specs.base import Spec
-from components.specs.discovery import union_of
 from components.specs.source import source_digest
 from components.specs.target import OWN_PACKAGE, allowed_component, is_below, target_error
 
@@ -48,7 +47,7 @@ class DeclaredSpec(Spec):
 
 def choice_of(base: type[S], kinds: Iterable[type[S]]) -> Any:
     """Return the type of a field that holds one of these kinds of `base`, or a subclass of it from a user's package."""
-    return Annotated[union_of(kinds), _OwnOrDeclared(base)]
+    return Annotated[Union[tuple(kinds)], _OwnOrDeclared(base)]  # noqa: UP007  the members are not known here
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class _OwnOrDeclared:
     def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_wrap_validator_function(
             self._validate,
-            handler.generate_schema(union),
+            handler.generate_schema(Annotated[union, Field(discriminator="name")]),
             serialization=core_schema.wrap_serializer_function_ser_schema(
                 lambda spec, serialize: serialize(spec), schema=core_schema.any_schema()
             ),

@@ -25,12 +25,12 @@ from components.trajectories.schema import History, Scenario, Score, Trajectory
 Learns = Literal["scores", "corrections", "choices"]
 TRAIN = "train"
 """Split of the episodes that may be trained on."""
-Taught = list[tuple[Trajectory, Score]]
+ScoredEpisodes = list[tuple[Trajectory, Score]]
 _Episodes = Mapping[tuple[str, str], Trajectory]
 """Episodes by trajectory id and content digest."""
 
 
-def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Sequence[Learns]) -> Taught:
+def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Sequence[Learns]) -> ScoredEpisodes:
     """Return the training episodes with their scores, grouped by scenario. episodes: candidates that answers refer to.
     Raises SpecError for a correction of a message that is not the assistant's."""
     referenced = {answer.trajectory for answer in answers}
@@ -40,7 +40,7 @@ def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Se
         for trajectory in episodes
         if trajectory.id in referenced and trajectory.scenario.split == TRAIN
     }
-    pairs: Taught = []
+    pairs: ScoredEpisodes = []
     if "scores" in learns:
         pairs += _scored(by_content, [answer for answer in answers if isinstance(answer, Rating)])
     if "corrections" in learns:
@@ -52,7 +52,7 @@ def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Se
     return [(trajectory, scores[trajectory.id]) for group in groups for trajectory in group]
 
 
-def _scored(episodes: _Episodes, ratings: Sequence[Rating]) -> Taught:
+def _scored(episodes: _Episodes, ratings: Sequence[Rating]) -> ScoredEpisodes:
     """Return the rated episodes with the mean score of their authors."""
     by_episode: defaultdict[tuple[str, str], list[Rating]] = defaultdict(list)
     for rating in ratings:
@@ -65,7 +65,7 @@ def _scored(episodes: _Episodes, ratings: Sequence[Rating]) -> Taught:
     return pairs
 
 
-def _corrected(episodes: _Episodes, corrections: Sequence[Correction]) -> Taught:
+def _corrected(episodes: _Episodes, corrections: Sequence[Correction]) -> ScoredEpisodes:
     """Return the corrected conversations."""
     pairs = []
     for number, correction in enumerate(sorted(corrections, key=lambda correction: correction.id)):
@@ -87,7 +87,7 @@ def _corrected(episodes: _Episodes, corrections: Sequence[Correction]) -> Taught
     return pairs
 
 
-def _chosen(episodes: _Episodes, choices: Sequence[PairChoice]) -> Taught:
+def _chosen(episodes: _Episodes, choices: Sequence[PairChoice]) -> ScoredEpisodes:
     """Return both episodes of each pair with a majority of votes."""
     votes: defaultdict[tuple[tuple[str, str], tuple[str, str]], Counter[str]] = defaultdict(Counter)
     for choice in choices:
@@ -96,7 +96,7 @@ def _chosen(episodes: _Episodes, choices: Sequence[PairChoice]) -> Taught:
             better, worse = (a, b) if choice.better == "a" else (b, a)
             pair = min(better, worse), max(better, worse)
             votes[pair]["first" if better == pair[0] else "second"] += 1
-    pairs: Taught = []
+    pairs: ScoredEpisodes = []
     for number, (pair, count) in enumerate(sorted(votes.items())):
         if count["first"] == count["second"] or not all(episode in episodes for episode in pair):
             continue

@@ -10,10 +10,10 @@ from components.trajectories.schema import Trajectory
 NGRAM = 3
 """N-gram length in tokens for the detection of repetition."""
 
-Said = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+PolicyMessages = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
-def policy_messages(trajectory: Trajectory) -> Said:
+def policy_messages(trajectory: Trajectory) -> PolicyMessages:
     """Return text and calls of each assistant message, in order."""
     return tuple(
         (message.content, tuple((call.name, call.arguments) for call in message.tool_calls))
@@ -36,15 +36,15 @@ def identical(trajectories: Iterable[Trajectory]) -> tuple[float | None, float |
     """Return the share of pairs of finished episodes with identical policy text that did not both succeed, first within
     groups, then between groups. None if there is no pair. Identical successes do not count, because a task may have
     only one right answer."""
-    groups: dict[str, Counter[Said]] = {}
-    solved: dict[str, Counter[Said]] = {}
+    groups: dict[str, Counter[PolicyMessages]] = {}
+    solved: dict[str, Counter[PolicyMessages]] = {}
     for trajectory in trajectories:
         if trajectory.failure is None:
             content = policy_messages(trajectory)
             groups.setdefault(trajectory.group, Counter())[content] += 1
             solved.setdefault(trajectory.group, Counter())[content] += trajectory.success
-    all_counts: Counter[Said] = Counter()
-    all_solved: Counter[Said] = Counter()
+    all_counts: Counter[PolicyMessages] = Counter()
+    all_solved: Counter[PolicyMessages] = Counter()
     for name in groups:
         all_counts.update(groups[name])
         all_solved.update(solved[name])
@@ -58,7 +58,7 @@ def identical(trajectories: Iterable[Trajectory]) -> tuple[float | None, float |
     )
 
 
-def _identical_pairs(counts: Counter[Said], solved: Counter[Said]) -> int:
+def _identical_pairs(counts: Counter[PolicyMessages], solved: Counter[PolicyMessages]) -> int:
     """Return the number of identical pairs that did not both succeed."""
     return sum(_pairs(count) - _pairs(solved[content]) for content, count in counts.items())
 

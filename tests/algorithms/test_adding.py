@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-
 from tests.docs.pages import ROOT, blocks
+from tests.scratch_copy import Checkout
 
 PAGE = ROOT / "docs" / "guides" / "own_algorithm.md"
-LEFT_OUT = shutil.ignore_patterns(".*", "runs", "docs", "images", "__pycache__", "*.egg-info", "node_modules")
 CODE = """
 import json, tempfile
 from pathlib import Path
@@ -47,21 +42,20 @@ print(json.dumps({
 
 
 def test_a_package_and_an_option_make_a_built_in_algorithm(tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
-    package = copy / "components" / "algorithms" / "reinforce"
-    package.mkdir()
-    (package / "__init__.py").write_text('"""REINFORCE."""\n')
+    checkout = Checkout(tmp_path / "copy")
+    package = "components/algorithms/reinforce"
     files = {block.file: block.text for block in blocks(PAGE) if block.file}
     spec = files["stock/reinforce.py"].replace("stock.reinforce_trainer", "components.algorithms.reinforce.trainer")
-    (package / "spec.py").write_text(spec)
-    (package / "trainer.py").write_text(files["stock/reinforce_trainer.py"])
-    (copy / "conf" / "algorithm" / "reinforce.yaml").write_text("# REINFORCE.\nname: reinforce\nbatch_size: 16\n")
-
-    done = subprocess.run([sys.executable, "-c", CODE], cwd=copy, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["code"].startswith(str(copy))
+    checkout.add(
+        {
+            f"{package}/__init__.py": "",
+            f"{package}/spec.py": spec,
+            f"{package}/trainer.py": files["stock/reinforce_trainer.py"],
+            "conf/algorithm/reinforce.yaml": "# REINFORCE.\nname: reinforce\nbatch_size: 16\n",
+        }
+    )
+    result = checkout.run(CODE)
+    assert result["code"].startswith(str(checkout.folder))
     assert result["kind"] == "components.algorithms.reinforce.spec.Reinforce"
     assert (result["key"]["name"], result["key"]["batch_size"]) == ("reinforce", 9)
     assert "_target_" not in result["key"]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ import pytest
 from components.compute.spec import PLACES
 from flows.experiment.config_loader import CONF
 from tests.flows.test_together import train_request, training_root
+from tests.scratch_copy import Checkout
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -102,25 +99,11 @@ print(json.dumps({
 @pytest.mark.timeout(1800)
 def test_package_and_yaml_file_add_a_place(tmp_path):
     """The experiment composes, the plan and the reference show the place, and a stage runs there."""
-    copy = tmp_path / "repository"
-    ignored = shutil.ignore_patterns(".*", "runs", "outputs", "multirun", "tests")
-    shutil.copytree(ROOT, copy, ignore=ignored)
-    package = copy / "components" / "compute" / "nice"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "spec.py").write_text(SPEC)
-    (copy / "conf" / "compute" / "nice.yaml").write_text(YAML)
+    checkout = Checkout(tmp_path / "repository")
+    package = "components/compute/nice"
+    checkout.add({f"{package}/__init__.py": "", f"{package}/spec.py": SPEC, "conf/compute/nice.yaml": YAML})
     root = training_root(tmp_path / "root")
-    completed = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(root), json.dumps(train_request().to_json())],
-        cwd=copy,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert completed.returncode == 0, completed.stderr
-    result = json.loads(completed.stdout.splitlines()[-1])
+    result = checkout.run(PROGRAM, str(root), json.dumps(train_request().to_json()))
     assert result.pop("where")["train[1]"] == "nice: niceness 7"
     assert result == {
         "unknown": [

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.scratch_copy import run_in_copy
+from components.deployment.targets.spec import TARGETS
+from tests.scratch_copy import Checkout
 
 MODULE = '''
 """Target of a test."""
@@ -81,7 +82,9 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     files = {"components/deployment/targets/pier.py": MODULE, "conf/deploy/pier.yaml": CONFIG}
-    checked, data = run_in_copy(tmp_path_factory.mktemp("copy"), files, USE).splitlines()
+    checkout = Checkout(tmp_path_factory.mktemp("copy"))
+    checkout.add(files)
+    checked, data = checkout.output(USE).splitlines()
     return {"checked": checked, **json.loads(data)}
 
 
@@ -93,7 +96,8 @@ def test_it_is_composed_checked_and_dumped_like_any_other(outcome):
 
 
 def test_its_mistakes_are_reported_like_those_of_any_other(outcome):
-    expected = "'peer': expected one of hub, local, pier, together. Did you mean 'pier'?"
+    names = ", ".join(sorted([*TARGETS, "pier"]))
+    expected = f"'peer': expected one of {names}. Did you mean 'pier'?"
     assert outcome["name"] == [f"deploy.target.name: {expected}"]
     assert outcome["bound"] == ["deploy.target.berth: 0: expected at least 1"]
     (misspelt,) = outcome["key"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adding import Checkout
+from tests.scratch_copy import Checkout
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -3,17 +3,13 @@ the stage."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.scratch_copy import Checkout
+
 ROOT = Path(__file__).parents[2]
-NEEDED = ("components", "conf", "docs", "flows", "hydra_plugins", "pyproject.toml")
 
 MODULE = '''
 """Tally stage: counts the successful episodes of an evaluation."""
@@ -113,28 +109,17 @@ print(json.dumps({
 @pytest.fixture
 def copy(tmp_path):
     """Copy of the repository with the stage `tally`."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for name in NEEDED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder / name)
-    (folder / "flows" / "stages" / "tally.py").write_text(MODULE)
-    recipe = folder / "flows" / "recipes" / "online_rl.py"
+    checkout = Checkout(tmp_path / "copy")
+    checkout.add({"flows/stages/tally.py": MODULE})
+    recipe = checkout.folder / "flows" / "recipes" / "online_rl.py"
     text = recipe.read_text()
     assert text.count(BEFORE) == 1
     recipe.write_text(text.replace(BEFORE, BEFORE + LINE))
-    return folder
+    return checkout
 
 
 def test_a_new_stage_is_a_module_and_a_line_of_a_recipe(copy, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
-    command = [sys.executable, "-c", USE, str(tmp_path / "runs")]
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    known = json.loads(done.stdout.splitlines()[-1])
+    known = copy.run(USE, str(tmp_path / "runs"))
     assert "compute.stages.taly: 'taly': expected one of collect, judge" in known["mistake"]
     assert "Did you mean 'tally'?" in known["mistake"]
     assert known["planned"] == [

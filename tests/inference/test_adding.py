@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.scratch_copy import run_in_copy
+from tests.scratch_copy import Checkout
 
 ENGINE = '''
 """Engine of a test."""
@@ -49,7 +47,7 @@ from typing import Any, ClassVar, Literal
 from components.errors import ResourceError
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.rewards.llm.protocol import ModelClient
-from components.rewards.protocol import Means
+from components.rewards.protocol import RewardResources
 
 
 class OracleJudge(JudgeModelSpec):
@@ -68,7 +66,7 @@ class OracleJudge(JudgeModelSpec):
     def key_part(self) -> dict[str, Any]:
         return {"name": self.name, "temple": self.temple}
 
-    def build(self, means: Means) -> ModelClient:
+    def build(self, means: RewardResources) -> ModelClient:
         raise ResourceError("closed")
 
     def check_prerequisites(self, budget: float | None) -> None:
@@ -112,7 +110,9 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    return json.loads(run_in_copy(tmp_path_factory.mktemp("copy"), FILES, USE))
+    checkout = Checkout(tmp_path_factory.mktemp("copy"))
+    checkout.add(FILES)
+    return checkout.run(USE)
 
 
 def test_they_are_composed_checked_and_part_of_keys_like_any_other(outcome):

@@ -6,8 +6,9 @@ loss is the mean, reduced by `normalization`, of
     -w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coefficient KL(policy || reference)     objective: clip
     -w sg(clip(r, 1 - low, 1 + high)) A log pi + kl_coefficient KL(policy || reference)    objective: cispo
 
-minus entropy_coefficient times the mean entropy. w is 1, or corrects for an engine whose log-probabilities differ from
-the trainer's.
+minus entropy_coefficient times the mean entropy. The KL term is part of the loss with `kl_in: loss` only; otherwise the
+penalty is subtracted from the reward, and so part of A (`_penalty`, `returns.subtract_kl`). w is 1, or corrects for an
+engine whose log-probabilities differ from the trainer's.
 
 Sampled tokens and their log-probabilities are read from the trajectories; nothing is tokenized again. Trajectories that
 share a prefix share its computation (`packing`). Groups without spread contribute nothing; a batch of only such groups

@@ -78,7 +78,7 @@ class DeploymentTarget(Spec):
     def deploy(self, release: Release, root: Path) -> Deployment:
         """Deploy the release beside the current deployment; return when it answers. root: folder for files of the
         target. Raises ResourceError for problems that the user can fix, DeployError for a failure of the host, and
-        WaitTimeout; an incomplete deployment is then removed."""
+        WaitTimeout; before it raises, the target removes an incomplete deployment."""
 
     @abstractmethod
     def alive(self, deployment: Deployment) -> bool:
@@ -86,4 +86,4 @@ class DeploymentTarget(Spec):
 
     @abstractmethod
     def take_back(self, deployment: Deployment) -> None:
-        """Remove a deployment."""
+        """Remove a deployment; idempotent."""

@@ -64,7 +64,7 @@ class LocalModelClient:
 
     def __init__(self, spec: JudgeModelSpec, means: RewardResources, model: ModelSpec | None = None):
         if means.engine is None:
-            raise ResourceError("a judge on this machine needs an engine; expected Means(engine=...)")
+            raise ResourceError("a judge on this machine needs an engine; expected RewardResources(engine=...)")
         self._spec = spec
         self.label = "the policy itself" if model is None else spec.label
         self._engine = means.engine(model)
