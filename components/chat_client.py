@@ -19,24 +19,29 @@ class ChatClient(Client):
     async def complete(
         self, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer], refused: RefusalCheck = lambda *_: None
     ) -> Answer:
-        """Send a request and return `read(completion)`, which may raise Failed for an invalid answer.
+        """Send a request and return `read(completion)`, which may raise FailedAttempt for an invalid answer.
 
-        refused: maps errors of this use to exceptions; None leaves the error to the client. Raises ContextOverflow for
+        refused: maps errors of this use, other than a prompt that is too long or no credit, to exceptions; None leaves
+        the error to the client. Raises ContextOverflow for
         a prompt that the model does not take, ResourceError if the model does not exist or the account has no credit,
         and the exceptions of `Client.post`.
         """
 
         def refused_completion(reply: Reply, text: str) -> Exception | None:
-            return refused(reply, text) or self._refused_completion(reply, text, body["model"])
+            error = self._refused_prompt(reply, text) or refused(reply, text)
+            return error or self._missing(reply, text, body["model"])
 
         return await self.post("/chat/completions", body, lambda reply: read(reply.json()), refused_completion)
 
-    def _refused_completion(self, reply: Reply, text: str, model: str) -> Exception | None:
+    def _refused_prompt(self, reply: Reply, text: str) -> Exception | None:
         code, message = reply.error()
-        if code == "context_length_exceeded" or "maximum context length" in message:
+        if code == "context_length_exceeded" or (reply.status == 400 and "maximum context length" in message):
             return ContextOverflow(text)
         if reply.status == 402 or code in NO_CREDIT_CODES:
             return ResourceError(f"the account at {self.url} has no credit left ({text})")
+        return None
+
+    def _missing(self, reply: Reply, text: str, model: str) -> Exception | None:
         if reply.status == 404:
             return ResourceError(f"{self.url} has no /chat/completions or no model {model} ({text})")
         return None
@@ -44,7 +49,7 @@ class ChatClient(Client):
 
 @contextmanager
 def fail_on_invalid_answer() -> Iterator[None]:
-    """Raise Failed for an answer that lacks a part or has a part of another type."""
+    """Raise FailedAttempt for an answer that lacks a part or has a part of another type."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -12,17 +12,17 @@
     │   │   ├── ContextOverflow             prompt and answer do not fit the model's context
     │   │   ├── PromptRefused               the chat template or the tokenizer cannot express the conversation
     │   │   ├── EngineBusy                  the policy cannot be replaced while requests are in flight
-    │   │   └── CallLimitReached                 an agent's episode has ended, or has used its model calls
+    │   │   └── CallLimitReached            an agent's episode has ended, or has used its model calls
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
-    │   │   └── EnvironmentUnavailable             the environment is unreachable; the episode may be retried
+    │   │   └── EnvironmentUnavailable      the environment is unreachable; the episode may be retried
     │   ├── AgentError                      an agent loop raised
     │   ├── JudgeError                      a reward raised, or returned an invalid score
     │   │   └── AnswerTooCostly             evaluating an answer exceeded a limit of time, memory or nesting
     │   └── DeployError                     a host failed to deploy a model, or its endpoint answers wrongly
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
-    ├── BudgetExceeded (RuntimeError)          judging would exceed the judge budget; finished scores are saved
+    ├── BudgetExceeded (RuntimeError)       judging would exceed the judge budget; finished scores are saved
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
-    ├── GuardTriggered (RuntimeError)          a guard of the flow ended the run; finished stages are saved
+    ├── GuardTriggered (RuntimeError)       a guard of the flow ended the run; finished stages are saved
     └── WaitTimeout (TimeoutError)          a wait timed out; names the awaited event and the limit
 
 A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. Every error can be pickled,

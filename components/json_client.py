@@ -74,7 +74,7 @@ class Reply(NamedTuple):
         return self.content.decode("utf-8", "replace")
 
     def json(self) -> dict[str, Any]:
-        """Return the JSON object of the response. Raise Failed if it is not a JSON object."""
+        """Return the JSON object of the response. Raise FailedAttempt if it is not a JSON object."""
         try:
             body = orjson.loads(self.content)
         except ValueError:
@@ -109,9 +109,9 @@ async def patiently(
     patience: ClientTimeouts,
     away: Callable[[FailedAttempt], object] = lambda error: None,
 ) -> Answer:
-    """Return the result of `once`, which is retried while it raises Failed.
+    """Return the result of `once`, which is retried while it raises FailedAttempt.
 
-    `away` is called with each failure that is followed by a retry. Raises the last Failed, with the number of attempts
+    `away` is called with each failure that is followed by a retry. Raises the last one, with the number of attempts
     or the seconds of retrying."""
     backoff = Backoff(patience.retry_for)
     empty = 0
@@ -173,8 +173,8 @@ class Client:
     async def post(
         self, path: str, body: Any, read: Callable[[Reply], Answer], refused: RefusalCheck = lambda *_: None
     ) -> Answer:
-        """Send `body` as JSON and return `read(reply)`. `read` may raise Failed for an invalid response. Raises the
-        client's error, ResourceError, and the exceptions of `read` and `refused`."""
+        """Send `body` as JSON and return `read(reply)`. `read` may raise FailedAttempt for an invalid response. Raises
+        the client's error, ResourceError, and the exceptions of `read` and `refused`."""
         return await self.send("POST", path, packed(body), read, refused)
 
     async def send(

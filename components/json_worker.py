@@ -9,8 +9,7 @@ Requests and responses are lines of JSON. The first response, with the id 0, say
 A target that is a class is instantiated once; its instance is called, and closed at the end if it has `close`. Calls of
 an async target run concurrently, other calls one after the other. Code that prints writes to stderr, and reads an empty
 stdin. The process ends with its parent: a call in progress then has GRACE seconds, or as long as it takes
-(`completes_calls`). This module imports only the
-standard library, so any interpreter can run it.
+(`completes_calls`). This module imports only the standard library, so any interpreter can run it.
 """
 
 from __future__ import annotations

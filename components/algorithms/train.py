@@ -84,7 +84,8 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
         warm=request.warm,
     )
     with unfinished.save_on_interrupt(), _released(policy):
-        with torch.random.fork_rng():  # further models that the trainer loads draw random numbers
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices):  # further models that the trainer loads draw random numbers
             trainer = algorithm.build(context)
         step, metrics = trainer.train()
     if not unfinished.steps:

@@ -25,6 +25,6 @@ class Offer:
 def offers(places: Mapping[str, Place]) -> dict[str, Offer]:
     """Return the offers by name of the place. Each provider is asked once."""
     result: dict[str, Offer] = {}
-    for kind in {type(place) for place in places.values()}:
+    for kind in dict.fromkeys(type(place) for place in places.values()):
         result |= kind.offers({name: place for name, place in places.items() if type(place) is kind})
     return result

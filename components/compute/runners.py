@@ -150,7 +150,7 @@ class ProcessRunner(Runner):
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """End the running stages, from another thread, and start no more: `run` raises Stopped."""
+        """End the running stages, from another thread, and start no more: `run` raises RunnerStopped."""
         with self._lock:
             self._stopped.set()
             running = list(self._running)
@@ -159,7 +159,7 @@ class ProcessRunner(Runner):
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage. Raises the stage's error (of our own tree), EspalierError if the child died otherwise,
-        WaitTimeout after `limit` seconds, and Stopped. A KeyboardInterrupt ends the child too."""
+        WaitTimeout after `limit` seconds, and RunnerStopped. A KeyboardInterrupt ends the child too."""
         self._process.log.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="espalier-") as folder, open(self._process.log, "ab") as log:
             file = Path(folder) / "request.json"

@@ -8,10 +8,10 @@ token does not hide the following ones. docs/guides/deployment.md lists the tole
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from components import aio
 from components.errors import EngineError
 from components.inference.protocol import ChatCompletion, ChatRequest, Engine
 from components.trajectories.chat import ChatFormat
@@ -26,7 +26,7 @@ def answers_of(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatComp
     async def ask() -> list[ChatCompletion]:
         return [await engine.chat(request) for request in requests]
 
-    return asyncio.run(ask())
+    return aio.run(ask())
 
 
 def check_answers(

@@ -36,7 +36,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 from components.aio import stoppable
 from components.errors import ResourceError
@@ -44,8 +43,6 @@ from components.sandbox import cgroups, seccomp
 from components.sandbox.calls import Answer, CallServer
 from components.sandbox.limits import Limits, ProgramResult
 from components.sandbox.watch import HOME, OPEN_FILES, kill, watch
-
-T = TypeVar("T")
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -1,5 +1,5 @@
-"""Declared specs: each is defined in its own package below the package of its family, in `NAME/spec.py`, and chosen in
-a configuration by its `name`.
+"""Declared specs: each is defined in the `spec.py` of a package below that of its family, and chosen in a configuration
+by its `name`.
 
 A field of the type `choice_of(...)` accepts every declared spec, and a subclass of the same base from a user's package
 by `_target_`. So a new kind is added by its package alone.

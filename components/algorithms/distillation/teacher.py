@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from components.algorithms.policy.policy import Policy
 from components.errors import ResourceError
 from components.json_text import read_json
@@ -35,8 +33,7 @@ def load_teacher(
     cached_recipe, teacher = warm.pop("teacher", (None, None))
     if cached_recipe != recipe:
         teacher = None  # free the old teacher before the new one is loaded
-        with torch.random.fork_rng():  # the unused new adapter draws random numbers
-            teacher = Policy(teacher_dir, model, seed=0)
+        teacher = Policy(teacher_dir, model, seed=0)
     warm["teacher"] = recipe, teacher
     teacher.use_reference(adapter)
     return teacher

@@ -193,7 +193,7 @@ class Driver:
             time.sleep(min(5.0, self._patience / 10))
 
     def _is_unreachable(self, error: Exception) -> bool:
-        """Return True if only the server could not be reached. Raise Lost if the cluster is gone."""
+        """Return True if only the server could not be reached. Raises MachinesLost if the cluster is gone."""
         if type(error).__name__ in SERVER:
             return True
         if not self._place.managed and self._is_lost(error):
@@ -208,7 +208,7 @@ class Driver:
         log.finish()
 
     def _has_ended(self, stage: str, log: JobLog) -> bool:
-        """Return True if the job has ended. Raise Lost if its machines are gone."""
+        """Return True if the job has ended. Raises MachinesLost if its machines are gone."""
         status = self._status()
         logger.info("%s: job %s of %s is %s", stage, self._job, self._name, status)
         if self._place.managed:

@@ -209,6 +209,8 @@ class TextWorld(RestorableActions):
             ) from None
         except (ProcessExited, RequestFailed) as error:
             raise EnvironmentFailed(f"generating the game {settings} failed: {error!s:.500}") from None
+        if not path.exists():
+            raise EnvironmentFailed(f"generating the game {settings} wrote no file")
 
 
 def _settings(kind: str, difficulty: int) -> dict[str, Any]:

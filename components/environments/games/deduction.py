@@ -318,7 +318,7 @@ def _deed(names: Names, entity: Entity, *, denied: bool = False) -> str:
 
 
 def _name_index(text: str, names: Sequence[str]) -> int:
-    """Return the index of a name in `names`. Raise Invalid if it is not one of them."""
+    """Return the index of a name in `names`. Raises InvalidAction if it is not one of them."""
     name = re.sub(r"^(?:in the|the|at) ", "", text.strip().strip(".").lower())
     for number, candidate in enumerate(names):
         if candidate.lower() == name:

@@ -210,7 +210,7 @@ class ServiceDesk(RestorableState):
         return f"no customer with this name and {noun}"
 
     def require_payment(self, customer: str, payment: str) -> None:
-        """Raise Invalid if the customer does not have this payment."""
+        """Raises InvalidAction if the customer does not have this payment."""
         if payment not in self.database["customers"][customer]["payments"]:
             raise InvalidAction(f"this customer has no payment {payment[:40]}")
 

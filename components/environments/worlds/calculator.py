@@ -114,7 +114,7 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
 
 
 def evaluate(expression: str) -> Fraction:
-    """Return the value of an arithmetic expression. Raise Invalid if it is malformed or too large."""
+    """Return the value of an arithmetic expression. Raises InvalidAction if it is malformed or too large."""
     if len(expression) > LONGEST:
         raise InvalidAction(f"the expression has {len(expression)} characters; {LONGEST} at most")
     try:
@@ -180,7 +180,8 @@ def format_number(value: Fraction) -> str:
 
 
 def parse_number(text: str) -> Fraction:
-    """Parse a submitted number, which may have a dollar sign and thousands separators. Raise Invalid if malformed."""
+    """Parse a submitted number, which may have a dollar sign and thousands separators. Raises InvalidAction
+    otherwise."""
     plain = text.strip().removeprefix("$").strip()
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", plain, re.ASCII):
         plain = plain.replace(",", "")

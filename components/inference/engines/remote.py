@@ -202,8 +202,8 @@ def _is_object(text: str) -> bool:
 
 
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
-    """Return the parsed `chat.completion` object. Raises Failed for an invalid or empty response, StalePolicy for a
-    response of another policy, ResourceError for a response without the requested token ids."""
+    """Return the parsed `chat.completion` object. Raises FailedAttempt for an invalid or empty response, StalePolicy
+    for a response of another policy, ResourceError for a response without the requested token ids."""
     with fail_on_invalid_answer():
         answered = str(body.get("model", ""))
         choice = body["choices"][0]

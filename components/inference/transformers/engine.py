@@ -191,8 +191,7 @@ class TransformersEngine:
         """Admit waiting rows, then sample one token for every active row. Return the rows that finished or failed."""
         self.batch.park_cancelled_rows()
         failed = self._tokenize()
-        self._waiting = [row for row in self._waiting if not row.future.done()]
-        while admitted := self.batch.admit(self._waiting):
+        while admitted := self.batch.admit(self._uncancelled()):
             try:
                 self.batch.prefill(admitted)
             except PassInterrupted:
@@ -203,6 +202,11 @@ class TransformersEngine:
                     self.batch.fail(row, EngineError(f"{type(error).__name__}: {error}"))
                 failed += admitted
         return failed + self.batch.sample()
+
+    def _uncancelled(self) -> list[Row]:
+        """Return the queue of waiting rows, from which cancelled ones are removed."""
+        self._waiting = [row for row in self._waiting if not row.future.done()]
+        return self._waiting
 
     def _tokenize(self) -> list[Row]:
         """Tokenize the waiting prompts. Return the rows that failed, which are removed from the queue."""

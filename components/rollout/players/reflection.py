@@ -66,9 +66,8 @@ class ReflectionPlayer(Player):
         reflection = reflecting.trajectory()
         if reflection.failure is not None:
             return [first, reflection]
-        noted: Any = ReflectionEnvironment(
-            environment, note(reflection.histories[0])
-        )  # an async method where typed plain
+        # typed Any: an async method where the protocol has a plain one
+        noted: Any = ReflectionEnvironment(environment, note(reflection.histories[0]))
         second = await self.agent.play(engine, noted, replace(request, seed=derived_seed(derived.seed, "attempt")))
         counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if reflecting.cut else []))
         return [
