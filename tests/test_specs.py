@@ -14,7 +14,7 @@ from components.errors import SpecError
 from components.specs import Spec, Target, names_below, nearest, validate
 
 
-class RemainingTimeColumn(Spec):
+class Left(Spec):
     name: Literal["left"] = "left"
     size: int = Field(1, ge=1)
 
@@ -29,7 +29,7 @@ class Part(Spec):
     names: str | list[str] = "all"
 
 
-Side = Annotated[RemainingTimeColumn | Right, Field(discriminator="name")]
+Side = Annotated[Left | Right, Field(discriminator="name")]
 
 
 class Whole(Spec):

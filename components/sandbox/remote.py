@@ -160,7 +160,8 @@ class Link:
         self._read = bytearray()
 
     def exchange(self, message: Any) -> Any:
-        """Send a message and return the response. Raise ValueError if it is too large, Gone without a response."""
+        """Send a message and return the response. Raises ValueError if it is too large, PeerDisconnected without a
+        response."""
         data = json.dumps(message).encode()
         if len(data) > LARGEST:
             raise ValueError(f"the value takes {len(data)} bytes; at most {LARGEST} can be passed")

@@ -9,6 +9,7 @@ from components.errors import ResourceError
 from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import JudgeModel, asked_by
 from flows.experiment.spec import ExperimentSpec
+from flows.stages import PLACED
 
 
 def check_keys(*specs: ExperimentSpec) -> None:
@@ -28,7 +29,8 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     engines = [spec.inference, *(teacher.inference for teacher in teachers)]
     judges = [*asked_by(spec.reward), *asked_by(spec.evaluate.reward)]
     yield from lacked_by(engines, judges, spec.judge.budget)
-    for name, place in spec.compute.places_in_use.items():
+    used = {spec.compute.placement(stage) for stage in PLACED}
+    for name, place in ((name, place) for name, place in spec.compute.places.items() if name in used):
         yield from (f"compute.places.{name}.{message}" for message in place.prerequisites())
 
 

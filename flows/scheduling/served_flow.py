@@ -18,7 +18,7 @@ from typing import Any
 from prefect import flow
 from prefect.context import FlowRunContext
 from prefect.exceptions import CancelledRun, FailedRun
-from prefect.states import Cancelled, Completed, FailedAttempt, State
+from prefect.states import Cancelled, Completed, Failed, State
 
 from components.errors import EspalierError, ResourceError
 from flows.execution import prefect_credential
@@ -92,7 +92,7 @@ def _failed(message: str) -> State:
     from prefect.logging import get_run_logger
 
     get_run_logger().error(message)
-    return FailedAttempt(message=message)
+    return Failed(message=message)
 
 
 def _hide_stack_trace(record: logging.LogRecord) -> bool:

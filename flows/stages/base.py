@@ -246,7 +246,7 @@ def input_pattern(declared: str) -> str:
     """Return the regular expression of a declared input name such as `trajectories[+K][-N]`: parts in brackets are
     optional, K is a number, N a number of rounds or collections ago; `*` is any name."""
     pattern = re.escape(declared).replace(r"\[", "(?:").replace(r"\]", ")?").replace(r"\*", ".+")
-    return pattern.replace("K", r"[1-9]\d*").replace("N", r"(?P<ago>[1-9]\d*)")
+    return re.sub(r"(?<![A-Za-z])K\b", r"[1-9]\\d*", re.sub(r"(?<![A-Za-z])N\b", r"(?P<ago>[1-9]\\d*)", pattern))
 
 
 def base_model(model: ModelSpec) -> dict[str, Any]:

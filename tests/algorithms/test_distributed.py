@@ -217,7 +217,7 @@ TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
 """Trainings of at least three gradient steps."""
 
 
-class RunnerStopped(Exception):
+class Interrupted(Exception):
     """Raised by the test to interrupt a run."""
 
 
@@ -250,7 +250,7 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
 
     def stop(metrics: dict[str, float]) -> None:
         if metrics["step"] == 2:
-            raise RunnerStopped
+            raise Interrupted
 
     if distributed.get_rank() == 1:
         safetensors.torch.save_file = refuse
@@ -261,7 +261,7 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
         logs: list[dict[str, float]] = []
         one_training(base_dir, name, folder / name / "whole", logs.append)
         states[name] = [_steady(log) for log in logs], checkpoint.random_states()["torch"].tolist()
-        with pytest.raises(RunnerStopped):
+        with pytest.raises(Interrupted):
             one_training(base_dir, name, folder / name / "stopped", stop)
         distributed.barrier()  # the next run starts after all processes of this one have ended
         one_training(base_dir, name, folder / name / "stopped", lambda _: None)
@@ -316,12 +316,12 @@ def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
     stops."""
 
     def stop(metrics: dict[str, float]) -> None:
-        raise RunnerStopped
+        raise Interrupted
 
     for name in ("apart-0", "apart-1", "struck"):
         for sub in ("out", "scratch"):
             (tmp_path / name / sub).mkdir(parents=True)
-    with pytest.raises(RunnerStopped):
+    with pytest.raises(Interrupted):
         one_training(base_dir, "sft", tmp_path / "apart-0", stop)
     first, second = in_two_processes("refusals", base_dir, tmp_path)
     assert "found the one after 1 gradient steps. All processes must read the same scratch folder" in first["apart"]

@@ -74,7 +74,7 @@ run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-class RunnerStopped(Exception):
+class Interrupted(Exception):
     """Raised by the test to interrupt a run."""
 
 
@@ -86,9 +86,9 @@ def stopped_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
         nonlocal steps_left
         steps_left -= 1
         if not steps_left:
-            raise RunnerStopped
+            raise Interrupted
 
-    with pytest.raises(RunnerStopped):
+    with pytest.raises(Interrupted):
         run(base_dir, name, folder, on_step)
 
 

@@ -406,9 +406,26 @@ FOREIGN = [block for block in BLOCKS if block.language == "py"]
 def test_names_of_other_libraries_exist(block):
     """Where the library is installed. The pages compare code of other libraries with ours."""
     tree = ast.parse(block.text)
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    installed = {name for name in modules if find_spec(name)}
+    if not installed:
+        pytest.skip(f"{', '.join(sorted(modules)) or 'nothing'} is not installed")
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=str(module), names=names) if find_spec(module.partition(".")[0]):
+            case ast.Import(names=names):
+                for name in (alias.name for alias in names if alias.name.partition(".")[0] in installed):
+                    importlib.import_module(name)
+            case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] in installed:
                 loaded = importlib.import_module(module)
                 assert [alias.name for alias in names if not hasattr(loaded, alias.name)] == []
                 for call in ast.walk(tree):

@@ -30,7 +30,7 @@ LABELS = [
 
 
 @dataclass
-class FinishedStage:
+class FinishedRun:
     result: dict
     """The last line on stdout."""
     lines: list[str]
@@ -58,11 +58,11 @@ class Place:
             text=True,
         )
 
-    def run(self, *overrides: str) -> FinishedStage:
+    def run(self, *overrides: str) -> FinishedRun:
         process = self.start(*overrides)
         out, errors = process.communicate(timeout=1500)
         assert process.returncode == 0, errors
-        return FinishedStage(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
+        return FinishedRun(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
 
     def processes(self) -> list[str]:
         """Command lines of processes that have to do with this root."""

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from flows.history.records import Records
-from tests.e2e.test_smoke import FinishedStage, Place
+from tests.e2e.test_smoke import FinishedRun, Place
 from tests.faults import kill
 from tests.inference.faulty import EMPTY, Line, answer, cut, status
 
@@ -40,14 +40,14 @@ def until(condition: Callable[[], object], process: subprocess.Popen, limit: flo
         time.sleep(0.05)
 
 
-def ended(process: subprocess.Popen, limit: float = 500.0) -> FinishedStage:
+def ended(process: subprocess.Popen, limit: float = 500.0) -> FinishedRun:
     out, errors = process.communicate(timeout=limit)
     assert process.returncode == 0, errors
-    return FinishedStage(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
+    return FinishedRun(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> FinishedStage:
+def undisturbed(tmp_path_factory) -> FinishedRun:
     return Place(tmp_path_factory.mktemp("undisturbed")).run(*SMALL)
 
 

@@ -30,7 +30,7 @@ def _episode(numbered: tuple[int, str]) -> Trajectory:
     return Trajectory(name, Scenario(name, {}, "heldout"), 0, [], outcome={"success": numbered[1] == "+"})
 
 
-class RunnerStopped(Exception):
+class Interrupted(Exception):
     """The run came to the label at which it was to stop."""
 
 
@@ -72,7 +72,7 @@ def pretend(
 
             def call(label: str, step: int, request: Request) -> Artifact:
                 if label == stop_at:
-                    raise RunnerStopped
+                    raise Interrupted
                 stage = STAGES[request.stage]
                 key = request_key(request, context)
                 status = "cached"
@@ -107,7 +107,7 @@ def pretend(
                 return artifact
 
             online_rl(RecipeRun(call, start=start, on_notice=writer.note), spec)
-    except RunnerStopped:
+    except Interrupted:
         pass
     return writer.run
 

@@ -68,10 +68,9 @@ def test_an_added_reward_judges_episodes_of_the_tiny_model(checkout):
 
 
 def test_the_tests_of_the_configuration_cover_an_added_reward(checkout):
-    chosen = "terse or all_files or registered_name"
-    output = checkout.test("tests/test_configs.py", "tests/test_registered.py", "-k", chosen)
-    assert "failed" not in output
-    assert " passed" in output
+    """pytest fails if it collects no test."""
+    checkout.test("tests/test_configs.py", "-k", "terse")
+    checkout.test("tests/test_configs.py", "tests/test_registered.py", "-k", "all_files or registered_name")
 
 
 def test_the_generated_documentation_lists_an_added_reward(checkout):

@@ -350,13 +350,13 @@ def test_calls_are_held_against_the_dialect_that_a_schema_names():
 
 
 def test_a_schema_that_refers_to_nothing_fails_the_episode():
-    class MachinesLost(Counter):
+    class Lost(Counter):
         def tools(self):
             (tool,) = super().tools()
             schema = {"type": "object", "properties": {"number": {"$ref": "#/$defs/nowhere"}}}
             return [{"type": "function", "function": {**tool["function"], "parameters": schema}}]
 
-    trajectory = played(block("print(add(1))"), environment=MachinesLost())
+    trajectory = played(block("print(add(1))"), environment=Lost())
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("environment", "EnvironmentFailed")
     assert "the schema of the tool 'add' cannot be used" in trajectory.failure.message
 

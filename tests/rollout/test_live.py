@@ -66,18 +66,18 @@ def test_one_episode_is_shown_from_its_first_message_to_its_end(tmp_path, update
     assert not (tmp_path / live_view.FILE).exists()
 
 
-class MachinesLost(Echo):
+class Lost(Echo):
     """Environment without success, whose second attempt is shorter than the first."""
 
     tries = 0
 
     def reset(self, scenario):
-        MachinesLost.tries += 1
+        Lost.tries += 1
         return super().reset(scenario)
 
     def step(self, action):
         step = super().step(action)
-        return Step(step.observation, step.reward, step.done or MachinesLost.tries % 2 == 0, {"success": False})
+        return Step(step.observation, step.reward, step.done or Lost.tries % 2 == 0, {"success": False})
 
 
 def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_shown_twice(tmp_path, updates):
@@ -90,7 +90,7 @@ def test_what_belongs_to_a_shown_episode_is_told_after_its_end_and_nothing_is_sh
         ),
     }
     player = ReflectionPlayer(AgentLoop(), ReflectionSpec(max_tokens=8))
-    played = collect(Parrot(), MachinesLost, scenarios(4), **hear, player=player, concurrency=1)
+    played = collect(Parrot(), Lost, scenarios(4), **hear, player=player, concurrency=1)
     events = lines(tmp_path)[1:]
     shown = events[: next(place for place, event in enumerate(events) if event.get("episode") == "s0/1")]
     second = next(trajectory for trajectory in played if trajectory.id == "s0~second/0")

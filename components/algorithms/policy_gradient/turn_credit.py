@@ -26,8 +26,6 @@ from components.algorithms.policy_gradient.returns import discounted_sums
 from components.trajectories.groups import have_spread
 from components.trajectories.schema import Trajectory
 
-TurnBaseline = Literal["index", "state", "process"]
-
 
 def turn_advantages(
     groups: Sequence[Returns],
