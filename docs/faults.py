@@ -48,7 +48,7 @@ def table() -> str:
     how = ", ".join(f"{count} of the {what}" for what, count in sorted(one["kills_of"].items()))
     rows = [f"| {title} | {one[name]} |" for name, title in FOUND.items()]
     runs = "1 run" if one["runs"] == 1 else f"{one['runs']} runs"
-    head = f"{one['kills']} kills in {runs}, {one['episodes']} episodes ({how}): {where}."
+    head = f"{one['kills']} kills ({how}) in {runs} with {one['episodes']} episodes: {where}."
     return "\n".join([head, "", "| Of these | |", "|---|---|", *rows]) + "\n"
 
 

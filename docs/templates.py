@@ -42,7 +42,7 @@ def _row(family: Family) -> str:
         chat.streams([to_openai(message) for message in histories[-1].messages], trajectory.tools)
         shown = "learned"
     except ResourceError:
-        shown = "refused: the head differs"
+        shown = "refused: a rendered answer does not begin with the generation prompt"
     tools = "the template's" if chat.native_tools else "in the system message"
     if not chat.system_role:
         tools = "in the user's first words"

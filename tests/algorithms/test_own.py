@@ -63,6 +63,14 @@ def test_mistakes_are_reported_as_those_of_built_in_algorithms(home):
     assert "expected more than 0" in problems["algorithm.learning_rate"].message
 
 
+def test_an_unknown_name_of_an_algorithm_is_one_problem_with_the_nearest_name(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "algorithm": {"name": "grppo", "learning_rate": 1.0}})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.nearest) == ("algorithm.name", "grpo")
+    assert problem.message.startswith("'grppo': expected one of ")
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
