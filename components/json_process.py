@@ -126,11 +126,16 @@ class JsonProcess:
         self.ready: Future[Any] = self._responses.expect(READY)
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._numbers = itertools.count(READY + 1)
-        # The threads hold no reference to this object, so it can be garbage-collected.
-        _start_thread(_write, self._process, self._requests)
-        _start_thread(_read, self._process, self._responses, program.new_session)
         self.kill = weakref.finalize(self, _end, self._process, self._requests, program.new_session)
         """Kills the child, and waits for its exit."""
+        tail = bytearray()
+        try:  # the threads hold no reference to this object, so it can be garbage-collected
+            stderr = _start_thread(_collect, self._process.stderr, tail)
+            _start_thread(_write, self._process, self._requests)
+            _start_thread(_read, self._process, self._responses, program.new_session, stderr, tail)
+        except RuntimeError:  # the system allows no further thread
+            self.kill()
+            raise
 
     @property
     def pid(self) -> int:
@@ -213,21 +218,26 @@ def _write(process: subprocess.Popen[bytes], requests: queue.SimpleQueue[bytes])
             pipe.flush()
 
 
-def _read(process: subprocess.Popen[bytes], responses: _Responses, session: bool) -> None:
-    """Deliver responses until the child exits or violates the protocol; then fail the remaining requests."""
+def _read(
+    process: subprocess.Popen[bytes], responses: _Responses, session: bool, stderr: threading.Thread, tail: bytearray
+) -> None:
+    """Deliver responses until the child exits or violates the protocol; then fail the remaining requests.
+
+    stderr, tail: thread that collects the child's stderr, and its result."""
     assert process.stdout is not None
-    tail = bytearray()
-    stderr = _start_thread(_collect, process.stderr, tail)
+    code: int = -signal.SIGKILL
     try:
-        with process.stdout as pipe:
-            while line := pipe.readline(MAX_RESPONSE):
-                responses.settle(line)
-        process.wait(EXIT)
-    except (ValueError, LookupError, TypeError, RecursionError, subprocess.TimeoutExpired):
-        _kill(process, session)
-    code = process.wait()
-    stderr.join(EXIT)  # longer only if a process that the child started holds its stderr
-    responses.fail(ProcessExited(code, bytes(tail).decode(errors="replace").strip()))
+        try:
+            with process.stdout as pipe:
+                while line := pipe.readline(MAX_RESPONSE):
+                    responses.settle(line)
+            process.wait(EXIT)
+        except Exception:  # noqa: BLE001  an invalid response, no memory for it, or no exit
+            _kill(process, session)
+        code = process.wait()
+        stderr.join(EXIT)  # longer only if a process that the child started holds its stderr
+    finally:
+        responses.fail(ProcessExited(code, bytes(tail).decode(errors="replace").strip()))
 
 
 def _collect(pipe: IO[bytes] | None, tail: bytearray) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import psutil
 import pytest
 
+from components import json_process
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed, wait_for
 
 LIMIT = 300.0
@@ -76,6 +78,36 @@ def test_target_that_cannot_be_imported_is_named():
 def test_child_that_violates_the_protocol_is_killed(start, line):
     with pytest.raises(ProcessExited, match="signal 9"):
         start("intrude").request({"line": line}).result(LIMIT)
+
+
+def test_response_that_cannot_be_read_fails_all_requests(start, monkeypatch):
+    def settle(self, line):
+        raise MemoryError
+
+    monkeypatch.setattr(json_process._Responses, "settle", settle)
+    process = start("hang")
+    for response in (process.ready, process.request({})):
+        with pytest.raises(ProcessExited, match="signal 9"):
+            response.result(LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # pipes without a thread are garbage-collected
+@pytest.mark.parametrize("work", ["_collect", "_write", "_read"])
+def test_child_is_killed_if_no_thread_can_be_started(monkeypatch, work):
+    start_thread, children = json_process._start_thread, []
+
+    def start_some(function, *arguments):
+        children.extend(child for child in psutil.Process().children() if child not in before)
+        if function.__name__ == work:
+            raise RuntimeError("can't start new thread")
+        return start_thread(function, *arguments)
+
+    before = psutil.Process().children()
+    monkeypatch.setattr(json_process, "_start_thread", start_some)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        JsonProcess(program("hang"))
+    assert children
+    assert not any(child.is_running() for child in children)
 
 
 def test_memory_limit():
