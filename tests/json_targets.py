@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import resource
 import stat
 import sys
 import time
@@ -39,6 +40,10 @@ def _is_writable_pipe(fd):
 
 def allocate(megabytes):
     return len(bytearray(megabytes << 20))
+
+
+def limit(name):
+    return resource.getrlimit(getattr(resource, name))
 
 
 def unserializable():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
 import time
 
 import psutil
 import pytest
 
-from components import json_process
+from components import json_process, json_worker
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed, wait_for
 
 LIMIT = 300.0
@@ -115,6 +117,24 @@ def test_memory_limit():
     assert program("allocate", limits=limits).call({"megabytes": 1}, LIMIT) == 1 << 20
     with pytest.raises(RequestFailed, match="MemoryError"):
         program("allocate", limits=limits).call({"megabytes": 2000}, LIMIT)
+
+
+def test_lower_limits_hold(start):
+    python = ("sh", "-c", 'ulimit -n 64; exec "$0" "$@"', sys.executable)
+    process = start("limit", python=python, limits={"RLIMIT_NOFILE": 65, "RLIMIT_CORE": 0})
+    assert process.request({"name": "RLIMIT_NOFILE"}).result(LIMIT) == [64, 64]
+    assert process.request({"name": "RLIMIT_CORE"}).result(LIMIT) == [0, 0]
+
+
+def test_refused_limit_is_named(monkeypatch):
+    def refuse(kind, limits):
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(OSError, match=r"refuses the resource limit RLIMIT_CORE = 0: not allowed"):
+        json_worker.set_limit("RLIMIT_CORE", 0)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    json_worker.set_limit("RLIMIT_AS", 1 << 30)
 
 
 def test_time_limits_of_the_caller(start):
