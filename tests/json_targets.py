@@ -5,6 +5,7 @@ import fcntl
 import os
 import resource
 import stat
+import subprocess
 import sys
 import time
 
@@ -52,6 +53,18 @@ def unserializable():
 
 def hang(seconds=3600.0):
     time.sleep(seconds)
+
+
+class Leader:
+    """Target that starts a process and leaves it running."""
+
+    def __init__(self):
+        self.member = subprocess.Popen(["sleep", "3600"])
+
+    def __call__(self, code):
+        if code:
+            os._exit(code)
+        return self.member.pid
 
 
 class Meeting:

@@ -119,6 +119,21 @@ def test_memory_limit():
         program("allocate", limits=limits).call({"megabytes": 2000}, LIMIT)
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_session_ends_with_the_child(start, closed):
+    process = start("Leader", new_session=True)
+    member = psutil.Process(process.request({"code": 0}).result(LIMIT))
+    if closed:
+        process.close(LIMIT)
+    else:
+        with pytest.raises(ProcessExited, match="exit code 7"):
+            process.request({"code": 7}).result(LIMIT)
+    deadline = time.monotonic() + LIMIT
+    while member.is_running() and member.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_lower_limits_hold(start):
     python = ("sh", "-c", 'ulimit -n 64; exec "$0" "$@"', sys.executable)
     process = start("limit", python=python, limits={"RLIMIT_NOFILE": 65, "RLIMIT_CORE": 0})
