@@ -91,9 +91,9 @@ def test_deployments_that_cannot_be_stopped_or_started_are_reported(tmp_path, co
 def test_server_whose_target_is_no_longer_valid_is_listed_and_stopped(tmp_path, command):
     server = subprocess.Popen(["sleep", "3600"])
     release = Release("shop", "3", "ab" * 32, tmp_path, 512)
-    here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details={
-        "pid": str(server.pid), "began": repr(psutil.Process(server.pid).create_time()), "spec": '{"port": -1, "engine": "other"}',
-    })  # fmt: skip
+    began, stored = psutil.Process(server.pid).create_time(), {"port": -1, "engine": "other"}
+    details = {"pid": str(server.pid), "began": repr(began), "spec": json.dumps(stored)}
+    here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details=details)
     ledger = Ledger(tmp_path, "shop")
     ledger.write(ActiveRelease(release, here), "deployed", "")
     try:
