@@ -1,4 +1,7 @@
-"""Client of OpenAI's chat completions, for every language model behind a URL: an engine, a judge, a deployment."""
+"""Client of OpenAI's chat completions for a language model behind a URL: an engine, a judge, a deployment.
+
+Models that an environment calls have a client without a lifetime of its own (`components.environments.language_model`).
+"""
 
 from __future__ import annotations
 

@@ -22,12 +22,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 WORKER = Path(__file__).with_name("json_worker.py")
 MAX_RESPONSE = 64 << 20
@@ -36,6 +39,8 @@ STDERR_TAIL = 1000
 """Maximum length of the stderr in `ProcessExited`, in bytes."""
 EXIT = 5.0
 """Time that a child has to exit after the end of its responses, in seconds; it is then killed."""
+EXIT_POLL = 0.01
+"""Seconds between two checks whether a child has exited."""
 POLL = 0.1
 """Seconds between two checks by `wait_for`."""
 READY = 0
@@ -81,7 +86,7 @@ class JsonProgram:
     folder: str | None = None
     """Working directory; None takes that of this process."""
     new_session: bool = False
-    """True starts a session: `kill` then also kills the processes that the child has started."""
+    """True starts a session: the processes that the child has started are killed once it exits or is killed."""
     completes_calls: bool = False
     """True completes a call in progress after the end of the parent; this saves a thread, so 75 MB of RLIMIT_AS."""
     show_stderr: bool = False
@@ -126,11 +131,16 @@ class JsonProcess:
         self.ready: Future[Any] = self._responses.expect(READY)
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._numbers = itertools.count(READY + 1)
-        # The threads hold no reference to this object, so it can be garbage-collected.
-        _start_thread(_write, self._process, self._requests)
-        _start_thread(_read, self._process, self._responses, program.new_session)
         self.kill = weakref.finalize(self, _end, self._process, self._requests, program.new_session)
         """Kills the child, and waits for its exit."""
+        tail = bytearray()
+        try:  # the threads hold no reference to this object, so it can be garbage-collected
+            stderr = _start_thread(_collect, self._process.stderr, tail)
+            _start_thread(_write, self._process, self._requests)
+            self._reader = _start_thread(_read, self._process, self._responses, program.new_session, stderr, tail)
+        except RuntimeError:  # the system allows no further thread
+            self.kill()
+            raise
 
     @property
     def pid(self) -> int:
@@ -138,7 +148,7 @@ class JsonProcess:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not _exited(self._process)
 
     def request(self, arguments: Mapping[str, Any]) -> Future[Any]:
         """Send a request; return the future of its result, which may raise ProcessExited or RequestFailed."""
@@ -151,8 +161,7 @@ class JsonProcess:
     def close(self, timeout: float) -> None:
         """Let the child close its target and exit; kill it after the timeout, in seconds."""
         self._requests.put(b"")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
+        self._reader.join(timeout)
         self.kill()
 
 
@@ -213,21 +222,26 @@ def _write(process: subprocess.Popen[bytes], requests: queue.SimpleQueue[bytes])
             pipe.flush()
 
 
-def _read(process: subprocess.Popen[bytes], responses: _Responses, session: bool) -> None:
-    """Deliver responses until the child exits or violates the protocol; then fail the remaining requests."""
+def _read(
+    process: subprocess.Popen[bytes], responses: _Responses, session: bool, stderr: threading.Thread, tail: bytearray
+) -> None:
+    """Deliver responses until the child exits or violates the protocol; then fail the remaining requests.
+
+    stderr, tail: thread that collects the child's stderr, and its result."""
     assert process.stdout is not None
-    tail = bytearray()
-    stderr = _start_thread(_collect, process.stderr, tail)
+    code: int = -signal.SIGKILL
     try:
-        with process.stdout as pipe:
+        with contextlib.suppress(Exception), process.stdout as pipe:  # an invalid response, or no memory for it
             while line := pipe.readline(MAX_RESPONSE):
                 responses.settle(line)
-        process.wait(EXIT)
-    except (ValueError, LookupError, TypeError, RecursionError, subprocess.TimeoutExpired):
+            deadline = time.monotonic() + EXIT
+            while not _exited(process) and time.monotonic() < deadline:
+                time.sleep(EXIT_POLL)
         _kill(process, session)
-    code = process.wait()
-    stderr.join(EXIT)  # longer only if a process that the child started holds its stderr
-    responses.fail(ProcessExited(code, bytes(tail).decode(errors="replace").strip()))
+        code = process.wait()
+        stderr.join(EXIT)  # longer only if a process that the child started holds its stderr
+    finally:
+        responses.fail(ProcessExited(code, bytes(tail).decode(errors="replace").strip()))
 
 
 def _collect(pipe: IO[bytes] | None, tail: bytearray) -> None:
@@ -245,10 +259,21 @@ def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Threa
     return thread
 
 
+def _exited(process: subprocess.Popen[bytes]) -> bool:
+    """Return True if the child has exited. It is not reaped, so that `_kill` can still use its id."""
+    try:
+        return process.returncode is not None or psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _kill(process: subprocess.Popen[bytes], session: bool) -> None:
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL) if session else process.kill()
+    """Kill the child and, in a session, what it has left; does nothing once the child is reaped."""
+    if not session:
+        process.kill()
+    elif process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: only the exited child is left
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes], requests: queue.SimpleQueue[bytes], session: bool) -> None:

@@ -91,6 +91,20 @@ def load(target: str) -> Callable[..., Any]:
     return value() if isinstance(value, type) else value
 
 
+def set_limit(name: str, value: int) -> None:
+    """Set a resource limit, unless a lower one holds. Raises OSError if the system refuses it."""
+    if sys.platform == "darwin" and name == "RLIMIT_AS":  # macOS refuses every value
+        return
+    kind = getattr(resource, name)
+    hard = resource.getrlimit(kind)[1]
+    if hard != resource.RLIM_INFINITY and hard < value:
+        return
+    try:
+        resource.setrlimit(kind, (value, value))
+    except (ValueError, OSError) as error:
+        raise OSError(f"the system refuses the resource limit {name} = {value}: {error}") from None
+
+
 def serve(answer: Callable[..., Any], connection: ParentConnection) -> None:
     """Answer requests one after the other until the parent closes the connection."""
     for line in connection.requests:
@@ -129,8 +143,7 @@ def main(options: dict[str, Any]) -> None:
     if not options["completes_calls"]:
         threading.Thread(target=connection.exit_with_parent, daemon=True).start()
     for name, value in options["limits"].items():
-        with contextlib.suppress(ValueError, OSError):  # a lower limit holds, or the system has no such limit
-            resource.setrlimit(getattr(resource, name), (value, value))
+        set_limit(name, value)
     answer = load(options["target"])
     for module in options["imports"]:
         importlib.import_module(module)

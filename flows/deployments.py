@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.deployment.targets.base import DeploymentTarget
-from components.deployment.targets.spec import local_target
+from components.deployment.targets.spec import local_target, restart_target
 from components.errors import EspalierError, ResourceError
 from flows.release.deployment_ledger import ActiveRelease, Ledger, ledgers, where
 from flows.terminal.arguments import RootParser
@@ -43,10 +43,10 @@ def stop(root: Path, name: str) -> str:
 def start(root: Path, name: str) -> str:
     """Start the server of a model again, on its previous port, and return a message.
 
-    Raises ResourceError if this machine has no such deployment, its export was deleted or the port is in use;
-    DeployError or WaitTimeout if the server does not start.
+    Raises ResourceError if this machine has no such deployment, its target is no longer valid, its export was deleted
+    or the port is in use; DeployError or WaitTimeout if the server does not start.
     """
-    with _local(root, name) as (ledger, active, target):
+    with _local(root, name) as (ledger, active, _):
         title = f"{name} version {active.release.version}"
         if state(active) == "up":
             return f"{title} is up at {where(active.deployment)}"
@@ -55,6 +55,7 @@ def start(root: Path, name: str) -> str:
                 f"the export of {title} is missing: {active.release.folder} does not exist. To export it again, repeat "
                 "the run with deploy=local"
             )
+        target = restart_target(active.deployment, ledger.path)
         target.check(name)
         restarted = target.deploy(active.release, ledger.folder)
         ledger.write(replace(active, deployment=restarted), "started", f"{title} was started at {where(restarted)}")

@@ -3,7 +3,9 @@
 import asyncio
 import fcntl
 import os
+import resource
 import stat
+import subprocess
 import sys
 import time
 
@@ -41,12 +43,28 @@ def allocate(megabytes):
     return len(bytearray(megabytes << 20))
 
 
+def limit(name):
+    return resource.getrlimit(getattr(resource, name))
+
+
 def unserializable():
     return {1, 2}
 
 
 def hang(seconds=3600.0):
     time.sleep(seconds)
+
+
+class Leader:
+    """Target that starts a process and leaves it running."""
+
+    def __init__(self):
+        self.member = subprocess.Popen(["sleep", "3600"])
+
+    def __call__(self, code):
+        if code:
+            os._exit(code)
+        return self.member.pid
 
 
 class Meeting:

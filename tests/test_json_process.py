@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
 import time
 
+import psutil
 import pytest
 
+from components import json_process, json_worker
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed, wait_for
 
 LIMIT = 300.0
@@ -78,11 +82,74 @@ def test_child_that_violates_the_protocol_is_killed(start, line):
         start("intrude").request({"line": line}).result(LIMIT)
 
 
+def test_response_that_cannot_be_read_fails_all_requests(start, monkeypatch):
+    def settle(self, line):
+        raise MemoryError
+
+    monkeypatch.setattr(json_process._Responses, "settle", settle)
+    process = start("hang")
+    for response in (process.ready, process.request({})):
+        with pytest.raises(ProcessExited, match="signal 9"):
+            response.result(LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # pipes without a thread are garbage-collected
+@pytest.mark.parametrize("work", ["_collect", "_write", "_read"])
+def test_child_is_killed_if_no_thread_can_be_started(monkeypatch, work):
+    start_thread, children = json_process._start_thread, []
+
+    def start_some(function, *arguments):
+        children.extend(child for child in psutil.Process().children() if child not in before)
+        if function.__name__ == work:
+            raise RuntimeError("can't start new thread")
+        return start_thread(function, *arguments)
+
+    before = psutil.Process().children()
+    monkeypatch.setattr(json_process, "_start_thread", start_some)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        JsonProcess(program("hang"))
+    assert children
+    assert not any(child.is_running() for child in children)
+
+
 def test_memory_limit():
     limits = {"RLIMIT_AS": 1 << 30}
     assert program("allocate", limits=limits).call({"megabytes": 1}, LIMIT) == 1 << 20
     with pytest.raises(RequestFailed, match="MemoryError"):
         program("allocate", limits=limits).call({"megabytes": 2000}, LIMIT)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_session_ends_with_the_child(start, closed):
+    process = start("Leader", new_session=True)
+    member = psutil.Process(process.request({"code": 0}).result(LIMIT))
+    if closed:
+        process.close(LIMIT)
+    else:
+        with pytest.raises(ProcessExited, match="exit code 7"):
+            process.request({"code": 7}).result(LIMIT)
+    deadline = time.monotonic() + LIMIT
+    while member.is_running() and member.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_lower_limits_hold(start):
+    python = ("sh", "-c", 'ulimit -n 64; exec "$0" "$@"', sys.executable)
+    process = start("limit", python=python, limits={"RLIMIT_NOFILE": 65, "RLIMIT_CORE": 0})
+    assert process.request({"name": "RLIMIT_NOFILE"}).result(LIMIT) == [64, 64]
+    assert process.request({"name": "RLIMIT_CORE"}).result(LIMIT) == [0, 0]
+
+
+def test_refused_limit_is_named(monkeypatch):
+    def refuse(kind, limits):
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(OSError, match=r"refuses the resource limit RLIMIT_CORE = 0: not allowed"):
+        json_worker.set_limit("RLIMIT_CORE", 0)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    json_worker.set_limit("RLIMIT_AS", 1 << 30)
 
 
 def test_time_limits_of_the_caller(start):

@@ -37,10 +37,7 @@ class WorkerProcess:
     def __init__(self, function: str, seconds: float, imports: Sequence[str] = ()):
         """Set the function. seconds: CPU time limit of a call. imports: modules that the function needs; the child
         imports them at its start, so that the first call does not spend its time on them."""
-        self.function, self.seconds = function, seconds
-        variables = {**_safe_environment(), "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
-        limits = {"RLIMIT_AS": MEMORY}
-        self._program = JsonProgram(function, variables=variables, imports=tuple(imports), limits=limits)
+        self.function, self.seconds, self.imports = function, seconds, tuple(imports)
         self._process: JsonProcess | None = None
         self._lock = threading.Lock()
 
@@ -77,7 +74,9 @@ class WorkerProcess:
             raise AnswerTooCostly(str(error)) from None
 
     def _start(self) -> JsonProcess:
-        process = JsonProcess(self._program)
+        variables = {**_safe_environment(), "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+        limits = {"RLIMIT_AS": MEMORY}
+        process = JsonProcess(JsonProgram(self.function, variables=variables, imports=self.imports, limits=limits))
         try:
             process.ready.result(START)
         except (ProcessExited, TimeoutError) as error:

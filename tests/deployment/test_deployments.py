@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -85,6 +86,28 @@ def test_deployments_that_cannot_be_stopped_or_started_are_reported(tmp_path, co
     assert (code, "the export of shop version 3 is missing" in error) == (2, True)
     Ledger(tmp_path, "shop").write(None, "rolled back", "")
     assert command("--stop", "shop")[0] == 2
+
+
+def test_server_whose_target_is_no_longer_valid_is_listed_and_stopped(tmp_path, command):
+    server = subprocess.Popen(["sleep", "3600"])
+    release = Release("shop", "3", "ab" * 32, tmp_path, 512)
+    began, stored = psutil.Process(server.pid).create_time(), {"port": -1, "engine": "other"}
+    details = {"pid": str(server.pid), "began": repr(began), "spec": json.dumps(stored)}
+    here = Deployment("local", "3", release.digest, "http://127.0.0.1:9/v1", "shop", details=details)
+    ledger = Ledger(tmp_path, "shop")
+    ledger.write(ActiveRelease(release, here), "deployed", "")
+    try:
+        assert json.loads(command("--json")[1])[0]["state"] == "up"
+        assert command("--stop", "shop")[:2] == (0, "shop version 3 was stopped; --start shop starts it again\n")
+        assert json.loads(command("--json")[1])[0]["state"] == "ended"
+        code, _, error = command("--start", "shop")
+        assert code == 2
+        assert f"{ledger.path}: the stored target of the deployment is no longer valid (" in error
+        assert "port: " in error
+        assert "engine: " in error
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.mark.timeout(1800)

@@ -67,8 +67,11 @@ class FakeHub:
             self.heads.setdefault("main", "0" * 40)
             return 200, {"url": f"{self.url}/me/shop"}
         if match := re.fullmatch(r"/api/models/me/shop/branch/(.+)", path):
+            if method == "DELETE" and "delete" in self.failing:
+                return 400, {"error": "the branch is protected"}
             if method == "DELETE":
-                self.branches.pop(match[1], None)
+                if self.branches.pop(match[1], None) is None:
+                    return 404, {"error": f"no branch {match[1]}"}
             else:
                 self.branches.setdefault(match[1], dict(self.branches["main"]))
                 self.heads.setdefault(match[1], self.heads["main"])
@@ -165,8 +168,13 @@ def test_release_is_verified_before_main(hub, release, tmp_path):
     assert hub_target.alive(deployment)
     hub.heads["main"] = "f" * 40  # somebody else has committed
     assert not hub_target.alive(deployment)
-    hub_target.take_back(deployment)
-    assert set(hub.branches) == {"main"}
+    hub.failing.add("delete")
+    with pytest.raises(DeployError, match="HTTP 400"):
+        hub_target.take_back(deployment)
+    hub.failing.clear()
+    for _ in range(2):
+        hub_target.take_back(deployment)
+        assert set(hub.branches) == {"main"}
     assert TOKEN not in repr(deployment)
 
 

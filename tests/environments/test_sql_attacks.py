@@ -9,11 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from components.environments.tools import call
 from components.environments.worlds.sql import Sql
+from components.errors import EnvironmentFailed
+from components.json_process import JsonProgram
 from components.rollout.agent import ask
 
 pytestmark = pytest.mark.security
@@ -202,6 +205,26 @@ def test_a_killed_process_is_replaced():
         for process in database._processes._idle:
             process.kill()
     environment.close()
+
+
+def test_failed_start_of_the_process_names_its_cause(monkeypatch):
+    from components.environments.worlds.sql import database
+
+    for program, start, message in (
+        (JsonProgram("tests.nowhere:nothing"), 600.0, r"^the SQL process exited at its start: exit code 1; .*nowhere"),
+        (JsonProgram(f"{__file__}:Hanging"), 0.1, r"^the SQL process was not ready within 0\.1 s$"),
+    ):
+        monkeypatch.setattr(database, "_PROGRAM", program)
+        monkeypatch.setattr(database, "START", start)
+        with pytest.raises(EnvironmentFailed, match=f"(?s){message}"):
+            database._processes._start()
+
+
+class Hanging:
+    """Target of a process that is never ready."""
+
+    def __init__(self):
+        time.sleep(3600)
 
 
 def test_the_process_has_no_secrets_and_writes_no_file():

@@ -12,9 +12,10 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from components.environments.adapters.verifiers import Verifiers
+from components.environments.adapters.verifiers import LaunchOptions, Verifiers, get_worker
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 
@@ -169,6 +170,24 @@ def test_missing_package_error_names_the_installation(tmp_path):
     bare.chmod(0o755)
     with pytest.raises(ResourceError, match=r"has no package verifiers.*pip install 'verifiers>=0.4,<0.5'"):
         Verifiers("x", python=str(bare)).scenarios("train")
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(1e-3, EnvironmentFailed), (300.0, SpecError)])
+def test_failed_start_leaves_no_subprocess_and_no_task(tmp_path, timeout, error):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    launch = LaunchOptions(str(bare), (), (), timeout)
+
+    async def start():
+        children = set(psutil.Process().children())
+        with pytest.raises(error):
+            await get_worker('{"config": {"taskset": {"id": "x"}}, "most": 1}', launch)
+        await asyncio.sleep(0)
+        assert set(psutil.Process().children()) <= children
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(start())
 
 
 def test_stage_key_contents(tmp_path):

@@ -70,9 +70,19 @@ class HubTarget(DeploymentTarget):
         return info.sha == deployment.details["commit"]
 
     def take_back(self, deployment: Deployment) -> None:
-        """Delete the deployment's branch; the history of `main` keeps its files."""
+        """Delete the deployment's branch, if it exists; the history of `main` keeps its files."""
+        from huggingface_hub.errors import HfHubHTTPError
+
         api = self._api()
-        self._call(lambda: api.delete_branch(deployment.model, branch=deployment.details["branch"]))
+
+        def delete() -> None:
+            try:
+                api.delete_branch(deployment.model, branch=deployment.details["branch"])
+            except HfHubHTTPError as error:
+                if error.response is None or error.response.status_code != 404:
+                    raise
+
+        self._call(delete)
 
     def _upload(self, api: Any, release: Release, branch: str) -> str:
         message = f"{release.name} version {release.version}"

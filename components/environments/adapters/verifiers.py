@@ -214,10 +214,8 @@ class VerifiersWorker:
         try:
             await self._ask({"action": "open", "play": True, **json.loads(config)}, timeout)
         except RequestFailed as error:
-            self._process.kill()
             raise SpecError([Problem("environment.taskset", str(error)[:LONGEST_ERROR])]) from None
         except TimeoutError:
-            self._process.kill()
             text = f"verifiers: reading tasks timed out after {timeout:g} s (environment.start_timeout)"
             raise EnvironmentFailed(text) from None
 
@@ -232,6 +230,11 @@ class VerifiersWorker:
     def stop(self, episode: str) -> None:
         """Cancel an episode."""
         self._process.request({"action": "stop", "episode": episode})
+
+    async def kill(self) -> None:
+        """Kill the subprocess without blocking the event loop."""
+        await asyncio.to_thread(self._process.kill)
+        self._end_with_loop.cancel()
 
     @property
     def alive(self) -> bool:
@@ -271,7 +274,11 @@ async def get_worker(config: str, launch: LaunchOptions) -> VerifiersWorker:
 
     async def start() -> VerifiersWorker:
         worker = VerifiersWorker(launch)
-        await worker.open(config, launch.start_timeout)
+        try:
+            await worker.open(config, launch.start_timeout)
+        except BaseException:
+            await worker.kill()
+            raise
         return worker
 
     task = workers.get((config, launch))

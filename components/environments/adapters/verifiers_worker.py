@@ -143,7 +143,7 @@ class EpisodeWorker:
         return await self.next_event(episode)
 
     async def next_event(self, episode: str) -> dict[str, Any]:
-        event = await self.events[episode].get()
+        event = await self.events[episode].get()  # `stop` drops the queue while this waits
         if "ended" in event:
             self.events.pop(episode, None)
         return event
@@ -152,8 +152,13 @@ class EpisodeWorker:
         """Cancel an episode."""
         if episode in self.playing:
             self.playing.pop(episode).cancel()
+        self.put_event(episode, {"ended": {"ok": False, "errors": ["the episode was stopped"]}})
+        self.events.pop(episode, None)
+
+    def put_event(self, episode: str, event: dict[str, Any]) -> None:
+        """Report an event, unless the episode was stopped."""
         if episode in self.events:
-            self.events[episode].put_nowait({"ended": {"ok": False, "errors": ["the episode was stopped"]}})
+            self.events[episode].put_nowait(event)
 
     async def close(self) -> None:
         tasks = [*self.playing.values(), *([self.server] if self.server else [])]
@@ -172,7 +177,7 @@ class EpisodeWorker:
                 return web.json_response({"error": {"message": "several model calls at once"}}, status=400)
             self.answers[episode] = asyncio.get_running_loop().create_future()
             ask = {"messages": body["messages"], "tools": body.get("tools") or []}
-            self.events[episode].put_nowait({"ask": ask})
+            self.put_event(episode, {"ask": ask})
             message = await self.answers[episode]
             calls = message.get("tool_calls") or None
             choice = {
@@ -208,8 +213,9 @@ class EpisodeWorker:
             ended = {"ok": False, "errors": [f"{type(error).__name__}: {error}"[:1000]]}
         finally:
             self.playing.pop(episode, None)
-            self.answers.pop(episode, None)
-        self.events[episode].put_nowait({"ended": ended})
+            if (unanswered := self.answers.pop(episode, None)) is not None:
+                unanswered.cancel()
+        self.put_event(episode, {"ended": ended})
 
 
 def summarize(result: Any) -> dict[str, Any]:

@@ -134,9 +134,11 @@ class _Processes:
             raise EnvironmentFailed(f"cannot start the SQL process: {error}") from error
         try:
             process.ready.result(START)
-        except (ProcessExited, TimeoutError) as error:
+        except ProcessExited as error:
+            raise EnvironmentFailed(f"the SQL process exited at its start: {error}") from None
+        except TimeoutError:
             process.kill()
-            raise EnvironmentFailed(f"the SQL process was not ready within {START:g} s: {error}") from None
+            raise EnvironmentFailed(f"the SQL process was not ready within {START:g} s") from None
         return process
 
 
