@@ -89,7 +89,7 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
 
     @abstractmethod
     def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        """Return the largest number of gradient steps on these trajectories, for the progress display. new_critic:
+        """Return the number of gradient steps on this many histories, for the progress display. new_critic:
         True if the training starts without a critic."""
 
     def critic(self, policy: Policy) -> TrainedModule | None:
