@@ -38,8 +38,9 @@ LEARNING_RATE = 1e-9
 def demonstrations(count: int) -> list[Any]:
     from components.environments.worlds.shop import Shop
     from components.rollout.collector import choose_scenarios, demonstrate
+    from components.rollout.formats import Presentation
 
-    return demonstrate(Shop, choose_scenarios(Shop().scenarios("train"), count, 0, 0))
+    return demonstrate(Shop, choose_scenarios(Shop().scenarios("train"), count, 0, 0), Presentation())
 
 
 class Ours:
