@@ -225,7 +225,7 @@ def test_unreachable_cluster_ends_the_wait(tmp_path):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (NoCloudAccessError("Cloud access is not set up."), r"no access to aws: `sky check`.*docs/cloud\.md"),
+        (NoCloudAccessError("Cloud access is not set up."), r"no access to aws: `sky check`.*docs/guides/cloud\.md"),
         (
             ResourcesUnavailableError("x", [Exception("VcpuLimitExceeded: your quota is 0")]),
             r"H100:1 on aws is not available: VcpuLimitExceeded.*The quota is exceeded: ask the provider",
