@@ -66,6 +66,9 @@ class Target(Spec):
     called_by_name: ClassVar[bool] = False
     """True if the caller passes every parameter by name, except those that a config binds."""
 
+    built_in: ClassVar[tuple[str, ...]] = ()
+    """Packages of the project, besides `components`, from which this kind of target may come."""
+
     model_config = ConfigDict(validate_by_name=True)
 
     @model_validator(mode="before")
@@ -77,7 +80,7 @@ class Target(Spec):
                 "target", "expected a class or function with its arguments, as {e}", {"e": example}
             )
         path, arguments = data["_target_"], {k: v for k, v in data.items() if k != "_target_"}
-        component = allowed_component(path, (info.context or {}).get("allow", ()))
+        component = allowed_component(path, (*(info.context or {}).get("allow", ()), *cls.built_in))
         return {"target": path, "arguments": _check_arguments(path, component, arguments, info.context, cls)}
 
     def below(self, place: str = "") -> Iterator[tuple[str, Target]]:

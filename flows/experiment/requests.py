@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
@@ -141,28 +142,22 @@ class Requests:
         part = self._data["warmup"] if warmup else self._data
         return self.request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
-    def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
-        """Return the request for the warmup training."""
-        part = self._training(self._data["warmup"]["algorithm"])
-        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
-        return self.request("train", part, inputs, seed=self.spec.seed)
-
     def feedback(self, data: FeedbackData) -> Request:
         """Return the request for the episodes that the answers refer to."""
         assert self.spec.feedback is not None
         part = {"path": data.path, "answers": data.answers, "learns": list(self.spec.feedback.learns)}
         return self.request("feedback", part, dict(data.artifacts))
 
-    def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
-        """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
-        train further."""
-        assert self.spec.feedback is not None
-        part = self._training(self._data["feedback"]["algorithm"])
-        inputs: dict[str, Artifact | None] = dict.fromkeys(("trajectories", "scores", "selection"), feedback)
-        inputs["start"] = start
-        if self.spec.feedback.algorithm.reference_is_start:
-            inputs["reference"] = start
-        return self.request("train", part, inputs, seed=self.spec.seed)
+    def train_once(
+        self, inputs: Mapping[str, Artifact], *, algorithm: AlgorithmSpec, start: Artifact | None
+    ) -> Request:
+        """Return the request for a training outside of the rounds.
+
+        inputs: trajectories, scores and selection by input name. start: policy to train further."""
+        request: dict[str, Artifact | None] = {**inputs, "start": start}
+        if algorithm.reference_is_start:
+            request["reference"] = start
+        return self.request("train", self._training(algorithm.model_dump(mode="json")), request, seed=self.spec.seed)
 
     def train(
         self,

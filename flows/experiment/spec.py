@@ -30,6 +30,7 @@ from components.tracking.spec import TrackingSpec
 from flows.experiment import checks
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec
+from flows.experiment.flow import DEFAULT_FLOW, FlowTarget
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, ServeSpec, WarmupSpec
 from flows.terminal.arguments import DEFAULT_ROOT, root_folder
@@ -51,7 +52,9 @@ class ExperimentSpec(Spec):
     store: str | None = None
     """URI of an artifact store that several machines share, such as `s3://BUCKET/PREFIX`; the artifacts below `root`
     are then a working copy. Credentials come from the environment. null: artifacts exist below `root` only."""
-    rounds: int = Field(4, ge=0, le=100_000)
+    flow: FlowTarget = Field(default_factory=lambda: FlowTarget.model_validate({"_target_": DEFAULT_FLOW}))
+    """Recipe that the run executes. Keys below it are the recipe's own."""
+    rounds: int = Field(0, ge=0, le=100_000)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")
     """RUN@STEP: start from the policy of another run below the same root after its round STEP (0: after its warmup), in

@@ -35,8 +35,7 @@ from flows.history.records import Notice, Records
 from flows.history.store_reader import StoreReader
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import check_schema, stage_and_spec
@@ -120,7 +119,7 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
     notices: list[Notice] = []
     guard_error = None
     try:
-        online_rl(RecipeRun(planner.call, planner.beside, start, on_notice=notices.append), spec)
+        Run(spec, planner.call, planner.beside, start, on_notice=notices.append).execute()
     except GuardTriggered as error:
         guard_error = error
     missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *deployment_problems(spec))]
