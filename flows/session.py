@@ -27,6 +27,7 @@ from flows.experiment.requests import StageRunner
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord, recording
+from flows.recipes.rehearsal import rehearse
 from flows.recipes.run import Run
 from flows.recipes.stage_calls import Prune
 from flows.release import approval, deployment
@@ -83,6 +84,7 @@ def run(
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     starting_point = StartingPoint.resolve(spec, context.store)
+    rehearse(spec, starting_point)
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
     BeforeValidator,
@@ -96,6 +96,14 @@ class Target(Spec):
     @model_serializer
     def _flat(self) -> dict[str, Any]:
         return {"_target_": self.target, **to_jsonable_python(self.arguments)}
+
+    def parameters(self) -> list[str]:
+        """Return the names of the arguments that it accepts."""
+        return list(settable(self.factory(), self.called_with))
+
+    def with_arguments(self, **arguments: Any) -> Self:
+        """Return the target with other values of these arguments, which are not validated."""
+        return self.model_copy(update={"arguments": {**self.arguments, **arguments}})
 
     def factory(self) -> Callable[..., Any]:
         """Return the class or function."""

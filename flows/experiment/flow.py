@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from components.errors import Problem
 from components.specs import Target
-from components.specs.target import locate, target_error
+from components.specs.target import is_below, locate, target_error
 
 SHARED_KEYS = ("rounds", "fork", "early_stopping", "warmup", "replay", "ewc", "feedback", "reward_model")
 """Top-level keys that only some recipes read."""
@@ -58,6 +58,11 @@ class FlowTarget(Target):
         return self.target.rpartition(".")[2]
 
     @property
+    def is_built_in(self) -> bool:
+        """True for a recipe of the project."""
+        return any(is_below(self.target, package) for package in self.built_in)
+
+    @property
     def reads(self) -> frozenset[str]:
         """Shared keys that the recipe reads."""
         return self.factory().reads  # type: ignore[attr-defined]
@@ -72,9 +77,9 @@ def unread_keys(data: Mapping[str, Any], allow: list[str]) -> Iterator[Problem]:
     name = str(path).rpartition(".")[2]
     for key in SHARED_KEYS:
         if key in data and key not in reads:
-            yield Problem(key, unread_message(key, name))
+            yield Problem(key, unread_message(name))
 
 
-def unread_message(key: str, flow: str) -> str:
+def unread_message(flow: str) -> str:
     """Return the message for a shared key that a flow does not read."""
     return f"flow={flow} does not read it; remove it, or choose a flow that does, such as flow=online_rl"

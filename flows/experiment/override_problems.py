@@ -14,6 +14,7 @@ from components.errors import Problem
 from components.redaction import mask_text
 from components.specs import names_below, nearest
 from flows.experiment.config_loader import Loader
+from flows.experiment.flow import SHARED_KEYS, unread_message
 from flows.experiment.spec import ExperimentSpec
 
 
@@ -49,6 +50,8 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
             return Problem(key, message, _below(parents, nearest(last, valid)))
     if parent is None and (override.is_add() or override.is_force_add()) and _accepts_new_keys(plain, parents):
         return None
+    if key.partition(".")[0] in SHARED_KEYS and key.partition(".")[0] not in config:
+        return Problem(key, unread_message(plain["flow"]["_target_"].rpartition(".")[2]))
     if parents and parent is None and has_key(config, ".".join(parents)):
         path = ".".join(parents)
         value = override.get_value_element_as_str()

@@ -28,6 +28,11 @@ class Episodes:
         """Return the episodes of an artifact that holds trajectories, scores and selection, such as imported data."""
         return cls(name, step, artifact, artifact, artifact)
 
+    @property
+    def success(self) -> float:
+        """Success rate; 0 if it is unknown: in a plan, or without a finished episode."""
+        return self.trajectories.metrics.get("success", 0.0)
+
     def inputs(self) -> dict[str, Artifact]:
         """Return the artifacts by name of the training input. Raises SpecError without scores or selection."""
         missing = [step for step, value in (("judge", self.scores), ("filter", self.selection)) if value is None]

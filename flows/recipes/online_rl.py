@@ -14,14 +14,13 @@ from flows.recipes.stage_calls import Policy
 @recipe(*SHARED_KEYS)
 def online_rl(run: Run, spec: ExperimentSpec) -> Policy:
     """Run the stages of an experiment in order; of a fork, those after its starting step. Return the last policy."""
-    warmup = spec.warmup if run.start.fork is None else None
+    warms_up = spec.warmup is not None and run.start.fork is None
     feedback = run.start.feedback is not None
-    policy = run.begin(pretrains=warmup is not None or feedback)
-    if warmup is not None:
-        policy = run.train([run.demonstrations()], "sft", algorithm=warmup.algorithm, start=policy)
-        run.evaluate(policy, "sft")
+    policy = run.begin(pretrains=warms_up or feedback)
+    if warms_up:
+        policy, _ = run.warm_up(policy)
     if feedback:
         policy = run.train_on_feedback(policy)
     for round in run.rounds(policy):
-        policy = round.train(round.gather())
-    return policy
+        round.train(round.gather())
+    return run.policy

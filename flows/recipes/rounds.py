@@ -61,9 +61,9 @@ class Rounds:
                     break
             self.models.follow(number, self.policy.checkpoint)
 
-    def gather(self, policy: Policy, number: int, call: StageRunner) -> list[Episodes]:
+    def gather(self, run: StageCalls, policy: Policy, number: int, call: StageRunner) -> list[Episodes]:
         """Collect, judge and filter the episodes of a round, with refills after the filter kept too few scenarios."""
-        spec, requests, models = self.run.spec, self.run.requests, self.models.current
+        spec, requests, models = run.spec, run.requests, self.models.current
 
         def gather(name: str, request: Request) -> Episodes:
             trajectories = call(f"collect[{name}]", number, request)
@@ -103,12 +103,14 @@ class Round:
         """Policy at its end."""
         self._rounds = rounds
 
-    def gather(self) -> list[Episodes]:
+    def gather(self, using: StageCalls | None = None) -> list[Episodes]:
         """Collect, judge and filter the episodes of the round; with `collect.overlap` they exist already. The first
-        item is the round's collection, those of refills follow. Raises GuardTriggered."""
+        item is the round's collection, those of refills follow. Raises GuardTriggered.
+
+        using: stages with other sections of the experiment (`Run.using`); by default the run's own."""
         rounds, guards = self._rounds, self._rounds.run.guards
         if rounds.background is None:
-            gathered = rounds.gather(self.policy, self.number, rounds.run.call)
+            gathered = rounds.gather(using or rounds.run, self.policy, self.number, rounds.run.call)
         else:
             gathered = rounds.background.value
         first = gathered[0].inputs()
@@ -137,7 +139,7 @@ class Round:
         rounds.earlier.insert(0, inputs)
         label = f"train[{number}]"
         overlaps = run.spec.collect.overlap and number < run.spec.rounds
-        work = partial(rounds.gather, self.policy, number + 1)
+        work = partial(rounds.gather, run, self.policy, number + 1)
         with run.background(label, work) if overlaps else nullcontext() as rounds.background:
             checkpoint = run.call(label, number, request)
         self.trained = Policy(checkpoint, number)

@@ -5,8 +5,10 @@ Steps: round r is step r, stages before the rounds have step 0, the untrained mo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
@@ -70,6 +72,19 @@ class StageCalls:
         """Data of the trainings before the rounds, latest first."""
         self._evaluated: Policy | None = None
 
+    @property
+    def policy(self) -> Policy:
+        """Policy that was trained last; the base model before the first training."""
+        return Policy(self.outcome.checkpoint, self.outcome.step)
+
+    def using(self, **sections: Any) -> Self:
+        """Return the stages of this run with other sections of the experiment, such as another `environment`. Labels,
+        outcome and guards are shared, so give its stages names of their own."""
+        calls = copy.copy(self)
+        calls.spec = self.spec.model_copy(update=sections)
+        calls.requests = Requests(calls.spec)
+        return calls
+
     def begin(self, *, pretrains: bool = False) -> Policy:
         """Return the base model, or the policy of the forked run, after its evaluation `start`.
 
@@ -130,6 +145,16 @@ class StageCalls:
         first = {name: inputs[name] for name in FED}
         self.trained_before = [first, *self.trained_before]
         return policy
+
+    def warm_up(self, policy: Policy) -> tuple[Policy, list[Episodes]]:
+        """Return the policy after the supervised `warmup`, evaluated as `sft`, and the demonstrations. Without a warmup
+        return the policy itself."""
+        if self.spec.warmup is None:
+            return policy, []
+        demonstrations = self.demonstrations()
+        policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
+        self.evaluate(policy, "sft")
+        return policy, [demonstrations]
 
     def train_on_feedback(self, policy: Policy) -> Policy:
         """Return the policy after training on human feedback, evaluated as `feedback`."""
