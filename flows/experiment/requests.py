@@ -193,7 +193,7 @@ class Requests:
         """Return the request for the export of a policy. step: round after which the policy was trained."""
         # The export depends on the policy, which is an input. It does not depend on the rules that ended the rounds, on
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
-        irrelevant = ("early_stopping", "guards", "store", "calibrate", "serve")
+        irrelevant = ("early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         unread = ("approve", "approve_timeout", "margin", "target", "canary")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -46,6 +46,8 @@ class ExperimentSpec(Spec):
     """Name of the experiment in MLflow and of the exported model."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of all random number generators of the run."""
+    seeds: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(None, min_length=1)
+    """Seeds of a sweep: one run for each, and means over them. It takes the place of `seed`. null: one run."""
     root: str = Field(None, validate_default=True)
     """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Validation makes it absolute:
     a relative path is relative to the working directory; null means `runs` beside the code."""

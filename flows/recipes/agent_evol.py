@@ -20,7 +20,7 @@ def agent_evol(run: Run, spec: ExperimentSpec, *, evolve_from: EvolveFrom = "bas
 
     evolve_from: policy that each training starts from: the base model, as in the paper, the cloned policy, or that of
     the round before."""
-    start, data = run.warm_up(run.begin(pretrains=spec.warmup is not None))
+    start, data = run.warm_up(run.begin())
     for round in run.rounds(start):
         data += round.gather()
         policies = {"base": Policy(), "start": start, "last": round.policy}

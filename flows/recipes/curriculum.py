@@ -27,7 +27,7 @@ def curriculum(
     levels: difficulties, from easy to hard. threshold: success rate of a round at which the next level is added."""
     if "difficulties" not in spec.environment.parameters():
         raise SpecError([Problem("flow", f"curriculum: {spec.environment.target} has no difficulties to choose from")])
-    policy, _ = run.warm_up(run.begin(pretrains=spec.warmup is not None))
+    policy, _ = run.warm_up(run.begin())
     reached = 1
     for round in run.rounds(policy):
         environment = spec.environment.with_arguments(difficulties=levels[:reached])

@@ -14,13 +14,8 @@ from flows.recipes.stage_calls import Policy
 @recipe(*SHARED_KEYS)
 def online_rl(run: Run, spec: ExperimentSpec) -> Policy:
     """Run the stages of an experiment in order; of a fork, those after its starting step. Return the last policy."""
-    warms_up = spec.warmup is not None and run.start.fork is None
-    feedback = run.start.feedback is not None
-    policy = run.begin(pretrains=warms_up or feedback)
-    if warms_up:
-        policy, _ = run.warm_up(policy)
-    if feedback:
-        policy = run.train_on_feedback(policy)
+    policy, _ = run.warm_up(run.begin())
+    policy = run.train_on_feedback(policy)
     for round in run.rounds(policy):
         round.train(round.gather())
     return run.policy

@@ -85,14 +85,21 @@ class StageCalls:
         calls.requests = Requests(calls.spec)
         return calls
 
+    @property
+    def warms_up(self) -> bool:
+        """True if the run has a supervised warmup; a fork continues after that of its source run."""
+        return self.spec.warmup is not None and self.start.fork is None
+
     def begin(self, *, pretrains: bool = False) -> Policy:
         """Return the base model, or the policy of the forked run, after its evaluation `start`.
 
-        pretrains: True if a training before the rounds follows; the evaluation then has the step before it."""
+        pretrains: True if a training before the rounds follows, besides a warmup and feedback. The evaluation has the
+        step before such a training."""
         fork = self.start.fork
         policy = Policy(fork.checkpoint, fork.step) if fork else Policy()
         self._adopt(policy)
-        self.evaluate(policy, "start", step=policy.step - 1 if pretrains else policy.step)
+        before = pretrains or self.warms_up or self.start.feedback is not None
+        self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
         return policy
 
     def evaluate(self, policy: Policy, name: str, step: int | None = None) -> Artifact:
@@ -149,16 +156,19 @@ class StageCalls:
     def warm_up(self, policy: Policy) -> tuple[Policy, list[Episodes]]:
         """Return the policy after the supervised `warmup`, evaluated as `sft`, and the demonstrations. Without a warmup
         return the policy itself."""
-        if self.spec.warmup is None:
+        if not self.warms_up:
             return policy, []
+        assert self.spec.warmup is not None
         demonstrations = self.demonstrations()
         policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
         self.evaluate(policy, "sft")
         return policy, [demonstrations]
 
     def train_on_feedback(self, policy: Policy) -> Policy:
-        """Return the policy after training on human feedback, evaluated as `feedback`."""
-        assert self.start.feedback is not None
+        """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the
+        policy itself."""
+        if self.start.feedback is None:
+            return policy
         assert self.spec.feedback is not None
         answers = self.call("feedback", policy.step, self.requests.feedback(self.start.feedback))
         data = [Episodes.of("feedback", policy.step, answers)]

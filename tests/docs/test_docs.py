@@ -52,6 +52,7 @@ SECTIONS = {
             "own_agent",
             "own_reward",
             "own_algorithm",
+            "own_recipe",
             "judges",
             "human_feedback",
             "sweeps",
