@@ -22,6 +22,7 @@ from flows.experiment.compose import compose
 from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.early_stopping import EarlyStoppingSpec
+from flows.experiment.flow import SHARED_KEYS
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal.help import describe
@@ -42,6 +43,7 @@ GROUPS = {
     "experiment": 26,
     "feedback": 3,
     "filter": 12,
+    "flow": 4,
     "inference": len(ENGINES),
     "judge_model": len(JUDGE_MODELS),
     "model": 4,
@@ -175,9 +177,10 @@ def test_every_key_is_written_out(file):
         for part in place:
             inside = (inside or {}).get(part)
         if inside is not None:
-            assert set(inside) == set(names_below(ExperimentSpec, data, place)) or place == ["warmup"] == [
-                file.parts[0]
-            ]
+            expected = set(names_below(ExperimentSpec, data, place))
+            if not place:
+                expected -= set(SHARED_KEYS) - compose(overrides(file)).flow.reads
+            assert set(inside) == expected or place == ["warmup"] == [file.parts[0]]
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
