@@ -6,8 +6,8 @@ the mean reward.
 
 - Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209) for one episode per scenario. Episodes of the
   same scenario are not independent, so with several of them the bootstrap over scenarios is used.
-- Means of rewards, turns, and pass@k and pass^k: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter 13), with all
-  episodes of a sampled scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
+- Means of rewards, turns, pass@k and pass^k: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter
+  13), with all episodes of a sampled scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
 - Success, two policies on the same scenarios: Newcombe's square-and-add method for paired proportions, with continuity
   correction of the correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10). It keeps its coverage if
   few or no scenarios change. It does not apply to several episodes per scenario; then the paired bootstrap over
@@ -186,8 +186,8 @@ def _measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         },
         "unscored": sum(trajectory.reward is None for trajectory in finished),
         "success": _success(finished),
-        "reward": _mean(finished, lambda trajectory: trajectory.reward),
-        "turns": _mean(finished, lambda trajectory: trajectory.metrics.get("turns")),
+        "reward": mean_measure(finished, lambda trajectory: trajectory.reward),
+        "turns": mean_measure(finished, lambda trajectory: trajectory.metrics.get("turns")),
     }
 
 
@@ -232,13 +232,13 @@ def _success(finished: Sequence[Trajectory]) -> dict[str, Any]:
     if not outcomes:
         return dict(_EMPTY)
     if len({trajectory.group for trajectory in finished}) < len(finished):
-        return _mean(finished, lambda trajectory: float(trajectory.success))
+        return mean_measure(finished, lambda trajectory: float(trajectory.success))
     low, high = wilson(sum(outcomes), len(outcomes))
     return {"mean": fmean(outcomes), "low": low, "high": high, "n": len(outcomes)}
 
 
-def _mean(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
-    """Return the mean of a value over the episodes that have one, with its interval."""
+def mean_measure(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
+    """Return the mean of a value over the episodes that have one, with its interval: a measure as in `summarise`."""
     groups = [[value(trajectory) for trajectory in group] for group in by_scenario(trajectories).values()]
     clusters = [cluster for group in groups if (cluster := [x for x in group if x is not None])]
     values = [x for cluster in clusters for x in cluster]

@@ -42,8 +42,8 @@ def usage_of(completion: dict[str, Any], cost: Callable[[int, int], float | None
     """Return the token counts that the server reports; None if it reports none. cost: cost of these numbers of prompt
     and completion tokens."""
     usage = completion.get("usage") or {}
-    read, written = (usage.get(f"{kind}_tokens") for kind in ("prompt", "completion"))
-    if not all(isinstance(count, int) and count >= 0 for count in (read, written)):
+    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(read, int) or not isinstance(written, int) or min(read, written) < 0:
         return None
     return Usage(read, written, cost(read, written))
 

@@ -118,7 +118,11 @@ def _said(text: str) -> dict[str, Any]:
 
 def _called(name: str, arguments: Any) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+    }
 
 
 def _value(rng: random.Random, schema: dict[str, Any], words: Sequence[str], definitions: Any = None) -> Any:

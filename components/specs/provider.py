@@ -31,9 +31,7 @@ def check_extra(extra: dict[str, Any], path: str) -> dict[str, Any]:
     a reserved parameter."""
     for name in extra:
         if is_secret(name):
-            raise ValueError(
-                f"no secrets such as {name}; name the environment variable instead: {path}.key_variable"
-            )
+            raise ValueError(f"no secrets such as {name}; name the environment variable instead: {path}.key_variable")
         if name in RESERVED_PARAMETERS:
             raise ValueError(f"parameters other than {name}, which is reserved")
     return extra

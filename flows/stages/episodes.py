@@ -196,7 +196,7 @@ def play(
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
     listener = _StageListener(episodes, live, requested)
     try:
-        with _own_agent(None if actor.random else agent.function, engine, limits.timeout) as own_agent:
+        with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
             player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)
             trajectories = run_episodes(
                 engine, pool, requests, limits, player=player, finished=finished, listener=listener
@@ -266,9 +266,9 @@ def _random_player(agent: AgentSpec) -> Player:
 
 
 @contextmanager
-def _own_agent(function: Target | None, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
+def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
     """Provide the agent of `agent.function` with its endpoint; None if it is not set."""
-    if function is None:
+    if agent.function is None:
         yield None
         return
     from components.inference.app import AppOptions
@@ -279,7 +279,7 @@ def _own_agent(function: Target | None, engine: Any, timeout: float) -> Iterator
     with ModelServer(
         engine, MODEL, AppOptions(engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens)
     ) as server:
-        yield OwnAgent(function.build(), server.url, engines)
+        yield OwnAgent(agent.function.build(), server.url, engines)
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -24,6 +24,8 @@ NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
 }  # fmt: skip
 """Fields that do not determine answers: address, timeouts, limits, price and batching."""
+
+
 class JudgeModelSpec(Spec):
     """Base class of judge models. A subclass that is a model has a `name`."""
 
