@@ -211,8 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from flows.terminal.overrides import mask_overrides
 
     try:
-        names, samples, rest = own_keys(options.overrides)
-        spec = check(rest, config_dir=options.config_dir, named=True)[0]
+        names, samples, remaining = own_keys(options.overrides)
+        spec = check(remaining, config_dir=options.config_dir, named=True)[0]
         result = evaluate(spec, names, samples, overrides=mask_overrides(options.overrides), html=options.html)
     except (SpecError, ResourceError) as error:
         print(error, file=sys.stderr)

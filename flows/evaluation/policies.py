@@ -52,21 +52,21 @@ PolicyName = str | dict[str, Any]
 
 def own_keys(overrides: Sequence[str]) -> tuple[list[PolicyName], int, list[str]]:
     """Return the policies, the samples, and the overrides of the experiment. Raises SpecError."""
-    given = {key: text for key, _, text in (line.partition("=") for line in overrides) if key in (KEY, SAMPLES)}
-    rest = [line for line in overrides if line.partition("=")[0] not in (KEY, SAMPLES)]
+    own = {key: text for key, _, text in (line.partition("=") for line in overrides) if key in (KEY, SAMPLES)}
+    remaining = [line for line in overrides if line.partition("=")[0] not in (KEY, SAMPLES)]
     problems = []
-    names = _items(given.get(KEY, ""))
+    names = _items(own.get(KEY, ""))
     if names is None:
-        problems.append(Problem(KEY, f"is {given[KEY]!r:.200}, which is no list; expected one such as {EXAMPLE}"))
+        problems.append(Problem(KEY, f"is {own[KEY]!r:.200}, which is no list; expected one such as {EXAMPLE}"))
     elif not names:
         problems.append(Problem(KEY, f"is empty; expected the policies to compare, such as {EXAMPLE}"))
-    text = given.get(SAMPLES, "1")
+    text = own.get(SAMPLES, "1")
     samples = int(text) if re.fullmatch(r"[0-9]{1,4}", text) else 0
     if samples < 1:
         problems.append(Problem(SAMPLES, f"is {text!r}; expected a whole number from 1 to 9999, episodes per scenario"))
     if problems:
         raise SpecError(problems)
-    return names or [], samples, rest
+    return names or [], samples, remaining
 
 
 def _items(text: str) -> list[PolicyName] | None:

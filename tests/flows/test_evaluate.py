@@ -21,6 +21,7 @@ from flows.recipes.online_rl import online_rl
 from flows.recipes.recipe_run import RecipeRun
 from flows.stages.base import Context
 from flows.terminal.console import Console
+from tests.docs.pages import ROOT, commands, words
 from tests.flows.pretend import pretend
 from tests.rewards.judge_server import Reply, judge_server
 
@@ -174,6 +175,23 @@ def test_an_environment_of_free_text_has_no_random_policy_and_one_without_soluti
     assert "random: FreeText takes free text and lists no legal actions" in capsys.readouterr().err
     assert command.main([*line, "policies=[solver]"]) == 2
     assert "solver: tests.flows.free_text.FreeText has no solver" in capsys.readouterr().err
+
+
+def guide_commands():
+    """Return the arguments of the commands of the guide."""
+    return [words(line)[3:] for line in commands(ROOT / "docs" / "guides" / "compare_policies.md")]
+
+
+@pytest.mark.parametrize("arguments", guide_commands(), ids=" ".join)
+def test_the_commands_of_the_guide_run(evaluated, monkeypatch, arguments):
+    """With the tiny model in place of the quickstart's."""
+    assert arguments[0] == "+experiment=quickstart"
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with judge_server(lambda asked: Reply(say="Answer: It is done."), models=["gpt-4.1-mini"]) as server:
+        monkeypatch.setenv("OPENAI_API_BASE", server.url)
+        code, result, stderr = evaluated(*[word for word in arguments[1:] if word != "--json"])
+    assert code == 0, stderr
+    assert len(result["policies"]) == 1 + arguments[1].split("{")[0].count(",")
 
 
 def test_names_are_read_as_they_are_written():

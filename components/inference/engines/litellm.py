@@ -19,6 +19,7 @@ from components.json_client import ClientTimeouts, FailedAttempt, patiently
 from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
 from components.models.spec import ModelSpec
+from components.redaction import dereference
 from components.specs.provider import PriceSpec, check_extra
 from components.specs.served import VARIABLE
 
@@ -91,7 +92,8 @@ class LiteLLMEngine:
         if request.policy != self.policy:
             raise StalePolicy(f"asked for policy {request.policy}, but a provider's model is never trained")
         body = body_of(request, self.spec.model)
-        body = {name: value for name, value in (body | self.spec.extra).items() if value is not None}
+        body |= dereference(self.spec.extra, "inference.extra")
+        body = {name: value for name, value in body.items() if value is not None}
         try:
             return await patiently(lambda: self._send(body), self._patience)
         except FailedAttempt as error:
