@@ -69,6 +69,7 @@ SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
+    "litellm": ["inference.model=openai/name", "rounds=0"],
     "taught": ["collect.teacher.model.name=organisation/name", "algorithm=sft", "filter=successful"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],

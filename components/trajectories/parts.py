@@ -16,6 +16,9 @@ SOLVER, TEACHER, DEMONSTRATION, CORRECTION = SHOWN = ("solver", "teacher", "demo
 """Values of `Trajectory.policy` for demonstrations: the environment's solution, another model, a second attempt without
 its reflection, and a person's correction of the last message, which alone is trained on. They never become stale."""
 
+RANDOM = "random"
+"""Value of `Trajectory.policy` for episodes of random actions, which are never trained on."""
+
 
 def part_of(trajectory: Trajectory) -> str:
     """Return the name of the part; empty for the policy's own attempts."""

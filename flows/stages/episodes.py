@@ -30,6 +30,7 @@ from components.models.spec import ModelSpec
 from components.rollout.listener import EpisodeListener
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import AgentSpec, CollectSpec, EpisodeLimits
+from components.rollout.usage import PROVIDER_COST
 from components.specs import Target
 from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
@@ -122,9 +123,15 @@ class Actor:
     """Checkpoint that the model plays with; None: the base model."""
     adapter: Path | None = None
     """PEFT folder of a policy that is not an artifact."""
+    random: bool = False
+    """True: actions are drawn at random, without a model."""
 
     def engine(self, context: Context, kind: str = "engine") -> ModelEngine:
         """Return the loaded engine. kind: name in the cache of loaded engines."""
+        if self.random:
+            from components.rollout.random_agent import RandomEngine
+
+            return RandomEngine()
         return warm_engine(self.model, self.policy, context, self.inference, self.adapter, kind)
 
 
@@ -189,8 +196,8 @@ def play(
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
     listener = _StageListener(episodes, live, requested)
     try:
-        with _own_agent(agent, engine, limits.timeout) as own_agent:
-            player = _player(agent, own_agent, ways, other)
+        with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
+            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)
             trajectories = run_episodes(
                 engine, pool, requests, limits, player=player, finished=finished, listener=listener
             )
@@ -251,6 +258,13 @@ def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, oth
     return Player(single)
 
 
+def _random_player(agent: AgentSpec) -> Player:
+    from components.rollout.players.player import Player
+    from components.rollout.random_agent import RandomAgent
+
+    return Player(RandomAgent(agent.max_observation))
+
+
 @contextmanager
 def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
     """Provide the agent of `agent.function` with its endpoint; None if it is not set."""
@@ -269,8 +283,8 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the metrics of unscored episodes: counts, success rate, mean turns and tokens, repetition, and the share
-    of identical texts (`components.trajectories.policy_text`).
+    """Return the metrics of unscored episodes: counts, success rate, mean turns and tokens, total cost of the model's
+    provider, repetition, and the share of identical texts (`components.trajectories.policy_text`).
 
     Parts of the collection other than the policy's own attempts have separate metrics, such as `second/success`; so
     have continuations, which are not episodes."""
@@ -299,7 +313,9 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         counted = {
             name for t in finished for name in t.metrics if "/" not in name
         }  # names with a slash are labels of turns
-        for name in sorted(counted - {"sampled_tokens", CONTINUATIONS, CONTINUED_TOKENS}):
+        if PROVIDER_COST in counted:
+            values[PROVIDER_COST] = sum(t.metrics.get(PROVIDER_COST, 0.0) for t in trajectories)
+        for name in sorted(counted - {"sampled_tokens", PROVIDER_COST, CONTINUATIONS, CONTINUED_TOKENS}):
             values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
         for metric, name in ((CONTINUATIONS, "episodes"), (CONTINUED_TOKENS, "sampled_tokens")):
             if metric in counted:

@@ -190,7 +190,7 @@ def reward_model(
     if not by_turn and collect.temperature == 0:
         yield Problem("collect.temperature", "0: all episodes of a scenario would be identical; expected more than 0")
     if not inference.returns_tokens:
-        yield Problem("inference.tokens", "false, but reward_model needs the tokens of episodes; expected true")
+        yield inference.lacks_tokens("reward_model needs the tokens of episodes")
     if reward_model.models == 1 and reward_model.combine != "mean":
         yield Problem(
             "reward_model.combine",
