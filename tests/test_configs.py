@@ -37,7 +37,7 @@ GROUPS = {
     "collect": 3,
     "compute": len(PLACES) + 2,  # `fsdp` and `zero2` of torchrun
     "deploy": 6,
-    "environment": 29,
+    "environment": 30,
     "evaluate": 1,
     "experiment": 26,
     "feedback": 3,
