@@ -30,7 +30,7 @@ class RowError(ValueError):
 
 
 @dataclass(frozen=True)
-class Task:
+class RowTask:
     """Parts of a scenario, from one row."""
 
     input: dict[str, Any]
@@ -39,7 +39,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Columns:
+class DatasetColumns:
     """Columns that a scenario is made of; hashable. Its fields are arguments of the environment."""
 
     prompt: str | None
@@ -77,7 +77,7 @@ class Columns:
         """Return the columns that the template names."""
         return [match[1] for match in _FIELD.finditer(self.template or "") if match[1]]
 
-    def task(self, row: Mapping[str, Any]) -> Task:
+    def task(self, row: Mapping[str, Any]) -> RowTask:
         """Return the task of a row. Raises RowError."""
         mapped = {self.prompt, self.answer, self.demonstration}
         names = [name for name in row if name not in mapped] if self.fields is None else self.fields
@@ -90,7 +90,7 @@ class Columns:
         kind = "" if self.type is None else _value(row, self.type, "type")
         if not isinstance(kind, str | int):
             raise RowError("type", f"the type is {kind!r:.60}; expected text")
-        return Task(task, str(kind), self._difficulty(row))
+        return RowTask(task, str(kind), self._difficulty(row))
 
     def _prompt(self, row: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         if self.template is None:

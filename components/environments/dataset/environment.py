@@ -19,7 +19,7 @@ from pydantic import Field
 from components.aio import stoppable
 from components.answer_text import NUMBER, boxed, last_line, last_number
 from components.data.spec import SourceSpec
-from components.environments.dataset.columns import Columns, as_text
+from components.environments.dataset.columns import DatasetColumns, as_text
 from components.environments.dataset.store import Sources, default_cache, stored
 from components.environments.protocol import Messages, Step
 from components.environments.tools import InvalidAction, ToolEnvironment, tool
@@ -108,7 +108,7 @@ class Dataset(ToolEnvironment):
         if prompt is None and template is None:
             prompt = "prompt"
         others = None if fields is None else tuple(fields)
-        columns = Columns(
+        columns = DatasetColumns(
             prompt, template, answer, answer_after, demonstration, type, difficulty, others, success == "number"
         )
         columns.check()

@@ -24,7 +24,7 @@ from typing import Any, overload
 from components.data.files import data_files
 from components.data.sources import BrokenRow, DataRow, content_digest, rows
 from components.data.spec import SourceSpec
-from components.environments.dataset.columns import Columns, RowError
+from components.environments.dataset.columns import DatasetColumns, RowError
 from components.errors import Problem, ResourceError, SpecError
 from components.json_text import read_json
 from components.trajectories.schema import Scenario
@@ -112,7 +112,7 @@ class StoredDataset:
     """Digest of all scenarios, for stage keys."""
 
 
-def stored(sources: Sources, columns: Columns, cache: Path) -> StoredDataset:
+def stored(sources: Sources, columns: DatasetColumns, cache: Path) -> StoredDataset:
     """Return the scenarios of the sources; read and store them if their content is new.
 
     Raises SpecError for rows that cannot be used, duplicates and empty splits, and ResourceError for a source that
@@ -123,7 +123,7 @@ def stored(sources: Sources, columns: Columns, cache: Path) -> StoredDataset:
 
 
 @functools.lru_cache(maxsize=8)  # a collector creates many environments with the same dataset
-def _stored(sources: Sources, columns: Columns, cache: Path, present: tuple[Any, ...]) -> StoredDataset:
+def _stored(sources: Sources, columns: DatasetColumns, cache: Path, present: tuple[Any, ...]) -> StoredDataset:
     """present: fingerprints of the sources, so that edited files are read again."""
     contents = [(split, _content(key, source)) for split, key, source in sources.entries()]
     recipe = [VERSION, contents, sources.share, sources.drop_duplicates, asdict(columns)]
@@ -197,7 +197,7 @@ class _Findings:
         return "; ".join([*examples, *([f"and {_rows(others)} more"] if others else [])])
 
 
-def _write(sources: Sources, columns: Columns, folder: Path) -> None:
+def _write(sources: Sources, columns: DatasetColumns, folder: Path) -> None:
     """Write the scenarios of both splits and their digest. Raises SpecError."""
     broken, equal = _Findings(), _Findings()
     prompts: dict[str, set[bytes]] = {split: set() for split in SPLITS}
