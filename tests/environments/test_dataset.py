@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,23 @@ def test_the_stored_scenarios_are_reused(sums, monkeypatch):
     monkeypatch.setattr(store, "_write", None)
     assert list(Dataset(**sums).scenarios("train")) == expected
     assert [path.name for path in Path(sums["cache"]).iterdir() if path.name.startswith(".")] == []
+
+
+def test_memory_does_not_grow_with_the_texts(tmp_path):
+    """Storing, listing and choosing scenarios allocates a fraction of the size of the file."""
+    from components.rollout.collector import choose_scenarios
+
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        file.writelines(json.dumps({"prompt": f"{number} {'word ' * 400}"}) + "\n" for number in range(20_000))
+    tracemalloc.start()
+    try:
+        dataset = Dataset(path=str(path), heldout_share=0.5, cache=str(tmp_path / "cache"))
+        assert sum(1 for split in checks.SPLITS for _ in dataset.scenarios(split)) == 20_000
+        assert len(choose_scenarios(dataset.scenarios("train"), 16, 3, 0)) == 16
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 3
+    finally:
+        tracemalloc.stop()
 
 
 # Prompts

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
+import orjson
+
 from components.data.files import data_files
 from components.data.sources import BrokenRow, DataRow, content_digest, rows
 from components.data.spec import SourceSpec
@@ -93,14 +95,14 @@ class StoredScenarios(Sequence[Scenario]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self))[index]
-        return self._scenario({name: self._table.column(name)[number].as_py() for name in self._table.column_names})
+        return self._scenario(*(column[number].as_py() for column in self._table.columns))
 
     def __iter__(self) -> Iterator[Scenario]:
         for batch in self._table.to_batches():
-            yield from map(self._scenario, batch.to_pylist())
+            yield from map(self._scenario, *(column.to_pylist() for column in batch.columns))
 
-    def _scenario(self, row: Mapping[str, Any]) -> Scenario:
-        return Scenario(row["id"], json.loads(row["input"]), self._split, row["type"], row["difficulty"])
+    def _scenario(self, name: str, input: str, type: str, difficulty: int) -> Scenario:
+        return Scenario(name, orjson.loads(input), self._split, type, difficulty)
 
 
 @dataclass(frozen=True)
