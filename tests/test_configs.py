@@ -38,7 +38,7 @@ GROUPS = {
     "collect": 3,
     "compute": len(PLACES) + 2,  # `fsdp` and `zero2` of torchrun
     "deploy": 6,
-    "environment": 29,
+    "environment": 31,
     "evaluate": 1,
     "experiment": 26,
     "feedback": 3,
@@ -65,6 +65,8 @@ ANSWERS.mkdir()
 (ANSWERS / "answers.jsonl").touch()
 LABELS = Path(ALFWORLD.name) / "labels.jsonl"
 LABELS.write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
+PROMPTS = Path(ALFWORLD.name) / "prompts.jsonl"
+PROMPTS.write_text("".join(f'{{"prompt": "{number} + 1?", "answer": {number + 1}}}\n' for number in range(400)))
 SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
 NEEDED = {
     "hf": ["model.name=organisation/name"],
@@ -100,6 +102,7 @@ NEEDED = {
         "collect.scenarios=5",
         "warmup.demonstrations=5",
     ],
+    "dataset": [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache", "warmup=none"],
     "openenv": ["environment.name=guess", "environment.url=http://127.0.0.1:8000", "warmup=none"],
     "textarena": ["warmup=none"],
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
