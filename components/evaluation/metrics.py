@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from components.trajectories.groups import by_scenario
@@ -122,6 +122,18 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / shrink
     # At the ends the limit is exactly 0 or 1; rounding errors could exceed it.
     return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
+
+
+def mean_interval(values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean, its 95 % interval by Student's t distribution (`low`, `high`), and the number `n` of independent
+    values, such as the results of several seeds. The interval is None for one value."""
+    from scipy.stats import t
+
+    n, mean = len(values), fmean(values)
+    if n < 2:
+        return {"mean": mean, "low": None, "high": None, "n": n}
+    half = float(t.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
 
 
 def newcombe(*, both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
@@ -142,12 +143,6 @@ class Requests:
         part = self._data["warmup"] if warmup else self._data
         return self.request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
-    def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
-        """Return the request for the warmup training."""
-        part = self._training(self._data["warmup"]["algorithm"])
-        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
-        return self.request("train", part, inputs, seed=self.spec.seed)
-
     def import_data(self) -> Request:
         """Return the request for the import of data of one's own. Its artifact holds trajectories, scores and
         selection. Raises SpecError if the data cannot be read."""
@@ -162,16 +157,16 @@ class Requests:
         part = {"path": data.path, "answers": data.answers, "learns": list(self.spec.feedback.learns)}
         return self.request("feedback", part, dict(data.artifacts))
 
-    def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
-        """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
-        train further."""
-        assert self.spec.feedback is not None
-        part = self._training(self._data["feedback"]["algorithm"])
-        inputs: dict[str, Artifact | None] = dict.fromkeys(("trajectories", "scores", "selection"), feedback)
-        inputs["start"] = start
-        if self.spec.feedback.algorithm.reference_is_start:
-            inputs["reference"] = start
-        return self.request("train", part, inputs, seed=self.spec.seed)
+    def train_once(
+        self, inputs: Mapping[str, Artifact], *, algorithm: AlgorithmSpec, start: Artifact | None
+    ) -> Request:
+        """Return the request for a training outside of the rounds.
+
+        inputs: trajectories, scores and selection by input name. start: policy to train further."""
+        request: dict[str, Artifact | None] = {**inputs, "start": start}
+        if algorithm.reference_is_start:
+            request["reference"] = start
+        return self.request("train", self._training(algorithm.model_dump(mode="json")), request, seed=self.spec.seed)
 
     def train(
         self,
@@ -207,7 +202,7 @@ class Requests:
         """Return the request for the export of a policy. step: round after which the policy was trained."""
         # The export depends on the policy, which is an input. It does not depend on the rules that ended the rounds, on
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
-        irrelevant = ("early_stopping", "guards", "store", "calibrate", "serve")
+        irrelevant = ("early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         if self.spec.data.is_set:
