@@ -10,6 +10,7 @@ import time
 import uuid
 
 import pytest
+from flows.recipes.recipe_run import RecipeRun
 
 from components.errors import SpecError
 from flows import evaluate as command
@@ -18,7 +19,6 @@ from flows.execution.executor import Execution
 from flows.experiment.compose import compose
 from flows.history.records import RunRecord, recording
 from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
 from flows.stages.base import Context
 from flows.terminal.console import Console
 from tests.docs.pages import ROOT, commands, words
