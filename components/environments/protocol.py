@@ -39,7 +39,8 @@ class Environment(Protocol):
         ...
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the tools offered to the agent, in OpenAI's JSON format; may be empty."""
+        """Return the tools offered to the agent in the current episode, in OpenAI's JSON format; may be empty. Called
+        after `reset`."""
         ...
 
     def reset(self, scenario: Scenario) -> Messages:

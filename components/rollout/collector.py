@@ -307,8 +307,8 @@ async def _demonstration(
     environment: Environment, solver: Solver, scenario: Scenario, presentation: Presentation
 ) -> Trajectory:
     shown, max_observation = formats.make(presentation.format, presentation.limits), presentation.max_observation
-    tools = as_tools(await ask(environment.tools))
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
+    tools = as_tools(await ask(environment.tools))
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}

@@ -78,10 +78,10 @@ class RandomEngine:
 
 async def check_random(environment: Environment, scenario: Scenario) -> None:
     """Raise SpecError if the environment lists neither tools nor legal actions. scenario: any scenario of it."""
+    as_messages(await ask(environment.reset, scenario), "reset")
     tools = as_tools(await ask(environment.tools))
     if tools and [tool["function"]["name"] for tool in tools] != [ACT.name]:
         return
-    as_messages(await ask(environment.reset, scenario), "reset")
     if not await legal_actions(environment):
         raise SpecError(
             [
