@@ -23,6 +23,9 @@ SOLVER, TEACHER, DEMONSTRATION, CORRECTION, IMPORTED = SHOWN = (
 its reflection, a person's correction of the last message, which alone is trained on, and data of the user's own. They
 never become stale."""
 
+RANDOM = "random"
+"""Value of `Trajectory.policy` for episodes of random actions, which are never trained on."""
+
 
 def part_of(trajectory: Trajectory) -> str:
     """Return the name of the part; empty for the policy's own attempts."""

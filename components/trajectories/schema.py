@@ -34,7 +34,7 @@ class Scenario:
     type: str = ""
     """Task type, for reports by type."""
     difficulty: int = 0
-    """Difficulty from 1 (easy) to 5 (hard); 0 means unknown."""
+    """Difficulty from 1 (easy), in most environments to 5 (hard); 0 means unknown."""
 
 
 @dataclass(slots=True, frozen=True)

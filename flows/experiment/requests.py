@@ -39,16 +39,20 @@ class Requests:
             self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
         self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
 
-    def evaluate(self, policy: Artifact | None) -> Request:
-        """Return the request for a held-out evaluation. policy: checkpoint; None for the base model."""
-        greedy = self.spec.evaluate.temperature == 0
+    def evaluate(
+        self, policy: Artifact | None, *, actor: Literal["policy", "solver", "random"] = "policy", samples: int = 1
+    ) -> Request:
+        """Return the request for a held-out evaluation. policy: checkpoint; None for the base model. samples: episodes
+        per scenario."""
+        seedless = actor == "solver" or (actor == "policy" and self.spec.evaluate.temperature == 0)
         part = {
             "model": self.spec.model.base(),
             **self._parts("environment", "reward", "agent", "evaluate", "inference", "judge"),
         }
         if self.spec.evaluate.reward is not None:
             part["reward"] = self._data["evaluate"]["reward"]
-        return self.request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
+        part |= {"actor": actor, "samples": samples}
+        return self.request("evaluate", part, {"policy": policy}, seed=0 if seedless else self.spec.seed)
 
     def demonstrate(self) -> Request:
         """Return the request for the demonstrations of the warmup, by a teacher or the environment's solver."""

@@ -10,7 +10,7 @@ from components.errors import Problem, SpecError
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
-from flows.recipes.stage_calls import Policy
+from flows.recipes.stage_calls import PolicyVersion
 
 
 @recipe("rounds", "early_stopping", "warmup")
@@ -20,7 +20,7 @@ def curriculum(
     *,
     levels: Annotated[list[int], Field(min_length=1)],
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7,
-) -> Policy:
+) -> PolicyVersion:
     """Train on the first level, and on one more after each round whose success rate reaches the threshold. Evaluations
     are on all difficulties of `environment`.
 

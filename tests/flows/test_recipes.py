@@ -124,7 +124,7 @@ def test_it_runs_to_its_export_and_again_from_the_cache(mine, monkeypatch, capsy
 
 
 BROKEN = {
-    "return None": "until_goal returned NoneType; expected the trained Policy: return policy",
+    "return None": "until_goal returned NoneType; expected the trained policy: return policy",
     "return run.train([run.collect(run.begin())], 'x', algorithm=spec.algorithm, start=run.policy)": (
         "trains on the episodes 1, which did not pass run.judge and run.filter; call it before train"
     ),
