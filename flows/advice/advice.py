@@ -123,5 +123,7 @@ def _notes(situation: Situation, rule: Rule, lines: Sequence[str]) -> list[str]:
     if situation.judge is not None and any(line.startswith("judge_model@") for line in lines):
         notes.append("measure the judge before you train on it: python -m flows.calibrate with the same overrides")
     if rule.warms_up and "warmup=none" in lines:
-        notes.append("the environment has no solver, so there is no warmup; use warmup=teacher with a larger model")
+        notes.append(
+            "the environment has no solver, so there is no warmup; warmup=teacher takes a larger model's episodes"
+        )
     return notes

@@ -15,7 +15,7 @@ def _read(columns: Columns) -> DataExample:
 
 FORM = Form(
     "ground_truth",
-    "a prompt and its true answer; for its reward-driven use see environment=dataset",
+    "a prompt and its true answer; to learn from rewards instead: environment=dataset",
     {
         "prompt": ("prompt", "question", "problem", "query"),
         "ground_truth": ("ground_truth", "answer", "solution", "target"),
