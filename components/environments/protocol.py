@@ -64,6 +64,15 @@ class Solver(Protocol):
 
 
 @runtime_checkable
+class LegalActions(Protocol):
+    """An environment that lists its legal actions; required for the policy `random` where actions are free text."""
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the texts of the actions that are legal now: arguments of the only tool, or contents of a message."""
+        ...
+
+
+@runtime_checkable
 class Restorable(Protocol):
     """An environment that can resume from a saved state; required for Monte Carlo values and forked episodes."""
 

@@ -71,15 +71,18 @@ class FlowTarget(Target):
 def unread_keys(data: Mapping[str, Any], allow: list[str]) -> Iterator[Problem]:
     """Yield a problem for each shared key in the data of an experiment that its recipe does not read."""
     flow = data.get("flow")
-    path = flow.get("_target_") if isinstance(flow, Mapping) else DEFAULT_FLOW
-    function = locate(path, (*allow, *FlowTarget.built_in))[1]
-    reads = getattr(function, "reads", SHARED_KEYS)
-    name = str(path).rpartition(".")[2]
     for key in SHARED_KEYS:
-        if key in data and key not in reads:
-            yield Problem(key, unread_message(name))
+        if key in data and isinstance(flow, Mapping) and not reads(flow, key, allow):
+            yield Problem(key, unread_message(flow))
 
 
-def unread_message(flow: str) -> str:
-    """Return the message for a shared key that a flow does not read."""
-    return f"flow={flow} does not read it; remove it, or choose a flow that does, such as flow=online_rl"
+def reads(flow: Mapping[str, Any], key: str, allow: list[str]) -> bool:
+    """Return True if a recipe reads a shared key, or is invalid itself. flow: its data. key: the key, or one below."""
+    function = locate(flow.get("_target_"), (*allow, *FlowTarget.built_in))[1]
+    return key.partition(".")[0] in getattr(function, "reads", SHARED_KEYS)
+
+
+def unread_message(flow: Mapping[str, Any]) -> str:
+    """Return the message for a shared key that a recipe does not read."""
+    name = str(flow["_target_"]).rpartition(".")[2]
+    return f"flow={name} does not read it; remove it, or choose a flow that does, such as flow=online_rl"

@@ -14,7 +14,7 @@ from components.errors import Problem
 from components.redaction import mask_text
 from components.specs import names_below, nearest
 from flows.experiment.config_loader import Loader
-from flows.experiment.flow import SHARED_KEYS, unread_message
+from flows.experiment.flow import SHARED_KEYS, reads, unread_message
 from flows.experiment.spec import ExperimentSpec
 
 
@@ -33,6 +33,13 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
     del plain["hydra"]
+    flow = plain.get("flow")
+    if (
+        key.partition(".")[0] in SHARED_KEYS
+        and isinstance(flow, dict)
+        and not reads(flow, key, allowed_packages(plain))
+    ):
+        return Problem(key, unread_message(flow))
     *parents, last = key.split(".")
     parent: Any = plain
     for part in parents:
@@ -50,8 +57,6 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
             return Problem(key, message, _below(parents, nearest(last, valid)))
     if parent is None and (override.is_add() or override.is_force_add()) and _accepts_new_keys(plain, parents):
         return None
-    if key.partition(".")[0] in SHARED_KEYS and key.partition(".")[0] not in config:
-        return Problem(key, unread_message(plain["flow"]["_target_"].rpartition(".")[2]))
     if parents and parent is None and has_key(config, ".".join(parents)):
         path = ".".join(parents)
         value = override.get_value_element_as_str()

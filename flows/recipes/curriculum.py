@@ -10,7 +10,7 @@ from components.errors import Problem, SpecError
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
-from flows.recipes.stage_calls import Policy
+from flows.recipes.stage_calls import PolicyVersion
 
 
 @recipe("rounds", "early_stopping", "warmup")
@@ -20,14 +20,14 @@ def curriculum(
     *,
     levels: Annotated[list[int], Field(min_length=1)],
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7,
-) -> Policy:
+) -> PolicyVersion:
     """Train on the first level, and on one more after each round whose success rate reaches the threshold. Evaluations
     are on all difficulties of `environment`.
 
     levels: difficulties, from easy to hard. threshold: success rate of a round at which the next level is added."""
     if "difficulties" not in spec.environment.parameters():
         raise SpecError([Problem("flow", f"curriculum: {spec.environment.target} has no difficulties to choose from")])
-    policy, _ = run.warm_up(run.begin(pretrains=spec.warmup is not None))
+    policy, _ = run.warm_up(run.begin())
     reached = 1
     for round in run.rounds(policy):
         environment = spec.environment.with_arguments(difficulties=levels[:reached])

@@ -34,7 +34,7 @@ Approve = Callable[[RunOutcome, Request], str | None]
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyVersion:
     """State of the trained model."""
 
     checkpoint: Artifact | None = None
@@ -70,12 +70,12 @@ class StageCalls:
         fork = self.start.fork
         self.trained_before: list[dict[str, Artifact]] = list(fork.anchored) if fork else []
         """Data of the trainings before the rounds, latest first."""
-        self._evaluated: Policy | None = None
+        self._evaluated: PolicyVersion | None = None
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """Policy that was trained last; the base model before the first training."""
-        return Policy(self.outcome.checkpoint, self.outcome.step)
+        return PolicyVersion(self.outcome.checkpoint, self.outcome.step)
 
     def using(self, **sections: Any) -> Self:
         """Return the stages of this run with other sections of the experiment, such as another `environment`. Labels,
@@ -85,17 +85,24 @@ class StageCalls:
         calls.requests = Requests(calls.spec)
         return calls
 
-    def begin(self, *, pretrains: bool = False) -> Policy:
+    @property
+    def warms_up(self) -> bool:
+        """True if the run has a supervised warmup; a fork continues after that of its source run."""
+        return self.spec.warmup is not None and self.start.fork is None
+
+    def begin(self, *, pretrains: bool = False) -> PolicyVersion:
         """Return the base model, or the policy of the forked run, after its evaluation `start`.
 
-        pretrains: True if a training before the rounds follows; the evaluation then has the step before it."""
+        pretrains: True if a training before the rounds follows, besides a warmup and feedback. The evaluation has the
+        step before such a training."""
         fork = self.start.fork
-        policy = Policy(fork.checkpoint, fork.step) if fork else Policy()
+        policy = PolicyVersion(fork.checkpoint, fork.step) if fork else PolicyVersion()
         self._adopt(policy)
-        self.evaluate(policy, "start", step=policy.step - 1 if pretrains else policy.step)
+        before = pretrains or self.warms_up or self.start.feedback is not None
+        self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
         return policy
 
-    def evaluate(self, policy: Policy, name: str, step: int | None = None) -> Artifact:
+    def evaluate(self, policy: PolicyVersion, name: str, step: int | None = None) -> Artifact:
         """Evaluate a policy on held-out scenarios as `evaluate[name]`; the run reports it."""
         self._adopt(policy)
         request = self.requests.evaluate(policy.checkpoint)
@@ -109,14 +116,14 @@ class StageCalls:
         episodes = Episodes("sft", 0, self.call("collect[sft]", 0, self.requests.demonstrate()))
         return self.filter(self.judge(episodes), demonstrations=True)
 
-    def collect(self, policy: Policy, name: str | None = None) -> Episodes:
+    def collect(self, policy: PolicyVersion, name: str | None = None) -> Episodes:
         """Return episodes of the policy on train scenarios, as `collect[name]`. name: by default the next step."""
         number = policy.step + 1
         trajectories = self.call(f"collect[{name or number}]", number, self.requests.collect(policy.checkpoint, number))
         return Episodes(name or str(number), number, trajectories)
 
     def judge(
-        self, episodes: Episodes, policy: Policy | None = None, reward_models: Sequence[Artifact] = ()
+        self, episodes: Episodes, policy: PolicyVersion | None = None, reward_models: Sequence[Artifact] = ()
     ) -> Episodes:
         """Return the episodes with their scores. policy: that which produced them, for a reward that queries it."""
         request = self.requests.judge(episodes.trajectories, policy.checkpoint if policy else None, reward_models)
@@ -134,31 +141,36 @@ class StageCalls:
             self.guards.filtered(label, episodes.step, selection)
         return replace(episodes, selection=selection)
 
-    def train(self, data: Sequence[Episodes], name: str, *, algorithm: AlgorithmSpec, start: Policy) -> Policy:
+    def train(
+        self, data: Sequence[Episodes], name: str, *, algorithm: AlgorithmSpec, start: PolicyVersion
+    ) -> PolicyVersion:
         """Return the policy `start` after training on the data, as `train[name]`, outside of the rounds.
 
         Raises SpecError for data without scores or selection."""
         inputs = training_inputs(data)
         request = self.requests.train_once(inputs, algorithm=algorithm, start=start.checkpoint)
-        policy = Policy(self.call(f"train[{name}]", start.step, request), start.step)
+        policy = PolicyVersion(self.call(f"train[{name}]", start.step, request), start.step)
         self._adopt(policy)
         first = {name: inputs[name] for name in FED}
         self.trained_before = [first, *self.trained_before]
         return policy
 
-    def warm_up(self, policy: Policy) -> tuple[Policy, list[Episodes]]:
+    def warm_up(self, policy: PolicyVersion) -> tuple[PolicyVersion, list[Episodes]]:
         """Return the policy after the supervised `warmup`, evaluated as `sft`, and the demonstrations. Without a warmup
         return the policy itself."""
-        if self.spec.warmup is None:
+        if not self.warms_up:
             return policy, []
+        assert self.spec.warmup is not None
         demonstrations = self.demonstrations()
         policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
         self.evaluate(policy, "sft")
         return policy, [demonstrations]
 
-    def train_on_feedback(self, policy: Policy) -> Policy:
-        """Return the policy after training on human feedback, evaluated as `feedback`."""
-        assert self.start.feedback is not None
+    def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
+        """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the
+        policy itself."""
+        if self.start.feedback is None:
+            return policy
         assert self.spec.feedback is not None
         answers = self.call("feedback", policy.step, self.requests.feedback(self.start.feedback))
         data = [Episodes.of("feedback", policy.step, answers)]
@@ -166,7 +178,7 @@ class StageCalls:
         self.evaluate(policy, "feedback")
         return policy
 
-    def measure(self, policy: Policy, label: str) -> Artifact:
+    def measure(self, policy: PolicyVersion, label: str) -> Artifact:
         """Evaluate a policy of the rounds. A second evaluation of a policy is cached and adds no measurement."""
         evaluation = self.call(label, policy.step, self.requests.evaluate(policy.checkpoint))
         if self.outcome.measured[-1].step < policy.step:
@@ -182,6 +194,6 @@ class StageCalls:
             self.on_notice(Notice("pruned", self.outcome.step, self.outcome.pruned))
         return self.outcome.pruned is not None
 
-    def _adopt(self, policy: Policy) -> None:
+    def _adopt(self, policy: PolicyVersion) -> None:
         """Make the policy that of the outcome."""
         self.outcome.checkpoint, self.outcome.step = policy.checkpoint, policy.step

@@ -44,7 +44,7 @@ STAGE = Stage(
     size=lambda request: 2,
 )
 '''
-BEFORE = "    policy = run.begin(pretrains=warms_up or feedback)\n"
+BEFORE = "    policy, _ = run.warm_up(run.begin())\n"
 LINE = """\
     inputs = {"episodes": run.outcome.evaluations["start"]}
     run.call("tally", policy.step, run.requests.request("tally", {"weight": 2.0}, inputs))
