@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -151,10 +151,11 @@ class Composer:
         fixed = [override for override in parsed if not override.is_sweep_override()]
         config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
         for override in fixed:
-            if override.is_hydra_override() and not self.is_group(override.key_or_group):
+            hydra_key = override.is_hydra_override() and not self.is_group(override.key_or_group)
+            if hydra_key or override.key_or_group == "seeds":
                 override_problems.apply_override(override, config)
         self._refuse_hydra_secrets(config)
-        seeds = self._seeds(fixed)
+        seeds = _seed_overrides(OmegaConf.select(config, "seeds"))
         if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN and not seeds:
             return None
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
@@ -170,14 +171,6 @@ class Composer:
         parsed = list({override.get_key_element(): override for override in [*swept, *parsed]}.values())
         parts = {name: OmegaConf.to_container(config.hydra[name], resolve=False) for name in ("sweeper", "launcher")}
         return Sweep(parts, parsed, seeds)
-
-    def _seeds(self, fixed: list[Override]) -> list[str]:
-        """Return the overrides that sweep over the seeds of `seeds`; none without a valid list."""
-        data, _ = self.point(fixed)
-        seeds = (data or {}).get("seeds")
-        if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-            return []
-        return ["seeds=null", "seed=" + ",".join(map(str, dict.fromkeys(seeds)))]
 
     def points(self, parsed: list[Override], sweeps: bool, problems: list[Problem]) -> Iterator[list[Override]]:
         """Return the overrides of each point of a sweep; a single point if they do not sweep. Adds to `problems`."""
@@ -349,6 +342,13 @@ class Composer:
         if key not in self._composed:
             self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
         return self._composed[key]
+
+
+def _seed_overrides(seeds: Any) -> list[str]:
+    """Return the overrides that sweep over the values of `seeds`; none without a valid list."""
+    if not isinstance(seeds, ListConfig) or not len(seeds) or not all(type(seed) is int for seed in seeds):
+        return []
+    return ["seeds=null", "seed=" + ",".join(map(str, dict.fromkeys(seeds)))]
 
 
 def _refuse(secrets: Sequence[Secret]) -> None:

@@ -13,6 +13,7 @@ from components.artifacts import Artifact
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.experiment.correction import corrected_algorithm
+from flows.experiment.data import resolve as resolve_data
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.base import Request
@@ -146,6 +147,14 @@ class Requests:
         part = self._data["warmup"] if warmup else self._data
         return self.request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
+    def import_data(self) -> Request:
+        """Return the request for the import of data of one's own. Its artifact holds trajectories, scores and
+        selection. Raises SpecError if the data cannot be read."""
+        source = resolve_data(self.spec.data)
+        part: dict[str, Any] = {"data": source.spec.model_dump(mode="json"), "model": self.spec.model.base()}
+        part |= {"content": source.content, "heldout_content": source.heldout_content}
+        return self.request("import", part, {})
+
     def feedback(self, data: FeedbackData) -> Request:
         """Return the request for the episodes that the answers refer to."""
         assert self.spec.feedback is not None
@@ -200,6 +209,10 @@ class Requests:
         irrelevant = ("early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
+        if self.spec.data.is_set:
+            experiment["data"] = self.spec.data.meaning()  # its content is that of the policy
+        else:
+            del experiment["data"]
         unread = ("approve", "approve_timeout", "margin", "target", "canary")
         experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         part = {

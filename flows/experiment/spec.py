@@ -17,6 +17,7 @@ from components.algorithms.choices import AnyAlgorithmSpec
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
+from components.data.spec import DataSpec
 from components.deployment.spec import DeploySpec
 from components.errors import Problem
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
@@ -83,6 +84,8 @@ class ExperimentSpec(Spec):
     ewc: EWCSpec | None = None
     """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which preserves what the policy
     learned before the rounds, in the warmup or in the forked run. null: none."""
+    data: DataSpec = DataSpec()
+    """Data of one's own to train on, without an environment. Flows that import data read it."""
     feedback: FeedbackSpec | None = None
     """Training on human feedback about episodes, after the warmup or from the forked policy. null: none."""
     reward_model: RewardModelPartSpec | None = None

@@ -8,13 +8,13 @@ from typing import Literal
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
-from flows.recipes.stage_calls import Policy
+from flows.recipes.stage_calls import PolicyVersion
 
 EvolveFrom = Literal["base", "start", "last"]
 
 
-@recipe("rounds", "early_stopping", "warmup")
-def agent_evol(run: Run, spec: ExperimentSpec, *, evolve_from: EvolveFrom = "base") -> Policy:
+@recipe("rounds", "early_stopping", "warmup", "data")
+def agent_evol(run: Run, spec: ExperimentSpec, *, evolve_from: EvolveFrom = "base") -> PolicyVersion:
     """Clone demonstrations; in each round explore with the current policy, select episodes, and train on the union of
     the demonstrations and of all selected episodes.
 
@@ -23,6 +23,6 @@ def agent_evol(run: Run, spec: ExperimentSpec, *, evolve_from: EvolveFrom = "bas
     start, data = run.warm_up(run.begin())
     for round in run.rounds(start):
         data += round.gather()
-        policies = {"base": Policy(), "start": start, "last": round.policy}
+        policies = {"base": PolicyVersion(), "start": start, "last": round.policy}
         round.train(data, start=policies[evolve_from])
     return run.policy

@@ -10,17 +10,17 @@ from components.errors import Problem, SpecError
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
-from flows.recipes.stage_calls import Policy
+from flows.recipes.stage_calls import PolicyVersion
 
 
-@recipe("rounds", "early_stopping", "warmup")
+@recipe("rounds", "early_stopping", "warmup", "data")
 def curriculum(
     run: Run,
     spec: ExperimentSpec,
     *,
     levels: Annotated[list[int], Field(min_length=1)],
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7,
-) -> Policy:
+) -> PolicyVersion:
     """Train on the first level, and on one more after each round whose success rate reaches the threshold. Evaluations
     are on all difficulties of `environment`.
 

@@ -18,14 +18,14 @@ from flows.experiment.requests import StageRunner
 from flows.history.records import Notice
 from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
 from flows.recipes.reward_models import RewardModels
-from flows.recipes.stage_calls import Policy, StageCalls
+from flows.recipes.stage_calls import PolicyVersion, StageCalls
 from flows.stages.base import Request
 
 
-class Rounds:
+class RoundLoop:
     """Rounds of one run."""
 
-    def __init__(self, run: StageCalls, policy: Policy, reward_models: RewardModels | None):
+    def __init__(self, run: StageCalls, policy: PolicyVersion, reward_models: RewardModels | None):
         fork = run.start.fork
         self.run = run
         self.policy = policy
@@ -61,7 +61,7 @@ class Rounds:
                     break
             self.models.follow(number, self.policy.checkpoint)
 
-    def gather(self, run: StageCalls, policy: Policy, number: int, call: StageRunner) -> list[Episodes]:
+    def gather(self, run: StageCalls, policy: PolicyVersion, number: int, call: StageRunner) -> list[Episodes]:
         """Collect, judge and filter the episodes of a round, with refills after the filter kept too few scenarios."""
         spec, requests, models = run.spec, run.requests, self.models.current
 
@@ -80,8 +80,8 @@ class Rounds:
             request = requests.collect(policy.checkpoint, number, further=(drawn, missing))
             gathered.append(gather(f"{number}+{refill}", request))
             drawn += missing
-            found = _scenarios(gathered[-1])
-            remaining += missing if found is None else found
+            more = _scenarios(gathered[-1])
+            remaining += missing if more is None else more
         return gathered
 
 
@@ -94,12 +94,12 @@ def _scenarios(episodes: Episodes) -> float | None:
 class Round:
     """One round of a run."""
 
-    def __init__(self, rounds: Rounds, number: int, policy: Policy):
+    def __init__(self, rounds: RoundLoop, number: int, policy: PolicyVersion):
         self.number = number
         """Number of the round, from 1."""
         self.policy = policy
         """Policy at its start."""
-        self.trained: Policy | None = None
+        self.trained: PolicyVersion | None = None
         """Policy at its end."""
         self._rounds = rounds
 
@@ -122,7 +122,7 @@ class Round:
         guards.filtered(f"filter[{self.number}]", self.number, largest)
         return gathered
 
-    def train(self, data: Sequence[Episodes], start: Policy | None = None) -> Policy:
+    def train(self, data: Sequence[Episodes], start: PolicyVersion | None = None) -> PolicyVersion:
         """Return the policy after training on the data with `algorithm`. start: the policy to train further; by
         default that of the round's start. Raises SpecError for data without scores or selection."""
         rounds, run, number = self._rounds, self._rounds.run, self.number
@@ -142,7 +142,7 @@ class Round:
         work = partial(rounds.gather, run, self.policy, number + 1)
         with run.background(label, work) if overlaps else nullcontext() as rounds.background:
             checkpoint = run.call(label, number, request)
-        self.trained = Policy(checkpoint, number)
+        self.trained = PolicyVersion(checkpoint, number)
         run.outcome.checkpoint, run.outcome.step = checkpoint, number
         latest = next((episodes for episodes in reversed(data) if episodes.name == str(number)), data[-1])
         parts = zip(("collect", "judge", "filter"), (latest.inputs()[name] for name in FED), strict=True)

@@ -21,8 +21,8 @@ from flows.history.records import Notice
 from flows.recipes.episodes import order_error
 from flows.recipes.outcome import RunOutcome
 from flows.recipes.reward_models import RewardModels
-from flows.recipes.rounds import Round, Rounds
-from flows.recipes.stage_calls import Policy, StageCalls
+from flows.recipes.rounds import Round, RoundLoop
+from flows.recipes.stage_calls import PolicyVersion, StageCalls
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Run(StageCalls):
         Raises SpecError for a recipe that returns no policy, or calls stages in an impossible order; GuardTriggered;
         the errors of the stages."""
         policy = self.spec.flow.build()(self, self.spec)
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, PolicyVersion):
             name = self.spec.flow.name
-            raise order_error(f"{name} returned {type(policy).__name__}; expected the trained Policy: return policy")
+            raise order_error(f"{name} returned {type(policy).__name__}; expected the trained policy: return policy")
         self._adopt(policy)
         if self.spec.rounds and self.spec.deploy.policy == "best" and self.outcome.pruned is None:
             if self.outcome.measured[-1].step < self.outcome.step:
@@ -51,18 +51,18 @@ class Run(StageCalls):
         self._deploy(policy)
         return self.outcome
 
-    def rounds(self, policy: Policy, reward_models: RewardModels | None = None) -> Iterator[Round]:
+    def rounds(self, policy: PolicyVersion, reward_models: RewardModels | None = None) -> Iterator[Round]:
         """Yield the rounds that begin with this policy; a recipe calls `train` of each once.
 
         reward_models: models that score the rounds, retrained between them."""
-        return Rounds(self, policy, reward_models).play()
+        return RoundLoop(self, policy, reward_models).play()
 
-    def _best(self) -> Policy:
+    def _best(self) -> PolicyVersion:
         """Return the best evaluated policy of the rounds."""
         outcome = self.outcome
         metric = self.spec.early_stopping.metric if self.spec.early_stopping else "success"
         best = choose(outcome.measured, metric)
-        policy = Policy(best.checkpoint, best.step)
+        policy = PolicyVersion(best.checkpoint, best.step)
         self._adopt(policy)
         if best.value(metric) is not None and all(measured.exists for measured in outcome.measured):
             point = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
@@ -72,7 +72,7 @@ class Run(StageCalls):
             self.on_notice(Notice("best", best.step, outcome.chosen))
         return policy
 
-    def _deploy(self, policy: Policy) -> None:
+    def _deploy(self, policy: PolicyVersion) -> None:
         """Export the policy, if the experiment deploys and a person who must approve does."""
         outcome = self.outcome
         if policy.checkpoint is None or self.spec.deploy.mode == "none" or outcome.pruned is not None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
+from components.errors import Problem, SpecError
 from flows.execution.overlap import BackgroundRunner, sequential
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
@@ -34,7 +35,7 @@ Approve = Callable[[RunOutcome, Request], str | None]
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyVersion:
     """State of the trained model."""
 
     checkpoint: Artifact | None = None
@@ -70,12 +71,12 @@ class StageCalls:
         fork = self.start.fork
         self.trained_before: list[dict[str, Artifact]] = list(fork.anchored) if fork else []
         """Data of the trainings before the rounds, latest first."""
-        self._evaluated: Policy | None = None
+        self._evaluated: PolicyVersion | None = None
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """Policy that was trained last; the base model before the first training."""
-        return Policy(self.outcome.checkpoint, self.outcome.step)
+        return PolicyVersion(self.outcome.checkpoint, self.outcome.step)
 
     def using(self, **sections: Any) -> Self:
         """Return the stages of this run with other sections of the experiment, such as another `environment`. Labels,
@@ -90,19 +91,19 @@ class StageCalls:
         """True if the run has a supervised warmup; a fork continues after that of its source run."""
         return self.spec.warmup is not None and self.start.fork is None
 
-    def begin(self, *, pretrains: bool = False) -> Policy:
+    def begin(self, *, pretrains: bool = False) -> PolicyVersion:
         """Return the base model, or the policy of the forked run, after its evaluation `start`.
 
         pretrains: True if a training before the rounds follows, besides a warmup and feedback. The evaluation has the
         step before such a training."""
         fork = self.start.fork
-        policy = Policy(fork.checkpoint, fork.step) if fork else Policy()
+        policy = PolicyVersion(fork.checkpoint, fork.step) if fork else PolicyVersion()
         self._adopt(policy)
         before = pretrains or self.warms_up or self.start.feedback is not None
         self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
         return policy
 
-    def evaluate(self, policy: Policy, name: str, step: int | None = None) -> Artifact:
+    def evaluate(self, policy: PolicyVersion, name: str, step: int | None = None) -> Artifact:
         """Evaluate a policy on held-out scenarios as `evaluate[name]`; the run reports it."""
         self._adopt(policy)
         request = self.requests.evaluate(policy.checkpoint)
@@ -116,14 +117,22 @@ class StageCalls:
         episodes = Episodes("sft", 0, self.call("collect[sft]", 0, self.requests.demonstrate()))
         return self.filter(self.judge(episodes), demonstrations=True)
 
-    def collect(self, policy: Policy, name: str | None = None) -> Episodes:
+    def import_data(self) -> Episodes:
+        """Return the episodes of the data of `data`, checked, scored and selected, as the stage `import`.
+
+        Raises SpecError if no data is set, or if it cannot be read."""
+        if not self.spec.data.is_set:
+            raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
+        return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
+
+    def collect(self, policy: PolicyVersion, name: str | None = None) -> Episodes:
         """Return episodes of the policy on train scenarios, as `collect[name]`. name: by default the next step."""
         number = policy.step + 1
         trajectories = self.call(f"collect[{name or number}]", number, self.requests.collect(policy.checkpoint, number))
         return Episodes(name or str(number), number, trajectories)
 
     def judge(
-        self, episodes: Episodes, policy: Policy | None = None, reward_models: Sequence[Artifact] = ()
+        self, episodes: Episodes, policy: PolicyVersion | None = None, reward_models: Sequence[Artifact] = ()
     ) -> Episodes:
         """Return the episodes with their scores. policy: that which produced them, for a reward that queries it."""
         request = self.requests.judge(episodes.trajectories, policy.checkpoint if policy else None, reward_models)
@@ -141,30 +150,38 @@ class StageCalls:
             self.guards.filtered(label, episodes.step, selection)
         return replace(episodes, selection=selection)
 
-    def train(self, data: Sequence[Episodes], name: str, *, algorithm: AlgorithmSpec, start: Policy) -> Policy:
+    def train(
+        self, data: Sequence[Episodes], name: str, *, algorithm: AlgorithmSpec, start: PolicyVersion
+    ) -> PolicyVersion:
         """Return the policy `start` after training on the data, as `train[name]`, outside of the rounds.
 
         Raises SpecError for data without scores or selection."""
         inputs = training_inputs(data)
         request = self.requests.train_once(inputs, algorithm=algorithm, start=start.checkpoint)
-        policy = Policy(self.call(f"train[{name}]", start.step, request), start.step)
+        policy = PolicyVersion(self.call(f"train[{name}]", start.step, request), start.step)
         self._adopt(policy)
         first = {name: inputs[name] for name in FED}
         self.trained_before = [first, *self.trained_before]
         return policy
 
-    def warm_up(self, policy: Policy) -> tuple[Policy, list[Episodes]]:
-        """Return the policy after the supervised `warmup`, evaluated as `sft`, and the demonstrations. Without a warmup
-        return the policy itself."""
+    def warm_up(
+        self, policy: PolicyVersion, source: Callable[[], Episodes] | None = None
+    ) -> tuple[PolicyVersion, list[Episodes]]:
+        """Return the policy after the supervised `warmup`, evaluated as `sft`, and what it was trained on. Without a
+        warmup return the policy itself.
+
+        source: returns the episodes to train on; by default the data of `data` if it is set, else demonstrations."""
         if not self.warms_up:
             return policy, []
         assert self.spec.warmup is not None
-        demonstrations = self.demonstrations()
+        if source is None:
+            source = self.import_data if self.spec.data.is_set else self.demonstrations
+        demonstrations = source()
         policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
         self.evaluate(policy, "sft")
         return policy, [demonstrations]
 
-    def train_on_feedback(self, policy: Policy) -> Policy:
+    def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
         """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the
         policy itself."""
         if self.start.feedback is None:
@@ -176,7 +193,7 @@ class StageCalls:
         self.evaluate(policy, "feedback")
         return policy
 
-    def measure(self, policy: Policy, label: str) -> Artifact:
+    def measure(self, policy: PolicyVersion, label: str) -> Artifact:
         """Evaluate a policy of the rounds. A second evaluation of a policy is cached and adds no measurement."""
         evaluation = self.call(label, policy.step, self.requests.evaluate(policy.checkpoint))
         if self.outcome.measured[-1].step < policy.step:
@@ -192,6 +209,6 @@ class StageCalls:
             self.on_notice(Notice("pruned", self.outcome.step, self.outcome.pruned))
         return self.outcome.pruned is not None
 
-    def _adopt(self, policy: Policy) -> None:
+    def _adopt(self, policy: PolicyVersion) -> None:
         """Make the policy that of the outcome."""
         self.outcome.checkpoint, self.outcome.step = policy.checkpoint, policy.step

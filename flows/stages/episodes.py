@@ -82,14 +82,15 @@ class FinishedEpisodes:
         return trajectories
 
 
-def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:
+def scenarios_of(environment: Target, split: str, context: Context) -> Sequence[Scenario]:
     """Return all scenarios of a split. Raises SpecError if there are none, EnvironmentUnavailable if the environment is
     unreachable, and EnvironmentFailed if `scenarios` raises."""
 
-    def build() -> list[Scenario]:
+    def build() -> Sequence[Scenario]:
         try:
             instance = environment.build()
-            scenarios = list(_result(instance.scenarios(split)))
+            scenarios = _result(instance.scenarios(split))
+            scenarios = scenarios if isinstance(scenarios, Sequence) else list(scenarios)
             _result(instance.close())
             return scenarios
         except BaseException as error:
@@ -98,10 +99,15 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
             text = f"{environment.target}.scenarios() raised {type(error).__name__}: {error}"
             raise (EnvironmentUnavailable if passes(error) else EnvironmentFailed)(text) from error
 
-    scenarios = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
+    scenarios: Sequence[Scenario] = context.warm.get(f"scenarios/{split}", _recipe(environment), build)
     if not scenarios:
         raise SpecError([Problem("environment", f"{environment.target} has no scenarios in the split '{split}'")])
     return scenarios
+
+
+def _recipe(environment: Target) -> list[Any]:
+    """Return what instances of an environment are built from: its arguments, and the content of files that it reads."""
+    return [environment.model_dump(), environment.resolved()]
 
 
 def _result(value: Any) -> Any:
@@ -191,7 +197,7 @@ def play(
     context.progress(len(resumed), len(requested))
     engine = actor.engine(context)
     other = _other_engine(actor, ways, context)
-    pool = context.warm.get("environments", environment.model_dump(), lambda: EnvironmentPool(environment.build))
+    pool = context.warm.get("environments", _recipe(environment), lambda: EnvironmentPool(environment.build))
     start = time.monotonic()
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
     listener = _StageListener(episodes, live, requested)

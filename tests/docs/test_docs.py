@@ -48,6 +48,7 @@ SECTIONS = {
     "Guides": [
         f"guides/{name}.md"
         for name in (
+            "prompts_from_files",
             "own_environment",
             "own_agent",
             "own_reward",
