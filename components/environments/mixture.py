@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components.environments.protocol import Environment, Messages, Step
+from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -71,7 +71,7 @@ class Mixture:
         for environment in self._environments.values():
             await _result_of(environment.close)
 
-    def _own(self, scenario: Scenario) -> tuple[Environment, Scenario]:
+    def _own(self, scenario: Scenario) -> tuple[Any, Scenario]:
         """Return the environment of a scenario, and the scenario as this environment lists it."""
         name, _, id_ = scenario.id.partition("/")
         type_ = scenario.type.partition("/")[2]

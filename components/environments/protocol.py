@@ -17,6 +17,9 @@ from components.trajectories.schema import Scenario
 
 Messages = list[dict[str, Any]]
 
+ACT_TOOL = "act"
+"""Name of the tool that takes an action as text, in place of an answer in text."""
+
 
 @dataclass(slots=True)
 class Step:
