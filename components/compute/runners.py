@@ -77,6 +77,8 @@ class StageProcess:
     """Time limit of one stage in seconds."""
     module: str = STAGE
     """Module that takes the requests."""
+    distributed: Sequence[str] = ()
+    """Stages in which several processes can train together."""
 
     @property
     def command(self) -> list[str]:

@@ -35,7 +35,7 @@ from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
-from flows.stages import ROUND_STAGES, STAGES, episode_failures
+from flows.stages import DISTRIBUTED, ROUND_STAGES, STAGES, episode_failures
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.servers import with_server_urls
@@ -124,6 +124,7 @@ class Execution:
             environment(),
             _options(spec),
             spec.compute.stage_timeout,
+            distributed=DISTRIBUTED,
         )
         self._runner_context = RunnerContext(
             run=record.run.short if record is not None else str(os.getpid()),
