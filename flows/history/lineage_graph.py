@@ -246,7 +246,7 @@ class Lineage:
         current = [
             below
             for name, below in node.inputs.items()
-            if node.stage not in STAGES or not STAGES[node.stage].is_earlier(name)
+            if node.stage not in STAGES or not STAGES[node.stage].rounds_ago(name)
         ]
         return [below for below in current if self.node(below).kind not in TRAINED]
 

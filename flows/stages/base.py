@@ -235,10 +235,14 @@ class Stage:
     """Role in the lineage. `step`: its artifact is a model, and each model is a step. `input`: training data, which
     belongs to the step of the model that is trained on it. `result`: belongs to the step of its inputs."""
 
-    def is_earlier(self, name: str) -> bool:
-        """Return True if the input of this name is data of an earlier round or collection."""
-        matches = (re.fullmatch(input_pattern(declared), name) for declared in self.inputs)
-        return any(match.groupdict().get("ago") for match in matches if match is not None)
+    def rounds_ago(self, name: str) -> int | None:
+        """Return the number of rounds or collections ago that the data of an input comes from, 0 for the current one;
+        None for an input that belongs to none, such as a checkpoint."""
+        for declared in self.inputs:
+            match = re.fullmatch(input_pattern(declared), name)
+            if match is not None and "ago" in match.re.groupindex:
+                return int(match["ago"] or 0)
+        return None
 
 
 @functools.cache

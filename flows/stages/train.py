@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,11 +20,6 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec
 CHECKPOINT_VERSION = 1
 """Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
 with costs."""
-FED = re.compile(r"(trajectories|scores|selection)(\+[1-9]\d*)?")
-"""Names of a round's training inputs; `trajectories+1` belongs to its first refill."""
-EARLIER = re.compile(rf"(anchored-)?{FED.pattern}-([1-9]\d*)")
-"""Names of the inputs of earlier rounds, with the number of rounds ago: `trajectories-2`. With `anchored-`, counted
-from the start of the rounds."""
 
 
 class TrainStage(StageSpec):
@@ -59,7 +53,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     Inputs: `trajectories`, `scores`, `selection`, those of refills `trajectories+K` and so on; `start`, the checkpoint
     to train further; `reference`, the checkpoint of the KL divergence (without: the base model); `trajectories-N`,
     `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the checkpoint of elastic weight consolidation, and its
-    training data, `anchored-trajectories-N` and so on."""
+    training data, `anchored-trajectories-N` and so on, N counted from the start of the rounds."""
     from components.algorithms.continual.replay import mixed
     from components.algorithms.policy_gradient.cost_constraints import mean_costs
     from components.algorithms.request import PolicyTrainingRequest
@@ -126,8 +120,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
 def _rounds(inputs: Inputs, prefix: str = "") -> list[int]:
     """Return the distances of the earlier rounds among the inputs, in rounds. prefix: `anchored-`, or none."""
-    matches = [EARLIER.fullmatch(name) for name in inputs]
-    return sorted({int(match[4]) for match in matches if match is not None and (match[1] or "") == prefix})
+    names = [name for name in inputs if name.startswith(f"{prefix}trajectories")]
+    return sorted({ago for name in names if (ago := STAGE.rounds_ago(name))})
 
 
 def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
