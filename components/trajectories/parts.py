@@ -12,7 +12,12 @@ from collections.abc import Iterable
 from components.trajectories.groups import ASIDE, scenario_of
 from components.trajectories.schema import Trajectory
 
-SOLVER, TEACHER, DEMONSTRATION, CORRECTION = SHOWN = ("solver", "teacher", "demonstration", "correction")
+SOLVER, TEACHER, DEMONSTRATION, CORRECTION = DEMONSTRATION_POLICIES = (
+    "solver",
+    "teacher",
+    "demonstration",
+    "correction",
+)
 """Values of `Trajectory.policy` for demonstrations: the environment's solution, another model, a second attempt without
 its reflection, and a person's correction of the last message, which alone is trained on. They never become stale."""
 
@@ -20,7 +25,7 @@ its reflection, and a person's correction of the last message, which alone is tr
 def part_of(trajectory: Trajectory) -> str:
     """Return the name of the part; empty for the policy's own attempts."""
     group = trajectory.group.removeprefix(scenario_of(trajectory.group)).removeprefix(ASIDE)
-    return trajectory.policy if trajectory.policy in SHOWN else group
+    return trajectory.policy if trajectory.policy in DEMONSTRATION_POLICIES else group
 
 
 def main_of(parts: Iterable[str]) -> str:

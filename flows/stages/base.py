@@ -180,13 +180,13 @@ def unknown(request: Request) -> int | None:
     return None
 
 
-SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
+MAIN_METRICS = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
 """Metrics in the console line of a stage."""
 
 
 def main_figures(metrics: Mapping[str, float]) -> str:
     """Return the metrics in the console line of a stage as text."""
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in MAIN_METRICS if name in metrics)
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,11 @@ from pydantic import Field
 
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import JudgeError, ResourceError
-from components.json_client import AGAIN, SHOWN, ClientTimeouts, FailedAttempt, asked_to_wait, patiently
+from components.json_client import AGAIN, MAX_QUOTED, ClientTimeouts, FailedAttempt, asked_to_wait, patiently
 from components.redaction import MASK, dereference, is_secret, secret_variable
 from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.litellm_import import completion, listed, litellm
-from components.rewards.llm.models.served import (
-    FALLBACK_FORMAT,
-    Structured,
-    UnsupportedFormat,
-    about_format,
-    body,
-    of_completion,
-)
+from components.rewards.llm.models.served import AnswerFormat, UnsupportedFormat, about_format, of_completion
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
 from components.specs.served import VARIABLE
@@ -49,7 +42,7 @@ class LiteLLMJudge(PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: RewardResources) -> LiteLLMClient:
+    def build(self, resources: RewardResources) -> LiteLLMClient:
         return LiteLLMClient(self)
 
     def check_prerequisites(self, budget: float | None) -> None:
@@ -101,7 +94,7 @@ class LiteLLMClient:
         self.label = spec.model
         self._spec = spec
         self._key = spec.key()
-        self._structured: Structured = spec.structured
+        self._format = AnswerFormat(spec, spec.model)
         self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "reward.model")
         self.priced = spec.price is not None or listed(spec.model)
 
@@ -114,18 +107,12 @@ class LiteLLMClient:
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
     ) -> JudgeAnswer:
-        while True:
-            structured: Structured = self._structured if schema is not None else "none"
-            request = body(self._spec, self._spec.model, messages, schema, structured)
-            try:
-                return await patiently(lambda: self._send(request), self._patience)  # noqa: B023  awaited at once
-            except FailedAttempt as error:
-                raise JudgeError(f"{self.label}: {error}") from None
-            except UnsupportedFormat:
-                if structured not in FALLBACK_FORMAT:
-                    raise
-                if self._structured == structured:
-                    self._structured = FALLBACK_FORMAT[structured]
+        try:
+            return await self._format.ask(
+                messages, schema, lambda request, structured: patiently(lambda: self._send(request), self._patience)
+            )
+        except FailedAttempt as error:
+            raise JudgeError(f"{self.label}: {error}") from None
 
     async def _send(self, request: dict[str, Any]) -> JudgeAnswer:
         import openai
@@ -164,7 +151,7 @@ class LiteLLMClient:
 
     def _masked(self, error: object) -> str:
         """Return the error's text with keys masked, in case the provider repeats one."""
-        text = str(error).removeprefix("litellm.")[:SHOWN]
+        text = str(error).removeprefix("litellm.")[:MAX_QUOTED]
         for name, value in os.environ.items():
             if len(value) >= SHORTEST_KEY and is_secret(name):
                 text = text.replace(value, MASK)
