@@ -268,7 +268,7 @@ class Execution:
             lambda: tracker.log_stage(artifact, done.label, done.status, done.seconds, done.step, tags, group, tracking)
         )
         put(lambda: tracker.log_metrics(costs, done.step))
-        if tracking.dataset == "evaluation":
+        if tracking.traces:
             from components.trajectories.store import load_scored, read_scores
 
             folder = artifact.path

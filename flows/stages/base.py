@@ -74,6 +74,26 @@ def with_progress(rows: Iterable[Row], total: int, progress: Progress) -> Iterat
     progress(done, total)
 
 
+class TrainingProgress:
+    """Progress of a training in gradient steps. Nothing is reported before their number is known."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._done = 0
+        self._total: int | None = None
+
+    def on_total(self, total: int) -> None:
+        """Receive the number of gradient steps, including those that an interrupted run took."""
+        self._total = total
+        self._progress(self._done, total)
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """Receive the metrics of one gradient step, of this or of an interrupted run."""
+        self._done += 1
+        if self._total is not None:
+            self._progress(self._done, self._total, metrics)
+
+
 class Warm:
     """Cache of objects that stay loaded between the stages of one run, each with the recipe that it was built from."""
 

@@ -126,5 +126,5 @@ STAGE = Stage(
     plays=True,
     episodes=scenarios,
     size=scenarios,
-    tracking=StageTracking("eval", dataset="evaluation"),
+    tracking=StageTracking("eval", dataset="evaluation", traces=True),
 )

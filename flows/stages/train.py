@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import Trajectory
-from flows.stages.base import Context, Inputs, Stage, StageSpec
+from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
 
 CHECKPOINT_VERSION = 1
 """Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
@@ -78,15 +77,6 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         off_policy := sum(trajectory.policy != version for trajectory in trajectories)
     ):
         figures["off_policy"] = off_policy / len(trajectories)  # share of episodes sampled from another policy
-    total = algorithm.max_steps(len(trajectories), new_critic=not _has_critic(inputs))
-    done = 0
-
-    def on_step(values: Mapping[str, float]) -> None:
-        nonlocal done
-        done += 1
-        context.progress(done, max(total, done), values)
-
-    context.progress(0, total)
     teacher_dir = None
     if algorithm.teacher_model is not None:
         teacher_dir = prepare(algorithm.teacher_model.model(spec.model.max_length), context.cache)
@@ -97,6 +87,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         anchored = [trajectory for ago in _rounds(inputs, "anchored-") for trajectory in _renamed(inputs, ago)]
         anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
     assert context.scratch is not None
+    progress = TrainingProgress(context.progress)
     request = PolicyTrainingRequest(
         model=spec.model,
         base_dir=prepare(spec.model, context.cache),
@@ -106,7 +97,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         out=draft.path,
         scratch=context.scratch,
         seed=context.seed,
-        on_step=on_step,
+        on_step=progress.on_step,
+        on_total=progress.on_total,
         warm=context.warm.trainer,
         save_every=spec.save_every,
         teacher_dir=teacher_dir,
@@ -149,12 +141,6 @@ def _scored(
         )
         loaded += load_scored(trajectories, scores, selection if selected else None, components=components)
     return loaded
-
-
-def _has_critic(inputs: Inputs) -> bool:
-    from components.algorithms.loop.checkpoint import CRITIC
-
-    return "start" in inputs and (inputs["start"].path / CRITIC).is_dir()
 
 
 CHECKPOINT_FILES = {

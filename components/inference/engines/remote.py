@@ -166,8 +166,9 @@ def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
         "messages": [_sendable(message) for message in request.messages],
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
-        "seed": request.seed % 2**63,
     }
+    if sampling.temperature > 0:  # greedy decoding has no seed
+        body["seed"] = request.seed % 2**63
     if request.tools:
         body["tools"] = request.tools
     body |= sampling.cuts
