@@ -225,6 +225,8 @@ class Stage:
     function: Callable[[Any, Inputs, Draft, Context], dict[str, float]]
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of the artifact by name or glob pattern, each with a description. A name that ends with `/` is a folder."""
+    optional: tuple[str, ...] = ()
+    """Names of `files` that only some artifacts have."""
     volatile: tuple[str, ...] = ()
     """Files that the artifact's digest does not cover."""
     inputs: Mapping[str, str] = field(default_factory=dict)

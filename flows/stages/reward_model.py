@@ -12,7 +12,7 @@ from components.algorithms.choices import AnyRewardAlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
-from flows.stages.train import CHECKPOINT_FILES
+from flows.stages.train import CHECKPOINT_FILES, OPTIONAL_FILES
 
 if TYPE_CHECKING:
     from components.algorithms.reward_models.examples import JudgedCollection
@@ -95,6 +95,7 @@ STAGE = Stage(
         "reward_model.json": "base model, heads and their scales",
         "scenarios.json": "training and held-out scenarios",
     },
+    optional=OPTIONAL_FILES,
     volatile=("log.jsonl",),
     inputs={"trajectories[-N]": "trajectories", "scores[-N]": "scores", "start": "checkpoint or reward_model"},
     order=60,

@@ -150,8 +150,11 @@ CHECKPOINT_FILES = {
     "rng.safetensors": "random state",
     "trainer.json": "algorithm, number of gradient steps",
     "log.jsonl": "metrics of each gradient step",
+    "guards.jsonl": "gradient steps at which a guard warned or skipped",
 }
-"""Files of every trained model."""
+"""Files of trained models."""
+OPTIONAL_FILES = ("adapter/", "weights/", "guards.jsonl")
+"""Those that only some trained models have."""
 
 STAGE = Stage(
     "train",
@@ -165,6 +168,7 @@ STAGE = Stage(
         "critic/": "value model of PPO",
         "multipliers.json": "Lagrange multipliers of costs",
     },
+    optional=(*OPTIONAL_FILES, "critic/", "multipliers.json"),
     volatile=("log.jsonl",),
     inputs={
         "[anchored-]trajectories[+K][-N]": "trajectories or feedback",

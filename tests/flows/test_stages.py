@@ -478,5 +478,7 @@ def test_lists_outside_of_the_declarations_name_declared_stages():
 
     assert {name for stages in RULES.values() for name in stages} <= set(STAGES)
     assert all(
-        stage.files and set(stage.volatile) <= set(stage.files) for stage in STAGES.values() if stage.order < 100
+        stage.files and {*stage.volatile, *stage.optional} <= set(stage.files)
+        for stage in STAGES.values()
+        if stage.order < 100
     )
