@@ -104,8 +104,7 @@ def test_the_tests_of_the_configuration_cover_an_added_environment(checkout):
     """pytest fails if a named test does not exist."""
     configs, option = "tests/test_configs.py", "[environment/coins]"
     checkout.test(
-        f"{configs}::test_it_composes_into_a_valid_experiment{option}",
-        f"{configs}::test_every_key_is_written_out{option}",
+        f"{configs}::test_it_composes_into_a_valid_experiment_with_every_key_written_out{option}",
         f"{configs}::test_it_begins_with_a_comment_that_says_what_it_is{option}",
         f"{configs}::test_it_is_plain_yaml_without_repeated_keys{option}",
         f"{configs}::test_all_files_are_options_of_a_group",
