@@ -32,6 +32,7 @@ from components.specs.parameters import settable
 from components.specs.target import locate
 from flows.experiment.config_loader import CONF
 from flows.experiment.feedback import FeedbackSpec
+from flows.experiment.flow import SHARED_KEYS, FlowTarget
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 from flows.experiment.spec import ExperimentSpec
@@ -113,7 +114,10 @@ def _keys(group: str) -> Iterator[str]:
             yield _table(_rows(spec, "compute.places.NAME", values, path))
         return
     annotation = ExperimentSpec.model_fields[group].annotation
-    if inspect.isclass(annotation) and issubclass(annotation, Target):
+    if group == "flow":
+        for path in _files(group):
+            yield from _flow(path)
+    elif inspect.isclass(annotation) and issubclass(annotation, Target):
         for path in _files(group):
             yield from _target(group, path)
     elif group == "warmup":
@@ -219,6 +223,28 @@ def _rows(cls: type[Spec], prefix: str, values: dict[str, Any], path: Path) -> I
         elif name in values:
             shown = "" if values[name] == "???" else _value(values[name])
             yield f"{prefix}.{name}", _type(field), shown, _text(field.description) or comments.get(name, "")
+
+
+def _flow(path: Path) -> Iterator[str]:
+    """A recipe: its own keys, and the shared ones that it reads."""
+    values, comments = _read(path), _comments(path)
+    target = FlowTarget.model_validate(values["flow"])
+    groups = [name.strip("/") for line in values["defaults"] if isinstance(line, dict) for name in line]
+    chosen = f" It has the groups {', '.join(f'`{name}`' for name in groups)}." if groups else ""
+    about = (inspect.getdoc(target.factory()) or "").partition("\n\n")[0]
+    yield f"`flow={path.stem}`: {_text(about)}{chosen}"
+    own = settable(target.factory(), target.called_with)
+    rows = [
+        (f"flow.{name}", _type(FieldInfo.from_annotation(own[name].annotation)), _value(value), comments.get(name, ""))
+        for name, value in values["flow"].items()
+        if name != "_target_"
+    ]
+    for name, value in values.items():
+        if name in SHARED_KEYS:
+            field = ExperimentSpec.model_fields[name]
+            rows.append((name, _type(field), _value(value), _text(field.description) or comments.get(name, "")))
+    if rows:
+        yield _table(iter(rows))
 
 
 def _target(group: str, path: Path) -> Iterator[str]:

@@ -23,7 +23,7 @@ from flows.terminal.console import duration, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from components.evaluation.comparison import BaselineComparison, Run, RunComparison, StageTotal
+    from components.evaluation.comparison import BaselineComparison, ComparedRun, RunComparison, StageTotal
 
 BARS = "▁▂▃▄▅▆▇█"
 """Characters that draw a share from 0 to 1 in the terminal."""
@@ -91,7 +91,7 @@ def show(comparison: RunComparison, html: Path) -> str:
     return "\n".join([*map(printable, lines), f"page: {html}"]) + "\n"
 
 
-def _rows(runs: Sequence[Run]) -> list[list[str]]:
+def _rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
     from flows.reporting.results import with_interval
 
     rows = [
@@ -157,7 +157,7 @@ def _highest(heldout: Mapping[int, Mapping[str, Any]]) -> str:
     return f"{with_interval(summary['success'])} round {number}"
 
 
-def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[Run]) -> Table:
+def _table(title: str, rows: Sequence[Sequence[str]], runs: Sequence[ComparedRun]) -> Table:
     from rich.table import Table
     from rich.text import Text
 

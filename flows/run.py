@@ -73,6 +73,9 @@ def _start(argv: list[str]) -> None:
         specs, sweep = compose_points(args.overrides, multirun=args.multirun, config_dir=args.config_dir, named=True)
         check_keys(*specs)
         if sweep is not None and args.cfg is None:
+            if sweep.seeds:
+                args.overrides = [line for line in args.overrides if not line.startswith("seeds=")] + sweep.seeds
+                args.multirun = True
             _sweep(args, parser, specs, sweep)
             return
     _launch(args, parser)

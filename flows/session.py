@@ -27,8 +27,9 @@ from flows.experiment.requests import StageRunner
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord, recording
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import Prune, RecipeRun
+from flows.recipes.rehearsal import rehearse
+from flows.recipes.run import Run
+from flows.recipes.stage_calls import Prune
 from flows.release import approval, deployment
 from flows.stages.base import Context
 from flows.terminal.overrides import mask_overrides
@@ -59,7 +60,7 @@ def run(
     stdout; return this object.
 
     sweep: id of the sweep that the run belongs to; its MLflow run becomes a child of the sweep's. prune: see
-    `online_rl`. Raises SpecError, ResourceError, the errors of stages, and KeyboardInterrupt after a signal.
+    `flows.recipes.Run`. Raises SpecError, ResourceError, the errors of stages, and KeyboardInterrupt after a signal.
     """
     from components.models.weights import check_weights
     from components.tracking.provenance import git_commit
@@ -83,6 +84,7 @@ def run(
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     starting_point = StartingPoint.resolve(spec, context.store)
+    rehearse(spec, starting_point)
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:
@@ -149,12 +151,12 @@ def run(
         deployment_errors: list[EspalierError] = []
 
         def body(call: StageRunner, beside: BackgroundRunner) -> results.Results:
-            recipe_run = RecipeRun(call, beside, starting_point, on_round, execution.notice, prune)
+            recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune)
             if spec.deploy.approve:
                 recipe_run.approve = approval.asker(execution)
             outcome = recipe_run.outcome
             try:
-                online_rl(recipe_run, spec)
+                recipe_run.execute()
             except GuardTriggered as guard:
                 report.log_stopped_report(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise
@@ -166,7 +168,9 @@ def run(
         if prefect is None:
             result = body(execution.artifact, sequential(execution.artifact))
         else:
-            result = tasks.run_flow("online-rl", execution, body, prefect, interruption, dead, records.close)
+            result = tasks.run_flow(
+                spec.flow.name.replace("_", "-"), execution, body, prefect, interruption, dead, records.close
+            )
         line: dict[str, Any] = json.loads(result.to_json())
         record.run.result = line
         results.show(result, console, tracker.ui_command, server.ui_command(root))

@@ -22,6 +22,7 @@ from flows.experiment.compose import compose
 from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.early_stopping import EarlyStoppingSpec
+from flows.experiment.flow import SHARED_KEYS
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal.help import describe
@@ -37,11 +38,12 @@ GROUPS = {
     "collect": 3,
     "compute": len(PLACES) + 2,  # `fsdp` and `zero2` of torchrun
     "deploy": 6,
-    "environment": 29,
+    "environment": 31,
     "evaluate": 1,
     "experiment": 26,
     "feedback": 3,
     "filter": 12,
+    "flow": 4,
     "inference": len(ENGINES),
     "judge_model": len(JUDGE_MODELS),
     "model": 4,
@@ -63,10 +65,13 @@ ANSWERS.mkdir()
 (ANSWERS / "answers.jsonl").touch()
 LABELS = Path(ALFWORLD.name) / "labels.jsonl"
 LABELS.write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
+PROMPTS = Path(ALFWORLD.name) / "prompts.jsonl"
+PROMPTS.write_text("".join(f'{{"prompt": "{number} + 1?", "answer": {number + 1}}}\n' for number in range(400)))
 SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
 NEEDED = {
     "hf": ["model.name=organisation/name"],
     "remote": ["inference.url=http://there/v1", "inference.model=name"],
+    "litellm": ["inference.model=openai/name", "rounds=0"],
     "taught": ["collect.teacher.model.name=organisation/name", "algorithm=sft", "filter=successful"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
     "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
@@ -97,6 +102,7 @@ NEEDED = {
         "collect.scenarios=5",
         "warmup.demonstrations=5",
     ],
+    "dataset": [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache", "warmup=none"],
     "openenv": ["environment.name=guess", "environment.url=http://127.0.0.1:8000", "warmup=none"],
     "textarena": ["warmup=none"],
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
@@ -172,9 +178,10 @@ def test_it_composes_into_a_valid_experiment_with_every_key_written_out(file, mo
         for part in place:
             inside = (inside or {}).get(part)
         if inside is not None:
-            assert set(inside) == set(names_below(ExperimentSpec, data, place)) or place == ["warmup"] == [
-                file.parts[0]
-            ]
+            expected = set(names_below(ExperimentSpec, data, place))
+            if not place:
+                expected -= set(SHARED_KEYS) - {"data"} - compose(overrides(file)).flow.reads
+            assert set(inside) == expected or place == ["warmup"] == [file.parts[0]]
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)

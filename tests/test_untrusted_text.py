@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from components.answer_text import last_number
 from components.environments.adapters.agentgym_kinds import Action, _tags
 from components.environments.service.customer import agrees, clear, says
 from components.environments.tools import InvalidAction
@@ -20,7 +21,7 @@ from components.redaction import mask_text
 from components.rewards.llm.answers import find_json, read_scores
 from components.rewards.llm.transcript import as_text
 from components.rewards.rules import answers, code_tests, json_schema
-from components.rewards.rules.accuracy import Choice, Exact, last_number
+from components.rewards.rules.accuracy import Choice, Exact
 from components.rewards.rules.answer_format import Tags
 from components.rewards.rules.patterns import Pattern
 from components.rollout.code import _BLOCK

@@ -39,7 +39,8 @@ class Environment(Protocol):
         ...
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the tools offered to the agent, in OpenAI's JSON format; may be empty."""
+        """Return the tools offered to the agent in the current episode, in OpenAI's JSON format; may be empty. Called
+        after `reset`."""
         ...
 
     def reset(self, scenario: Scenario) -> Messages:
@@ -61,6 +62,15 @@ class Solver(Protocol):
 
     # If some scenarios have no solution, define `check_solutions(scenarios)`: it raises SpecError if one of them has
     # none, and is called before the first episode.
+
+
+@runtime_checkable
+class LegalActions(Protocol):
+    """An environment that lists its legal actions; required for the policy `random` where actions are free text."""
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the texts of the actions that are legal now: arguments of the only tool, or contents of a message."""
+        ...
 
 
 @runtime_checkable

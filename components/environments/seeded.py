@@ -31,14 +31,21 @@ Make = Callable[[random.Random, int, str], tuple[str, dict[str, Any]]]
 
 @functools.lru_cache(maxsize=16)  # a collector creates many environments with the same scenarios
 def generate(
-    name: str, make: Make, *, seed: int, train: int, heldout: int, difficulties: tuple[int, ...]
+    name: str,
+    make: Make,
+    *,
+    seed: int,
+    train: int,
+    heldout: int,
+    difficulties: tuple[int, ...],
+    possible: tuple[int, ...] = ALL,
 ) -> tuple[Scenario, ...]:
-    """Return the scenarios of both splits, cycling through the difficulties.
+    """Return the scenarios of both splits, cycling through the difficulties. possible: the accepted difficulties.
 
     Raises ValueError if there are too few distinct tasks.
     """
-    if not difficulties or not set(difficulties) <= set(ALL):
-        raise ValueError(f"difficulties = {list(difficulties)}: expected one or more of {list(ALL)}")
+    if not difficulties or not set(difficulties) <= set(possible):
+        raise ValueError(f"difficulties = {list(difficulties)}: expected one or more of {list(possible)}")
     scenarios: list[Scenario] = []
     keys: set[str] = set()
     for split, count in (("heldout", heldout), ("train", train)):

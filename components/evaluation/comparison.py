@@ -38,7 +38,7 @@ class StageTotal:
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """One run, finished or not."""
 
     letter: str
@@ -120,7 +120,7 @@ class BaselineComparison:
 class RunComparison:
     """Content of the page."""
 
-    runs: Sequence[Run]
+    runs: Sequence[ComparedRun]
     results: Mapping[str, Sequence[str]]
     """Settings that affect results and differ between the runs: by key, the value in each run as text."""
     rest: Mapping[str, Sequence[str]]
@@ -214,7 +214,7 @@ def _changes(number: int, against: BaselineComparison) -> dict[str, Any]:
     }
 
 
-def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _curves(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
     charts = []
     for curve in CURVES:
         note, svg = _heldout(curve, runs) if curve.key == HELDOUT else (curve.note, _training(curve, runs))
@@ -223,12 +223,12 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
     return charts
 
 
-def _training(curve: Curve, runs: Sequence[Run]) -> str:
+def _training(curve: Curve, runs: Sequence[ComparedRun]) -> str:
     series = {run.letter: {x: values.get(curve.key) for x, values in run.rounds.items()} for run in runs}
     return plots.lines_chart(series, name=curve.title, text=curve.text, low=curve.low, high=curve.high)
 
 
-def _heldout(curve: Curve, runs: Sequence[Run]) -> tuple[str, str]:
+def _heldout(curve: Curve, runs: Sequence[ComparedRun]) -> tuple[str, str]:
     """Return a note and the chart; empty texts if no run was evaluated more than once during its rounds."""
     if all(len(run.heldout) < 2 for run in runs):
         return "", ""

@@ -4,10 +4,10 @@ All results are JSON data: plain numbers, and None if there is nothing to measur
 separately and excluded from all means, because they say nothing about the policy. Unscored episodes are excluded from
 the mean reward.
 
-- Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209). It assumes independent episodes, which holds
-  for one episode per scenario, as in evaluation; with several it is too narrow.
-- Means of rewards and turns: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter 13), with all
-  episodes of a sampled scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
+- Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209) for one episode per scenario. Episodes of the
+  same scenario are not independent, so with several of them the bootstrap over scenarios is used.
+- Means of rewards, turns, pass@k and pass^k: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter
+  13), with all episodes of a sampled scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
 - Success, two policies on the same scenarios: Newcombe's square-and-add method for paired proportions, with continuity
   correction of the correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10). It keeps its coverage if
   few or no scenarios change. It does not apply to several episodes per scenario; then the paired bootstrap over
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from components.trajectories.groups import by_scenario
@@ -124,6 +124,18 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 
 
+def mean_interval(values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean, its 95 % interval by Student's t distribution (`low`, `high`), and the number `n` of independent
+    values, such as the results of several seeds. The interval is None for one value."""
+    from scipy.stats import t
+
+    n, mean = len(values), fmean(values)
+    if n < 2:
+        return {"mean": mean, "low": None, "high": None, "n": n}
+    half = float(t.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
+
+
 def newcombe(*, both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
     """Return the 95 % interval of p_after - p_before from the counts of pairs.
 
@@ -185,21 +197,60 @@ def _measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
             "by_boundary": dict(sorted(Counter(failure.boundary for failure in failures).items())),
         },
         "unscored": sum(trajectory.reward is None for trajectory in finished),
-        "success": _rate([trajectory.success for trajectory in finished]),
-        "reward": _mean(finished, lambda trajectory: trajectory.reward),
-        "turns": _mean(finished, lambda trajectory: trajectory.metrics.get("turns")),
+        "success": _success(finished),
+        "reward": mean_measure(finished, lambda trajectory: trajectory.reward),
+        "turns": mean_measure(finished, lambda trajectory: trajectory.metrics.get("turns")),
     }
 
 
-def _rate(outcomes: Sequence[bool]) -> dict[str, Any]:
+def pass_at_k(trajectories: Iterable[Trajectory], k: int) -> dict[str, Any]:
+    """Return the probability that at least one of k samples of a scenario succeeds (pass@k, arXiv:2107.03374, eq. 1),
+    and that all k succeed (pass^k, arXiv:2406.12045), means over scenarios.
+
+    The result is `{"pass_at_k", "pass_hat_k", "left_out"}`: two measures as in `summarise`, and the number of scenarios
+    with fewer than k finished episodes, which count in neither.
+    """
+    groups = by_scenario(trajectory for trajectory in trajectories if trajectory.failure is None).values()
+    counts = [(len(group), sum(trajectory.success for trajectory in group)) for group in groups]
+    enough = [(n, c) for n, c in counts if n >= k]
+    return {
+        "pass_at_k": _mean_of([any_of_k(n, c, k) for n, c in enough]),
+        "pass_hat_k": _mean_of([all_of_k(n, c, k) for n, c in enough]),
+        "left_out": len(counts) - len(enough),
+    }
+
+
+def any_of_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k from c successes among n >= k samples: 1 - C(n-c, k) / C(n, k)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def all_of_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of pass^k from c successes among n >= k samples: C(c, k) / C(n, k)."""
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _mean_of(values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean over scenarios with its interval."""
+    if not values:
+        return dict(_EMPTY)
+    low, high = bootstrap([[value] for value in values])
+    return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
+
+
+def _success(finished: Sequence[Trajectory]) -> dict[str, Any]:
+    """Return the success rate of finished episodes with its interval."""
+    outcomes = [trajectory.success for trajectory in finished]
     if not outcomes:
         return dict(_EMPTY)
+    if len({trajectory.group for trajectory in finished}) < len(finished):
+        return mean_measure(finished, lambda trajectory: float(trajectory.success))
     low, high = wilson(sum(outcomes), len(outcomes))
     return {"mean": fmean(outcomes), "low": low, "high": high, "n": len(outcomes)}
 
 
-def _mean(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
-    """Return the mean of a value over the episodes that have one, with its interval."""
+def mean_measure(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
+    """Return the mean of a value over the episodes that have one, with its interval: a measure as in `summarise`."""
     groups = [[value(trajectory) for trajectory in group] for group in by_scenario(trajectories).values()]
     clusters = [cluster for group in groups if (cluster := [x for x in group if x is not None])]
     values = [x for cluster in clusters for x in cluster]

@@ -36,6 +36,11 @@ class EngineSpec(Spec):
         """True if responses have token ids and log-probabilities, which training requires."""
         return True
 
+    @property
+    def loads_policies(self) -> bool:
+        """True if the engine can load the trained policies of this project."""
+        return True
+
     @abstractmethod
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys."""
@@ -47,6 +52,10 @@ class EngineSpec(Spec):
     def check_prerequisites(self) -> None:
         """Raise ResourceError if something is missing without which the engine cannot be built: an API key, or the
         environment of its server."""
+
+    def lacks_tokens(self, use: str) -> Problem:
+        """Return the problem of an engine without token ids. use: what needs them."""
+        return Problem("inference.name", f"{self.name}: returns no token ids, but {use}; expected another engine")
 
     def for_rank(self, rank: int) -> EngineSpec:
         """Return the spec of an engine that loads adapters of this rank."""

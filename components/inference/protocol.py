@@ -59,6 +59,16 @@ class ChatRequest:
 
 
 @dataclass(slots=True, frozen=True)
+class Usage:
+    """Token counts of a response as its server reports them, and its cost."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    cost: float | None = None
+    """Cost in the currency of the prices; None if the price is unknown."""
+
+
+@dataclass(slots=True, frozen=True)
 class ChatCompletion:
     """A response of an engine, with its token ids and log-probabilities."""
 
@@ -74,6 +84,13 @@ class ChatCompletion:
     log-probability at temperature 1, not 0."""
     policy: str
     """Version of the policy that generated the response."""
+    usage: Usage | None = None
+    """Counts of a server that returns no token ids; None if the token ids are the counts, or if nothing is known."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of sampled tokens; 0 if unknown."""
+        return self.usage.sampled_tokens if self.usage is not None else len(self.token_ids)
 
 
 class Engine(Protocol):

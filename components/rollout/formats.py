@@ -85,7 +85,7 @@ class React(SingleActionFormat):
     mark = "Observation: "
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-        self._text_tool = _text_tool(tools)
+        self._text_tool = text_tool(tools)
         self._calls = 0
         if self._text_tool is not None:
             instructions = "Answer each time in this form:\nThought: what you think\nAction: your action"
@@ -158,7 +158,7 @@ class ChatActions(SingleActionFormat):
     """The message text as the action."""
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-        self._text_tool = _text_tool(tools)
+        self._text_tool = text_tool(tools)
         if tools and self._text_tool is None:
             names = ", ".join(tool["function"]["name"] for tool in tools)
             raise SpecError([Problem("agent.format", f"chat: the environment has tools ({names}); expected react")])
@@ -188,7 +188,7 @@ def make(name: Name, limits: Limits | None = None) -> Format:
     return kinds[name]()
 
 
-def _text_tool(tools: Tools) -> tuple[str, str] | None:
+def text_tool(tools: Tools) -> tuple[str, str] | None:
     """Return tool and argument if the only tool has a single string argument; else None."""
     if len(tools) != 1:
         return None

@@ -87,10 +87,10 @@ class LiveProgress:
     def record_response(self, name: str, messages: list[dict[str, Any]], completion: ChatCompletion) -> None:
         """Record the engine's response to the messages of an episode."""
         with self._lock:
-            self._tokens += len(completion.token_ids)
+            self._tokens += completion.sampled_tokens
             if name == self._watched:
                 self._show(messages)
-                self._event(_message(completion.message) | {"sampled": len(completion.token_ids)})
+                self._event(_message(completion.message) | {"sampled": completion.sampled_tokens})
                 self._shown = [*messages, completion.message]
             if time.monotonic() - self._last_update > EVERY:
                 self._update()

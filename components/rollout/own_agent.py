@@ -119,6 +119,7 @@ class OwnAgent:
                 "turns": float(capture.answers),
                 "sampled_tokens": float(capture.sampled),
                 "truncated": float(capture.truncated),
+                **capture.usage.metrics(),
                 "histories": float(len(histories)),
             },
             failure=failure or (reported.failure if reported else None),

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
     BeforeValidator,
@@ -66,6 +66,9 @@ class Target(Spec):
     called_by_name: ClassVar[bool] = False
     """True if the caller passes every parameter by name, except those that a config binds."""
 
+    built_in: ClassVar[tuple[str, ...]] = ()
+    """Packages of the project, besides `components`, from which this kind of target may come."""
+
     model_config = ConfigDict(validate_by_name=True)
 
     @model_validator(mode="before")
@@ -77,7 +80,7 @@ class Target(Spec):
                 "target", "expected a class or function with its arguments, as {e}", {"e": example}
             )
         path, arguments = data["_target_"], {k: v for k, v in data.items() if k != "_target_"}
-        component = allowed_component(path, (info.context or {}).get("allow", ()))
+        component = allowed_component(path, (*(info.context or {}).get("allow", ()), *cls.built_in))
         return {"target": path, "arguments": _check_arguments(path, component, arguments, info.context, cls)}
 
     def below(self, place: str = "") -> Iterator[tuple[str, Target]]:
@@ -93,6 +96,14 @@ class Target(Spec):
     @model_serializer
     def _flat(self) -> dict[str, Any]:
         return {"_target_": self.target, **to_jsonable_python(self.arguments)}
+
+    def parameters(self) -> list[str]:
+        """Return the names of the arguments that it accepts."""
+        return list(settable(self.factory(), self.called_with))
+
+    def with_arguments(self, **arguments: Any) -> Self:
+        """Return the target with other values of these arguments, which are not validated."""
+        return self.model_copy(update={"arguments": {**self.arguments, **arguments}})
 
     def factory(self) -> Callable[..., Any]:
         """Return the class or function."""

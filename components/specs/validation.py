@@ -106,14 +106,20 @@ def names_below(cls: type[Spec], data: Any, path: Iterable[str | int], allow: It
     for part in path:
         annotation = _annotation(annotation, data, part, allow)
         data = _child(data, part)
-        annotation = Target if isinstance(data, Mapping) and "_target_" in data else annotation
+        if isinstance(data, Mapping) and "_target_" in data and not _is_target(annotation):
+            annotation = Target
     model = _model(annotation, data)
     if model is None:
         return []
     if issubclass(model, Target):
-        component = locate(data["_target_"], allow)[1] if isinstance(data, Mapping) and "_target_" in data else None
-        return ["_target_", *(settable(component) if component else ())]
+        named = isinstance(data, Mapping) and "_target_" in data
+        component = locate(data["_target_"], (*allow, *model.built_in))[1] if named else None
+        return ["_target_", *(settable(component, model.called_with) if component else ())]
     return list(model.model_fields)
+
+
+def _is_target(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, Target)
 
 
 def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[str, Any], most: int) -> list[Problem]:

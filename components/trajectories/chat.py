@@ -163,6 +163,11 @@ class ChatFormat:
                 return {self._escape(key): self._escape(item) for key, item in data.items()}
         return data
 
+    def special_token(self, text: str) -> str | None:
+        """Return the first special token in a text, such as `<|im_end|>`; None without one."""
+        match = self._special.search(text)
+        return match[0] if match else None
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without added special tokens. Raises PromptRefused for invalid Unicode."""
         try:

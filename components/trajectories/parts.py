@@ -12,14 +12,19 @@ from collections.abc import Iterable
 from components.trajectories.groups import ASIDE, scenario_of
 from components.trajectories.schema import Trajectory
 
-SOLVER, TEACHER, DEMONSTRATION, CORRECTION = DEMONSTRATION_POLICIES = (
+SOLVER, TEACHER, DEMONSTRATION, CORRECTION, IMPORTED = DEMONSTRATION_POLICIES = (
     "solver",
     "teacher",
     "demonstration",
     "correction",
+    "imported",
 )
 """Values of `Trajectory.policy` for demonstrations: the environment's solution, another model, a second attempt without
-its reflection, and a person's correction of the last message, which alone is trained on. They never become stale."""
+its reflection, a person's correction of the last message, which alone is trained on, and data of the user's own. They
+never become stale."""
+
+RANDOM = "random"
+"""Value of `Trajectory.policy` for episodes of random actions, which are never trained on."""
 
 
 def part_of(trajectory: Trajectory) -> str:

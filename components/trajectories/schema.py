@@ -34,7 +34,7 @@ class Scenario:
     type: str = ""
     """Task type, for reports by type."""
     difficulty: int = 0
-    """Difficulty from 1 (easy) to 5 (hard); 0 means unknown."""
+    """Difficulty from 1 (easy), in most environments to 5 (hard); 0 means unknown."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,6 +63,8 @@ class Message:
     sampled by an engine (user, tool, system, demonstrations)."""
     finish_reason: str | None = None
     """Finish reason of a sampled message: `stop`, `tool_calls` or `length`."""
+    trained: bool = True
+    """False for an assistant message of imported data that is context only: it is never trained on."""
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class Trajectory:
     failure: Failure | None = None
     """Cause of failure; None if the episode ended normally."""
     policy: str = ""
-    """Version of the acting policy: a digest, or for demonstrations `solver`, `teacher` or `correction`."""
+    """Version of the acting policy: a digest, or for demonstrations `solver`, `teacher`, `correction` or `imported`."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters: temperature, top_p, top_k, min_p, seed. For a teacher also `tokenizer`: digest of the
     tokenizer that the token ids belong to."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -45,26 +46,33 @@ class _Table(Generic[Row]):
     from_batch: Callable[[pa.RecordBatch], Iterable[Row]]
 
     def write(self, path: Path, rows: Iterable[Row]) -> int:
+        with self.writer(path) as write:
+            remaining = iter(rows)
+            return sum(write(chunk) for chunk in iter(lambda: list(islice(remaining, ROWS_PER_CHUNK)), []))
+
+    @contextmanager
+    def writer(self, path: Path) -> Iterator[Callable[[Sequence[Row]], int]]:
+        """Give a function that appends rows and returns their number; the file appears at the end."""
         metadata = {_KIND: self.kind.encode(), _VERSION: str(SCHEMA_VERSION).encode()}
         schema = self.schema.with_metadata(metadata)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        count = 0
+        group: list[pa.RecordBatch] = []
         try:
-            with pq.ParquetWriter(part, schema, compression="zstd") as writer:
-                remaining = iter(rows)
-                group: list[pa.RecordBatch] = []
-                while chunk := [self.to_row(row) for row in islice(remaining, ROWS_PER_CHUNK)]:
-                    group.append(pa.RecordBatch.from_pylist(chunk, schema=schema))
-                    count += len(chunk)
+            with pq.ParquetWriter(part, schema, compression="zstd") as file:
+
+                def write(rows: Sequence[Row]) -> int:
+                    group.append(pa.RecordBatch.from_pylist([self.to_row(row) for row in rows], schema=schema))
                     if sum(batch.nbytes for batch in group) >= GROUP_BYTES:
-                        writer.write_table(pa.Table.from_batches(group))
-                        group = []
+                        file.write_table(pa.Table.from_batches(group))
+                        group.clear()
+                    return len(rows)
+
+                yield write
                 if group:
-                    writer.write_table(pa.Table.from_batches(group))
+                    file.write_table(pa.Table.from_batches(group))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-        return count
 
     def read(self, path: Path) -> Iterator[Row]:
         for batch in self.batches(path):
@@ -149,6 +157,33 @@ def write_selection(path: Path, rows: Iterable[Selection]) -> int:
 def read_selection(path: Path) -> Iterator[Selection]:
     """Yield a selection, as read_trajectories."""
     return _SELECTION.read(path)
+
+
+@contextmanager
+def scored_writer(folder: Path) -> Iterator[Callable[[Trajectory, Score], None]]:
+    """Give a function that appends a trajectory with its score to `trajectories.parquet`, `scores.parquet`, and, as
+    selected, `selection.parquet` of a folder. A chunk of rows is in memory at a time; the files appear at the end."""
+    chunk: list[tuple[Trajectory, Score]] = []
+    with (
+        _TRAJECTORIES.writer(folder / "trajectories.parquet") as write_trajectories,
+        _SCORES.writer(folder / "scores.parquet") as write_scores,
+        _SELECTION.writer(folder / "selection.parquet") as write_decisions,
+    ):
+
+        def write_chunk() -> None:
+            write_trajectories([trajectory for trajectory, _ in chunk])
+            write_scores([score for _, score in chunk])
+            write_decisions([Selection(trajectory.id, True, "kept") for trajectory, _ in chunk])
+            chunk.clear()
+
+        def add(trajectory: Trajectory, score: Score) -> None:
+            chunk.append((trajectory, score))
+            if len(chunk) >= ROWS_PER_CHUNK:
+                write_chunk()
+
+        yield add
+        if chunk:
+            write_chunk()
 
 
 def read_scored(

@@ -71,6 +71,7 @@ _MESSAGE = _struct(
     pa.field("tool_call_id", _TEXT),
     pa.field("span", _struct(_required("start", _INT), _required("end", _INT))),
     pa.field("finish_reason", _TEXT),
+    pa.field("trained", pa.bool_()),  # null: true, as in files of before this column
 )
 _HISTORY = _struct(
     _required("messages", _list(_MESSAGE)),
@@ -156,6 +157,7 @@ def _message_row(message: Message) -> dict[str, Any]:
         "tool_call_id": _if_set(_text, message.tool_call_id),
         "span": None if message.span is None else {"start": message.span[0], "end": message.span[1]},
         "finish_reason": _if_set(_text, message.finish_reason),
+        "trained": None if message.trained else False,
     }
 
 
@@ -310,8 +312,15 @@ def _messages(array: pa.Array) -> list[Message]:
         _optional(_texts, array.field("tool_call_id")),
         _optional(_spans, array.field("span")),
         _optional(_texts, array.field("finish_reason")),
+        _trained(array),
     )
     return list(map(Message, *columns))
+
+
+def _trained(array: pa.Array) -> list[bool]:
+    if array.type.get_field_index("trained") < 0 or array.field("trained").null_count == len(array):
+        return [True] * len(array)
+    return [value is not False for value in array.field("trained").to_pylist()]
 
 
 def _histories(array: pa.Array) -> list[History]:

@@ -30,6 +30,7 @@ from components.compute.runners import (
 )
 from components.compute.snapshot import RECORD, Snapshot
 from components.compute.watchdog import Watchdog, watch
+from components.rollout.usage import PROVIDER_COST
 from flows.execution import prefect_credential
 from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
@@ -281,7 +282,7 @@ class Execution:
             return 0.0
         price = self.spec.compute.hourly_price(artifact.stage)
         spent = artifact.metrics.get("spent", artifact.metrics.get("cost", 0.0))
-        return spent + seconds / 3600 * price
+        return spent + artifact.metrics.get(PROVIDER_COST, 0.0) + seconds / 3600 * price
 
     def _run_here(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         def progress(done: int, total: int, values: Mapping[str, float] | None = None) -> None:

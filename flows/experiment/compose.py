@@ -19,7 +19,8 @@ from components.errors import SpecError
 from components.specs import validate
 from flows.experiment import sweep_settings
 from flows.experiment.composer import UNNAMED, Composer, Sweep
-from flows.experiment.override_problems import has_key
+from flows.experiment.flow import unread_keys
+from flows.experiment.override_problems import allowed_packages, has_key
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal import overrides as override_lines
 
@@ -56,6 +57,7 @@ def compose_points(
             if named and data.get("name") == UNNAMED and not composer.chooses_experiment(point):
                 point_problems.append(composer.no_experiment())
             try:
+                point_problems += unread_keys(data, allowed_packages(data))
                 specs.append(validate(ExperimentSpec, data))
             except SpecError as error:
                 paths = {problem.path for problem in point_problems}

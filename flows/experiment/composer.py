@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -34,6 +34,7 @@ from components.redaction.data import problems as secret_problems
 from components.specs import names_below, nearest
 from flows.experiment import override_problems
 from flows.experiment.config_loader import PRIMARY, Loader
+from flows.experiment.flow import SHARED_KEYS, unread_message
 from flows.experiment.foreign_code import foreign_code
 from flows.experiment.override_problems import allowed_packages, error_text, has_key, key_paths
 from flows.experiment.spec import ExperimentSpec
@@ -66,6 +67,8 @@ class Sweep:
     """Sweeper and launcher settings of the composed config."""
     overrides: list[Override]
     """Overrides of the sweeper's `params`, followed by those of the command line."""
+    seeds: list[str]
+    """Overrides that take the place of `seeds`; empty without it."""
 
 
 class Composer:
@@ -148,19 +151,26 @@ class Composer:
         fixed = [override for override in parsed if not override.is_sweep_override()]
         config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
         for override in fixed:
-            if override.is_hydra_override() and not self.is_group(override.key_or_group):
+            hydra_key = override.is_hydra_override() and not self.is_group(override.key_or_group)
+            if hydra_key or override.key_or_group == "seeds":
                 override_problems.apply_override(override, config)
         self._refuse_hydra_secrets(config)
-        if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN:
+        seeds = _seed_overrides(OmegaConf.select(config, "seeds"))
+        if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN and not seeds:
             return None
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
         lines = [f"{key}={value}" for key, value in params.items()]
         override_lines.refuse_secrets(lines)
         swept, parse_problems = self.parse(lines)
         problems += parse_problems
+        if seeds:
+            if any(override.key_or_group == "seed" for override in [*swept, *parsed]):
+                problems.append(Problem("seeds", "is set together with seed; set one of them"))
+            parsed = [override for override in parsed if override.key_or_group != "seeds"]
+            parsed += [self.parser.parse_override(line) for line in seeds]
         parsed = list({override.get_key_element(): override for override in [*swept, *parsed]}.values())
         parts = {name: OmegaConf.to_container(config.hydra[name], resolve=False) for name in ("sweeper", "launcher")}
-        return Sweep(parts, parsed)
+        return Sweep(parts, parsed, seeds)
 
     def points(self, parsed: list[Override], sweeps: bool, problems: list[Problem]) -> Iterator[list[Override]]:
         """Return the overrides of each point of a sweep; a single point if they do not sweep. Adds to `problems`."""
@@ -319,6 +329,8 @@ class Composer:
                     problems.append(Problem(line, message, key if option else None))
                 elif chosen and line.startswith("+"):
                     problems.append(Problem(key, "an option of this group is already chosen", plain))
+                elif not chosen and key.lstrip("+~") in SHARED_KEYS:
+                    problems.append(Problem(key, unread_message(self._plain(used)["flow"])))
                 elif not chosen and not line.startswith(("+", "~")):
                     problems.append(Problem(key, "no option of this group is chosen yet: add one with +", f"+{plain}"))
                 else:
@@ -330,6 +342,13 @@ class Composer:
         if key not in self._composed:
             self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
         return self._composed[key]
+
+
+def _seed_overrides(seeds: Any) -> list[str]:
+    """Return the overrides that sweep over the values of `seeds`; none without a valid list."""
+    if not isinstance(seeds, ListConfig) or not len(seeds) or not all(type(seed) is int for seed in seeds):
+        return []
+    return ["seeds=null", "seed=" + ",".join(map(str, dict.fromkeys(seeds)))]
 
 
 def _refuse(secrets: Sequence[Secret]) -> None:

@@ -59,7 +59,7 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         raise _problem(
             f"run {run.short} has no checkpoint of step {step}; expected one of {', '.join(map(str, steps))}"
         )
-    if step >= spec.rounds and spec.feedback is None:
+    if "rounds" in spec.flow.reads and step >= spec.rounds and spec.feedback is None:
         raise _problem(
             f"step {step} of run {run.short} leaves nothing to do with rounds={spec.rounds}, which counts from the "
             f"start of that run; expected rounds={step + 1} or more, or feedback to train on"

@@ -14,6 +14,7 @@ from components.errors import Problem
 from components.redaction import mask_text
 from components.specs import names_below, nearest
 from flows.experiment.config_loader import Loader
+from flows.experiment.flow import SHARED_KEYS, reads, unread_message
 from flows.experiment.spec import ExperimentSpec
 
 
@@ -32,6 +33,13 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
     del plain["hydra"]
+    flow = plain.get("flow")
+    if (
+        key.partition(".")[0] in SHARED_KEYS
+        and isinstance(flow, dict)
+        and not reads(flow, key, allowed_packages(plain))
+    ):
+        return Problem(key, unread_message(flow))
     *parents, last = key.split(".")
     parent: Any = plain
     for part in parents:

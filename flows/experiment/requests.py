@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.rewards.llm.spec import asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.experiment.correction import corrected_algorithm
+from flows.experiment.data import resolve as resolve_data
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.base import Request
@@ -37,16 +39,20 @@ class Requests:
             self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
         self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
 
-    def evaluate(self, policy: Artifact | None) -> Request:
-        """Return the request for a held-out evaluation. policy: checkpoint; None for the base model."""
-        greedy = self.spec.evaluate.temperature == 0
+    def evaluate(
+        self, policy: Artifact | None, *, actor: Literal["policy", "solver", "random"] = "policy", samples: int = 1
+    ) -> Request:
+        """Return the request for a held-out evaluation. policy: checkpoint; None for the base model. samples: episodes
+        per scenario."""
+        seedless = actor == "solver" or (actor == "policy" and self.spec.evaluate.temperature == 0)
         part = {
             "model": self.spec.model.base(),
             **self._parts("environment", "reward", "agent", "evaluate", "inference", "judge"),
         }
         if self.spec.evaluate.reward is not None:
             part["reward"] = self._data["evaluate"]["reward"]
-        return self.request("evaluate", part, {"policy": policy}, seed=0 if greedy else self.spec.seed)
+        part |= {"actor": actor, "samples": samples}
+        return self.request("evaluate", part, {"policy": policy}, seed=0 if seedless else self.spec.seed)
 
     def demonstrate(self) -> Request:
         """Return the request for the demonstrations of the warmup, by a teacher or the environment's solver."""
@@ -141,11 +147,13 @@ class Requests:
         part = self._data["warmup"] if warmup else self._data
         return self.request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
-    def warm_up(self, trajectories: Artifact, scores: Artifact, selection: Artifact) -> Request:
-        """Return the request for the warmup training."""
-        part = self._training(self._data["warmup"]["algorithm"])
-        inputs = {"trajectories": trajectories, "scores": scores, "selection": selection}
-        return self.request("train", part, inputs, seed=self.spec.seed)
+    def import_data(self) -> Request:
+        """Return the request for the import of data of one's own. Its artifact holds trajectories, scores and
+        selection. Raises SpecError if the data cannot be read."""
+        source = resolve_data(self.spec.data)
+        part: dict[str, Any] = {"data": source.spec.model_dump(mode="json"), "model": self.spec.model.base()}
+        part |= {"content": source.content, "heldout_content": source.heldout_content}
+        return self.request("import", part, {})
 
     def feedback(self, data: FeedbackData) -> Request:
         """Return the request for the episodes that the answers refer to."""
@@ -153,16 +161,16 @@ class Requests:
         part = {"path": data.path, "answers": data.answers, "learns": list(self.spec.feedback.learns)}
         return self.request("feedback", part, dict(data.artifacts))
 
-    def train_feedback(self, feedback: Artifact, start: Artifact | None) -> Request:
-        """Return the request for training on human feedback. feedback: answers with their episodes. start: policy to
-        train further."""
-        assert self.spec.feedback is not None
-        part = self._training(self._data["feedback"]["algorithm"])
-        inputs: dict[str, Artifact | None] = dict.fromkeys(("trajectories", "scores", "selection"), feedback)
-        inputs["start"] = start
-        if self.spec.feedback.algorithm.reference_is_start:
-            inputs["reference"] = start
-        return self.request("train", part, inputs, seed=self.spec.seed)
+    def train_once(
+        self, inputs: Mapping[str, Artifact], *, algorithm: AlgorithmSpec, start: Artifact | None
+    ) -> Request:
+        """Return the request for a training outside of the rounds.
+
+        inputs: trajectories, scores and selection by input name. start: policy to train further."""
+        request: dict[str, Artifact | None] = {**inputs, "start": start}
+        if algorithm.reference_is_start:
+            request["reference"] = start
+        return self.request("train", self._training(algorithm.model_dump(mode="json")), request, seed=self.spec.seed)
 
     def train(
         self,
@@ -198,9 +206,13 @@ class Requests:
         """Return the request for the export of a policy. step: round after which the policy was trained."""
         # The export depends on the policy, which is an input. It does not depend on the rules that ended the rounds, on
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
-        irrelevant = ("early_stopping", "guards", "store", "calibrate", "serve")
+        irrelevant = ("early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
+        if self.spec.data.is_set:
+            experiment["data"] = self.spec.data.meaning()  # its content is that of the policy
+        else:
+            del experiment["data"]
         unread = ("approve", "approve_timeout", "margin", "target", "canary")
         experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         part = {

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,7 @@ from components.algorithms.choices import AnyAlgorithmSpec
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
+from components.data.spec import DataSpec
 from components.deployment.spec import DeploySpec
 from components.errors import Problem
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
@@ -30,6 +31,7 @@ from components.tracking.spec import TrackingSpec
 from flows.experiment import checks
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec
+from flows.experiment.flow import DEFAULT_FLOW, FlowTarget
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, ServeSpec, WarmupSpec
 from flows.terminal.arguments import DEFAULT_ROOT, root_folder
@@ -45,13 +47,17 @@ class ExperimentSpec(Spec):
     """Name of the experiment in MLflow and of the exported model."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of all random number generators of the run."""
+    seeds: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(None, min_length=1)
+    """Seeds of a sweep: one run for each, and means over them. It takes the place of `seed`. null: one run."""
     root: str = Field(None, validate_default=True)
     """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Validation makes it absolute:
     a relative path is relative to the working directory; null means `runs` beside the code."""
     store: str | None = None
     """URI of an artifact store that several machines share, such as `s3://BUCKET/PREFIX`; the artifacts below `root`
     are then a working copy. Credentials come from the environment. null: artifacts exist below `root` only."""
-    rounds: int = Field(4, ge=0, le=100_000)
+    flow: FlowTarget = Field(default_factory=lambda: FlowTarget.model_validate({"_target_": DEFAULT_FLOW}))
+    """Recipe that the run executes. Keys below it are the recipe's own."""
+    rounds: int = Field(0, ge=0, le=100_000)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")
     """RUN@STEP: start from the policy of another run below the same root after its round STEP (0: after its warmup), in
@@ -78,6 +84,8 @@ class ExperimentSpec(Spec):
     ewc: EWCSpec | None = None
     """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which preserves what the policy
     learned before the rounds, in the warmup or in the forked run. null: none."""
+    data: DataSpec = DataSpec()
+    """Data of one's own to train on, without an environment. Flows that import data read it."""
     feedback: FeedbackSpec | None = None
     """Training on human feedback about episodes, after the warmup or from the forked policy. null: none."""
     reward_model: RewardModelPartSpec | None = None

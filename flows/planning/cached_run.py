@@ -20,8 +20,7 @@ from flows.execution.executor import Execution, FinishedStage
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.reporting.results import ReleaseResult, Results, results_of, round_teller
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage
@@ -58,7 +57,7 @@ class CachedRun:
             return artifact
 
         try:
-            online_rl(RecipeRun(call, start=start), spec)
+            Run(spec, call, start=start).execute()
         except (_NotCached, GuardTriggered):
             return None
         return cls(spec, context, start, stages)
@@ -94,8 +93,8 @@ class CachedRun:
             execution.tell(self.stages[label])
             return self.stages[label].artifact
 
-        run = RecipeRun(call, start=self.start, on_round=round_teller(execution), on_notice=execution.notice)
-        online_rl(run, self.spec)
+        run = Run(self.spec, call, start=self.start, on_round=round_teller(execution), on_notice=execution.notice)
+        run.execute()
         date = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier.started))
         console.line(
             f"nothing has changed since run {earlier.short} of {date}: its report and its MLflow run are up to date"

@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact, Store, stage_key
@@ -35,8 +34,8 @@ from flows.history.records import Notice, Records
 from flows.history.store_reader import StoreReader
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.rehearsal import placeholder, rehearse
+from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import check_schema, stage_and_spec
@@ -116,11 +115,12 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
     context = Context.at(spec.root, spec.store)
     planner = _Planner(spec, context, Records(spec.root), ask)
     start = StartingPoint.resolve(spec, context.store)
+    rehearse(spec, start)
     planner.register_start(start)
     notices: list[Notice] = []
     guard_error = None
     try:
-        online_rl(RecipeRun(planner.call, planner.beside, start, on_notice=notices.append), spec)
+        Run(spec, planner.call, planner.beside, start, on_notice=notices.append).execute()
     except GuardTriggered as error:
         guard_error = error
     missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *deployment_problems(spec))]
@@ -250,7 +250,7 @@ class _Planner:
             )
         )
         if artifact is None:
-            artifact = _placeholder(label, request.stage)
+            artifact = placeholder(label, request.stage)
         self._labels.setdefault(artifact.key, label)
         self._requests.append((request, artifact))
         return artifact
@@ -309,11 +309,6 @@ def _has_scratch(store: Store, key: str) -> bool:
     """Return True if an interrupted attempt of the stage left files."""
     scratch = store.root / ".scratch" / key
     return scratch.is_dir() and any(path.name != LIVE for path in scratch.iterdir())
-
-
-def _placeholder(label: str, stage: str) -> Artifact:
-    """Return a stand-in for the artifact of a pending stage, without a digest."""
-    return Artifact(label, STAGES[stage].kind, stage, 0, "", Path(label), {}, {}, (), 0.0)
 
 
 def _sum(values: Iterator[float | None]) -> float | None:

@@ -50,7 +50,7 @@ class RunOutcome:
     @property
     def first_step(self) -> int:
         """Step at the start of the rounds."""
-        return self.measured[0].step
+        return self.measured[0].step if self.measured else self.step
 
     @property
     def last_step(self) -> int:

@@ -11,25 +11,25 @@ after round r, with step r.
 from __future__ import annotations
 
 from components.artifacts import Artifact
-from flows.experiment.requests import Requests, StageRunner
-from flows.experiment.spec import ExperimentSpec
+from flows.recipes.stage_calls import StageCalls
 
 
 class RewardModels:
     """Reward models of one run; none without `reward_model`, and then the declared reward scores the rounds."""
 
-    def __init__(self, spec: ExperimentSpec, requests: Requests, call: StageRunner):
+    def __init__(self, run: StageCalls):
+        spec = run.spec
         self.trained: dict[int, list[Artifact]] = {}
         """Models by the round after which they were trained; 0: before the rounds."""
         self._part = spec.reward_model
         self._after = spec.reward_model.refreshed(spec.rounds) if spec.reward_model else []
-        self._requests = requests
-        self._call = call
+        self._requests = run.requests
+        self._call = run.call
         self._collections: list[dict[str, Artifact]] = []
         """Trajectories and scores that the models were trained on, newest first."""
 
     @property
-    def in_force(self) -> list[Artifact]:
+    def current(self) -> list[Artifact]:
         """Current models."""
         return self.trained[max(self.trained)] if self.trained else []
 
@@ -42,7 +42,7 @@ class RewardModels:
         trajectories = self._call(f"collect[reward{suffix}]", step, self._requests.collect_for_reward(policy, number))
         scores = self._call(f"judge[reward{suffix}]", step, self._requests.judge(trajectories, policy))
         self._collections.insert(0, {"trajectories": trajectories, "scores": scores})
-        starts: list[Artifact | None] = [*self.in_force] or [policy] * self._part.models
+        starts: list[Artifact | None] = [*self.current] or [policy] * self._part.models
         self.trained[step] = [
             self._call(
                 f"train[reward{f' {member}' if member > 1 else ''}{suffix}]",

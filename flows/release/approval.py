@@ -26,7 +26,7 @@ from flows.terminal.console import Console, duration, printable
 if TYPE_CHECKING:
     from flows.execution.executor import Execution
     from flows.recipes.outcome import RunOutcome
-    from flows.recipes.recipe_run import Approve
+    from flows.recipes.stage_calls import Approve
 
 POLL = 2.0
 """Seconds between two polls of Prefect for an answer."""

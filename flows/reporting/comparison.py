@@ -26,7 +26,7 @@ from flows.history.store_reader import StoreReader, open_reader, targets
 from flows.stages import ROUND_STAGES
 
 if TYPE_CHECKING:
-    from components.evaluation.comparison import BaselineComparison, Run, RunComparison, StageTotal
+    from components.evaluation.comparison import BaselineComparison, ComparedRun, RunComparison, StageTotal
     from components.evaluation.report import Evaluation
 
 LISTED = 10
@@ -75,8 +75,8 @@ def compare(root: Path, references: Sequence[str]) -> RunComparison:
     )
 
 
-def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> Run:
-    from components.evaluation.comparison import Run
+def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
+    from components.evaluation.comparison import ComparedRun
 
     status = records.status(run)
     notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
@@ -89,7 +89,7 @@ def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> 
         notes.append(f"its store cannot be read, so artifacts that only it has are missing: {reader.unread}")
     if missing:
         notes.append(f"no longer in the store, or damaged, so curves are incomplete: {join_names(missing)}")
-    return Run(
+    return ComparedRun(
         letter=letter,
         id=run.id,
         name=run.name,
@@ -210,7 +210,7 @@ def _stages(run: RunRecord) -> dict[str, StageTotal]:
     return totals
 
 
-def _against(baseline: Run, run: Run) -> BaselineComparison:
+def _against(baseline: ComparedRun, run: ComparedRun) -> BaselineComparison:
     from components.evaluation.comparison import BaselineComparison, compare_episodes
 
     if baseline.last is None or run.last is None:

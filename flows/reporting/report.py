@@ -37,8 +37,10 @@ def titles_of(spec: ExperimentSpec, outcome: RunOutcome) -> dict[str, str]:
     """Return the titles of the evaluated policies by name. The final policy's title names its round if that is not the
     experiment's last one, or if it was selected as the best."""
     all_titles = titles_by(spec.algorithm.name, "sft" in outcome.evaluations)
-    titles = {name: all_titles[name] for name in outcome.evaluations}
-    if "final" in titles:
+    titles = {name: all_titles.get(name, f"after {name}") for name in outcome.evaluations}
+    if "final" in titles and not outcome.measured:
+        titles["final"] = f"after {spec.flow.name.replace('_', ' ')} {spec.algorithm.name.upper()}"
+    elif "final" in titles:
         if outcome.step == outcome.first_step:
             titles["final"] = "start of the rounds"
         elif outcome.step != spec.rounds or spec.deploy.policy == "best":

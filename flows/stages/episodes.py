@@ -30,6 +30,7 @@ from components.models.spec import ModelSpec
 from components.rollout.listener import EpisodeListener
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import AgentSpec, CollectSpec, EpisodeLimits
+from components.rollout.usage import PROVIDER_COST
 from components.specs import Target
 from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
@@ -81,14 +82,15 @@ class FinishedEpisodes:
         return trajectories
 
 
-def scenarios_of(environment: Target, split: str, context: Context) -> list[Scenario]:
+def scenarios_of(environment: Target, split: str, context: Context) -> Sequence[Scenario]:
     """Return all scenarios of a split. Raises SpecError if there are none, EnvironmentUnavailable if the environment is
     unreachable, and EnvironmentFailed if `scenarios` raises."""
 
-    def build() -> list[Scenario]:
+    def build() -> Sequence[Scenario]:
         try:
             instance = environment.build()
-            scenarios = list(_result(instance.scenarios(split)))
+            scenarios = _result(instance.scenarios(split))
+            scenarios = scenarios if isinstance(scenarios, Sequence) else list(scenarios)
             _result(instance.close())
             return scenarios
         except BaseException as error:
@@ -97,10 +99,15 @@ def scenarios_of(environment: Target, split: str, context: Context) -> list[Scen
             text = f"{environment.target}.scenarios() raised {type(error).__name__}: {error}"
             raise (EnvironmentUnavailable if passes(error) else EnvironmentFailed)(text) from error
 
-    scenarios = context.warm.get(f"scenarios/{split}", environment.model_dump(), build)
+    scenarios: Sequence[Scenario] = context.warm.get(f"scenarios/{split}", _recipe(environment), build)
     if not scenarios:
         raise SpecError([Problem("environment", f"{environment.target} has no scenarios in the split '{split}'")])
     return scenarios
+
+
+def _recipe(environment: Target) -> list[Any]:
+    """Return what instances of an environment are built from: its arguments, and the content of files that it reads."""
+    return [environment.model_dump(), environment.resolved()]
 
 
 def _result(value: Any) -> Any:
@@ -122,9 +129,15 @@ class Actor:
     """Checkpoint that the model plays with; None: the base model."""
     adapter: Path | None = None
     """PEFT folder of a policy that is not an artifact."""
+    random: bool = False
+    """True: actions are drawn at random, without a model."""
 
     def engine(self, context: Context, kind: str = "engine") -> ModelEngine:
         """Return the loaded engine. kind: name in the cache of loaded engines."""
+        if self.random:
+            from components.rollout.random_agent import RandomEngine
+
+            return RandomEngine()
         return warm_engine(self.model, self.policy, context, self.inference, self.adapter, kind)
 
 
@@ -184,13 +197,13 @@ def play(
     context.progress(len(resumed), len(requested))
     engine = actor.engine(context)
     other = _other_engine(actor, ways, context)
-    pool = context.warm.get("environments", environment.model_dump(), lambda: EnvironmentPool(environment.build))
+    pool = context.warm.get("environments", _recipe(environment), lambda: EnvironmentPool(environment.build))
     start = time.monotonic()
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
     listener = _StageListener(episodes, live, requested)
     try:
-        with _own_agent(agent, engine, limits.timeout) as own_agent:
-            player = _player(agent, own_agent, ways, other)
+        with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
+            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)
             trajectories = run_episodes(
                 engine, pool, requests, limits, player=player, finished=finished, listener=listener
             )
@@ -251,6 +264,13 @@ def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, oth
     return Player(single)
 
 
+def _random_player(agent: AgentSpec) -> Player:
+    from components.rollout.players.player import Player
+    from components.rollout.random_agent import RandomAgent
+
+    return Player(RandomAgent(agent.max_observation))
+
+
 @contextmanager
 def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
     """Provide the agent of `agent.function` with its endpoint; None if it is not set."""
@@ -269,8 +289,8 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the metrics of unscored episodes: counts, success rate, mean turns and tokens, repetition, and the share
-    of identical texts (`components.trajectories.policy_text`).
+    """Return the metrics of unscored episodes: counts, success rate, mean turns and tokens, total cost of the model's
+    provider, repetition, and the share of identical texts (`components.trajectories.policy_text`).
 
     Parts of the collection other than the policy's own attempts have separate metrics, such as `second/success`; so
     have continuations, which are not episodes."""
@@ -299,7 +319,9 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         counted = {
             name for t in finished for name in t.metrics if "/" not in name
         }  # names with a slash are labels of turns
-        for name in sorted(counted - {"sampled_tokens", CONTINUATIONS, CONTINUED_TOKENS}):
+        if PROVIDER_COST in counted:
+            values[PROVIDER_COST] = sum(t.metrics.get(PROVIDER_COST, 0.0) for t in trajectories)
+        for name in sorted(counted - {"sampled_tokens", PROVIDER_COST, CONTINUATIONS, CONTINUED_TOKENS}):
             values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
         for metric, name in ((CONTINUATIONS, "episodes"), (CONTINUED_TOKENS, "sampled_tokens")):
             if metric in counted:

@@ -1,22 +1,26 @@
-"""Evaluate stage: held-out episodes of a policy, their scores and a summary."""
+"""Evaluate stage: held-out episodes of a policy or a baseline, their scores and a summary."""
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from components.artifacts import Draft
+from pydantic import Field
+
+from components.artifacts import Artifact, Draft
 from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
+from components.rewards.llm.spec import asks_policy
 from components.rewards.spec import JudgeSpec
 from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.tracking.stages import StageTracking
-from components.trajectories.schema import SCHEMA_VERSION
+from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages import judge
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
@@ -33,16 +37,29 @@ class EvaluateStage(StageSpec):
     inference: InferenceSpec = EmbeddedSpec()
     judge: JudgeSpec = JudgeSpec()
     """Concurrency and budget; not part of the key."""
+    actor: Literal["policy", "solver", "random"] = "policy"
+    """`solver`: the environment solves each scenario. `random`: actions are drawn at random. Both act without a
+    model."""
+    samples: int = Field(1, ge=1)
+    """Episodes per scenario; the solver plays one."""
 
     def key_part(self) -> dict[str, Any]:
-        return {
-            "model": base_model(self.model),
+        part: dict[str, Any] = {
             "environment": self.environment.resolved(),
             "reward": self.reward.resolved(),
-            "agent": self.agent.key_part(),
             "evaluate": self.evaluate.key_part(),
-            **self.inference.key_part(),
         }
+        if self.actor == "policy":
+            part["agent"] = self.agent.key_part()
+        else:
+            del part["evaluate"]["temperature"]
+            part |= {"actor": self.actor, "agent": self.agent.shown_part() | {"max_turns": self.agent.max_turns}}
+        if self.samples > 1 and self.actor != "solver":
+            part["samples"] = self.samples
+        if self.actor == "policy" or asks_policy(self.reward):
+            model = {"model": base_model(self.model)} if self.inference.loads_policies else {}
+            part |= model | self.inference.key_part()
+        return part
 
     def applied_reward(self) -> Target:
         return self.reward
@@ -50,39 +67,13 @@ class EvaluateStage(StageSpec):
 
 def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
-    without it the base model is evaluated."""
+    without it the base model is evaluated, or the baseline that `actor` names."""
     from components.evaluation.metrics import summarise
     from components.trajectories.store import load_scored, write_scores, write_trajectories
 
-    scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
-    requests = episode_requests(
-        scenarios,
-        1,
-        sampling=Sampling(temperature=spec.evaluate.temperature, max_tokens=spec.agent.max_tokens),
-        max_turns=spec.agent.max_turns,
-        seed=context.seed,
-    )
-    trajectories, times, speed = play(
-        Actor(spec.model, spec.inference, inputs.get("policy")),
-        spec.environment,
-        spec.agent,
-        requests,
-        spec.evaluate,
-        context,
-        description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
-    )
+    trajectories, times, speed = _episodes(spec, inputs.get("policy"), context)
     finished = [episode for episode in trajectories if episode.failure is None]
-    acted = [episode for episode in finished if episode.metrics.get("parse_errors") != episode.metrics.get("turns")]
-    if acted and not any("success" in episode.outcome for episode in acted):
-        if spec.agent.function is None:
-            text = "%s sets `success` in the info of no episode, so no episode counts as a success"
-            log.warning(text, spec.environment.target)
-        else:
-            text = (
-                "%s returns `success` for no episode, so no episode counts as a success; "
-                'expected {"success": ..., "reward": ...}'
-            )
-            log.warning(text, spec.agent.function.target)
+    _warn_without_success(spec, finished)
     tally = judge.Tally()
     policy = inputs.get("policy")
     with judge.judging(spec.reward.build(), context, spec.judge, spec.model, policy, spec.inference) as judged:
@@ -100,10 +91,55 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     return figures(trajectories) | tally.figures() | judged.figures() | agreement | intervals | speed
 
 
-def scenarios(request: Request) -> int | None:
-    """Return the number of scenarios of a request; None for all scenarios of the split."""
+def _episodes(
+    spec: EvaluateStage, policy: Artifact | None, context: Context
+) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
+    """Play the episodes; return them, the seconds of each by id, and throughput metrics."""
+    from components.rollout.collector import demonstrate
+
+    scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
+    if spec.actor == "solver":
+        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation())
+        context.progress(len(trajectories), len(trajectories))
+        return trajectories, {}, {}
+    requests = episode_requests(
+        scenarios,
+        spec.samples,
+        sampling=Sampling(temperature=spec.evaluate.temperature, max_tokens=spec.agent.max_tokens),
+        max_turns=spec.agent.max_turns,
+        seed=context.seed,
+    )
+    return play(
+        Actor(spec.model, spec.inference, policy, random=spec.actor == "random"),
+        spec.environment,
+        spec.agent,
+        requests,
+        spec.evaluate,
+        context,
+        description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
+    )
+
+
+def _warn_without_success(spec: EvaluateStage, finished: Sequence[Trajectory]) -> None:
+    """Log a warning if no episode states its success. finished: episodes without failure."""
+    acted = [episode for episode in finished if episode.metrics.get("parse_errors") != episode.metrics.get("turns")]
+    if not acted or any("success" in episode.outcome for episode in acted):
+        return
+    if spec.agent.function is None or spec.actor != "policy":
+        text = "%s sets `success` in the info of no episode, so no episode counts as a success"
+        log.warning(text, spec.environment.target)
+    else:
+        text = (
+            "%s returns `success` for no episode, so no episode counts as a success; "
+            'expected {"success": ..., "reward": ...}'
+        )
+        log.warning(text, spec.agent.function.target)
+
+
+def episodes(request: Request) -> int | None:
+    """Return the number of episodes of a request; None for all scenarios of the split."""
     count: int | None = request.spec["evaluate"]["scenarios"]
-    return count
+    return None if count is None else count * request.spec.get("samples", 1)
 
 
 STAGE = Stage(
@@ -124,7 +160,7 @@ STAGE = Stage(
     order=70,
     unit="episodes",
     plays=True,
-    episodes=scenarios,
-    size=scenarios,
+    episodes=episodes,
+    size=episodes,
     tracking=StageTracking("eval", dataset="evaluation", traces=True),
 )

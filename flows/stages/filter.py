@@ -63,7 +63,7 @@ STAGE = Stage(
     SCHEMA_VERSION,
     filter_,
     files={"selection.parquet": "kept and dropped episodes, with reasons"},
-    inputs={"trajectories": "trajectories", "scores": "scores"},
+    inputs={"trajectories": "trajectories or dataset", "scores": "scores or dataset"},
     order=30,
     unit="decisions",
     summary=selections.summary_text,

@@ -296,7 +296,7 @@ STAGE = Stage(
     SCHEMA_VERSION,
     judge,
     files={"scores.parquet": "score of each episode"},
-    inputs={"trajectories": "trajectories", "reward_model[_K]": "reward_model", "policy": "checkpoint"},
+    inputs={"trajectories": "trajectories or dataset", "reward_model[_K]": "reward_model", "policy": "checkpoint"},
     order=20,
     unit="scores",
     part_of_round=True,

@@ -97,7 +97,11 @@ STAGE = Stage(
     },
     optional=OPTIONAL_FILES,
     volatile=("log.jsonl",),
-    inputs={"trajectories[-N]": "trajectories", "scores[-N]": "scores", "start": "checkpoint or reward_model"},
+    inputs={
+        "trajectories[-N]": "trajectories or dataset",
+        "scores[-N]": "scores or dataset",
+        "start": "checkpoint or reward_model",
+    },
     order=60,
     unit="steps",
     distributed=True,

@@ -171,9 +171,9 @@ STAGE = Stage(
     optional=(*OPTIONAL_FILES, "critic/", "multipliers.json"),
     volatile=("log.jsonl",),
     inputs={
-        "[anchored-]trajectories[+K][-N]": "trajectories or feedback",
-        "[anchored-]scores[+K][-N]": "scores or feedback",
-        "[anchored-]selection[+K][-N]": "selection or feedback",
+        "[anchored-]trajectories[+K][-N]": "trajectories or feedback or dataset",
+        "[anchored-]scores[+K][-N]": "scores or feedback or dataset",
+        "[anchored-]selection[+K][-N]": "selection or feedback or dataset",
         "start": "checkpoint",
         "reference": "checkpoint",
         "anchor": "checkpoint",

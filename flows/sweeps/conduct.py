@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,8 @@ def conduct(
     command: Sequence[str],
     multirun: Callable[[], None],
 ) -> int:
-    """Run the sweep, write its summary and return the exit code.
+    """Run the sweep, write its summary and return the exit code. With several seeds of the same configuration, print
+    their means as one JSON object, the last line on stdout.
 
     command: prefix of the command that runs a single point; the point's overrides are appended. Raises
     KeyboardInterrupt and Hydra's errors.
@@ -65,6 +67,8 @@ def conduct(
         files=[folder / summary.FILE, *([page] if page else [])],
     )
     summary.show(result, folder.name, page)
+    if groups := result.seeds:
+        print(json.dumps({"sweep": folder.name, "seeds": [group.to_json() for group in groups]}), flush=True)
     return result.code
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.sweep_settings import IN_ROUNDS, OptunaSpec
-from flows.recipes.recipe_run import Prune
+from flows.recipes.stage_calls import Prune
 
 
 def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:

@@ -14,6 +14,7 @@ from components.errors import EspalierError
 from flows.history.records import Records
 from flows.reporting.comparison import LETTERS, compare
 from flows.sweeps.points import Point, read
+from flows.sweeps.seeds import MEASURES, SeedGroup, over_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +84,18 @@ class Summary:
         value = self.leaders[0].value(self.metric) if self.leaders else None
         return counts if value is None else {**counts, f"sweep/best_{self.metric}": value}
 
+    @property
+    def seeds(self) -> list[SeedGroup]:
+        """Results over the points that differ in their seed only."""
+        return over_seeds(self.points)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "metric": self.metric,
             "direction": self.direction,
             "best": self.best.number if self.best else None,
             "tied": [point.number for point in self.leaders] if len(self.leaders) > 1 else [],
+            "seeds": [group.to_json() for group in self.seeds],
             "points": [asdict(point) | {"status": state(point)} for point in self.points],
             "again": {str(point.number): self.rerun_command(point) for point in self.unsuccessful},
         }
@@ -132,6 +139,8 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
             state(point) + mark,
         )
     console.table(table)
+    if groups := summary.seeds:
+        console.table(_seed_table(groups))
     if len(summary.leaders) > 1:
         numbers = ", ".join(str(point.number) for point in summary.leaders)
         value = summary.leaders[0].value(summary.metric)
@@ -142,6 +151,31 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
         console.line(f"  run it alone: {summary.rerun_command(point)}")
     if page is not None:
         console.line(f"comparison: {page}")
+
+
+def _seed_table(groups: Sequence[SeedGroup]) -> Any:
+    """Return the table of the results over seeds."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title="over seeds, mean [95 % interval]", box=SIMPLE, title_justify="left")
+    names = [name for name in MEASURES if any(name in group.measures for group in groups)]
+    for name in ("", "seeds", *names):
+        table.add_column(name, overflow="fold")
+    shared = set.intersection(*(set(group.overrides) for group in groups))
+    for group in groups:
+        cells = [_mean_and_interval(group.measures.get(name)) for name in names]
+        table.add_row(
+            " ".join(line for line in group.overrides if line not in shared), ", ".join(map(str, group.seeds)), *cells
+        )
+    return table
+
+
+def _mean_and_interval(measure: dict[str, Any] | None) -> str:
+    if measure is None:
+        return "–"
+    interval = "" if measure["low"] is None else f" [{measure['low']:.3f}, {measure['high']:.3f}]"
+    return f"{measure['mean']:.3f}{interval}"
 
 
 def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None:

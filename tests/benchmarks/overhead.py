@@ -30,8 +30,7 @@ from components.artifacts import Artifact, Draft
 from components.specs import validate
 from flows.experiment.compose import compose
 from flows.terminal.console import hush
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context
 
@@ -53,7 +52,7 @@ def call(label, step, request):
     made[label] = Artifact(label, stage.kind, stage.name, 1, label, folder, metrics, {}, (), 0.0)
     return made[label]
 
-online_rl(RecipeRun(call), spec)
+Run(spec, call).execute()
 """
 
 

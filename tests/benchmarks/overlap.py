@@ -28,8 +28,7 @@ from components.trajectories.schema import Scenario
 from flows.execution.executor import Execution
 from flows.execution.overlap import together
 from flows.experiment.spec import ExperimentSpec
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages.base import Context
 from flows.terminal.console import Console, hush
 
@@ -106,12 +105,13 @@ class _Run:
         self.execution = Execution(spec, Context.at(root), Console(io.StringIO()), None, root / "log")
         ended: list[float] = []
         try:
-            run = RecipeRun(
+            run = Run(
+                spec,
                 self.execution.artifact,
                 together(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
                 on_round=lambda number, artifacts: ended.append(time.monotonic()),
             )
-            online_rl(run, spec)
+            run.execute()
         finally:
             self.execution.second.close()
             self.execution.context.warm.close()

@@ -48,10 +48,12 @@ SECTIONS = {
     "Guides": [
         f"guides/{name}.md"
         for name in (
+            "prompts_from_files",
             "own_environment",
             "own_agent",
             "own_reward",
             "own_algorithm",
+            "own_recipe",
             "judges",
             "human_feedback",
             "sweeps",
@@ -64,7 +66,7 @@ SECTIONS = {
     ],
     "Reference": [f"reference/{name}.md" for name in ("configuration", "command_help", "stages", "algorithms")],
     "Coming from": [f"coming_from/{name}.md" for name in ("art", "trl", "verl", "verifiers", "helloagents")],
-    "Results": ["results/index.md"],
+    "Results": ["results/index.md", "results/recipes.md"],
     "Glossary": ["glossary.md"],
     "Contributing": ["contributing.md"],
 }
@@ -375,7 +377,7 @@ def test_the_tables_of_results_are_what_was_recorded():
         assert results.with_table(page) == page.read_text(encoding="utf-8"), "run `python -m docs.results`"
 
 
-@pytest.mark.parametrize("name", ["command_help", "stages", "environments"])
+@pytest.mark.parametrize("name", ["command_help", "stages", "environments", "recipes"])
 def test_generated_pages_are_current(name):
     page = script(name).PAGE
     assert page.current() == page.stored(), f"run `python -m docs.{name}`"

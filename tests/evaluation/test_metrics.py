@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from components.evaluation.metrics import bootstrap, newcombe, paired_difference, summarise, wilson
+from components.evaluation.error_classes import error_classes
+from components.evaluation.metrics import (
+    all_of_k,
+    any_of_k,
+    bootstrap,
+    newcombe,
+    paired_difference,
+    pass_at_k,
+    summarise,
+    wilson,
+)
 from components.trajectories.schema import Failure
 from tests.trajectories.builders import FAILURE, episode
 
@@ -212,3 +222,54 @@ class TestPairedDifference:
         assert result["difference"] == pytest.approx(fmean(rates[1]) - fmean(rates[0]))
         assert (result["low"], result["high"]) == pytest.approx((expected.low, expected.high), abs=0.02)
         assert set(result["improved"]).isdisjoint(result["regressed"])
+
+
+class TestPassAtK:
+    @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+    def test_the_estimators_are_the_means_over_all_subsets(self, counts):
+        """The unbiased estimate is the mean of the statistic over all k of the n samples."""
+        n, c, k = counts
+        subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+        assert any_of_k(n, c, k) == pytest.approx(fmean(any(subset) for subset in subsets))
+        assert all_of_k(n, c, k) == pytest.approx(fmean(all(subset) for subset in subsets))
+
+    def test_scenarios_count_equally_and_short_ones_are_left_out(self):
+        rows = [episode("a", k, success=k < 2) for k in range(4)]  # 2 of 4
+        rows += [episode("b", k, success=True) for k in range(4)]
+        rows += [episode("c", 0, success=True), episode("c", 1, failure=FAILURE)]
+        result = pass_at_k(rows, 2)
+        assert result["pass_at_k"]["mean"] == pytest.approx((5 / 6 + 1) / 2)
+        assert result["pass_hat_k"]["mean"] == pytest.approx((1 / 6 + 1) / 2)
+        assert (result["pass_at_k"]["n"], result["left_out"]) == (2, 1)
+        assert pass_at_k([], 2)["pass_at_k"] == {"mean": None, "low": None, "high": None, "n": 0}
+
+    def test_several_episodes_of_a_scenario_widen_the_interval_of_success(self):
+        """Identical episodes of a scenario say no more than one of them."""
+        once = summarise([episode(f"s{i}", success=i < 10) for i in range(20)])["success"]
+        often = summarise([episode(f"s{i}", k, success=i < 10) for i in range(20) for k in range(8)])["success"]
+        assert often["mean"] == once["mean"]
+        assert often["high"] - often["low"] == pytest.approx(once["high"] - once["low"], abs=0.06)
+
+
+def test_error_classes_say_how_an_episode_ended():
+    cut = episode("cut", success=False)
+    cut.histories[0].messages[-1].finish_reason = "length"
+    unread = episode("unread", success=False)
+    unread.metrics["parse_errors"] = 2.0
+    rows = [
+        episode("good", success=True),
+        episode("failed", failure=FAILURE),
+        unread,
+        episode("long", success=False, turns=5.0),
+        cut,
+        *(episode(f"wrong{i}", success=False) for i in range(2)),
+    ]
+    found = {error.name: [item.group for item in error.episodes] for error in error_classes(rows, max_turns=5)}
+    assert found == {
+        "wrong result": ["wrong0", "wrong1"],
+        f"{FAILURE.boundary}: {FAILURE.kind}": ["failed"],
+        "message cut off": ["cut"],
+        "no readable action": ["unread"],
+        "out of turns": ["long"],
+    }
+    assert next(iter(found)) == "wrong result"  # the largest first

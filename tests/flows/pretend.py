@@ -17,8 +17,7 @@ from components.trajectories.store import write_scores, write_trajectories
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import RunRecord, StageRecord, recording
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, request_key
@@ -106,7 +105,7 @@ def pretend(
                 writer.add(record)
                 return artifact
 
-            online_rl(RecipeRun(call, start=start, on_notice=writer.note), spec)
+            Run(spec, call, start=start, on_notice=writer.note).execute()
     except Interrupted:
         pass
     return writer.run

@@ -44,9 +44,10 @@ STAGE = Stage(
     size=lambda request: 2,
 )
 '''
-BEFORE = '    outcome.evaluations["start"] = call("evaluate[start]", before, requests.evaluate(outcome.checkpoint))\n'
+BEFORE = "    policy, _ = run.warm_up(run.begin())\n"
 LINE = """\
-    call("tally", before, requests.request("tally", {"weight": 2.0}, {"episodes": outcome.evaluations["start"]}))
+    inputs = {"episodes": run.outcome.evaluations["start"]}
+    run.call("tally", policy.step, run.requests.request("tally", {"weight": 2.0}, inputs))
 """
 
 USE = """
@@ -59,8 +60,7 @@ from flows.experiment.compose import compose
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records, RunRecord, recording
 from flows.planning.plan import plan
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.reporting.lineage import show
 from flows.stages.base import Context
 from flows.terminal.console import Console
@@ -84,7 +84,7 @@ planned = plan(spec)
 with recording(root, RunRecord("abcdef01", spec.name, spec.seed, time.time())) as record:
     execution = Execution(spec, Context.at(root), Console(text), None, root / "logs" / "log", record)
     execution.watchers.append(watcher)
-    online_rl(RecipeRun(execution.artifact), spec)
+    Run(spec, execution.artifact).execute()
     execution.close()
     execution.context.warm.close()
 run = Records(root).get("latest")

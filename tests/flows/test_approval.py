@@ -13,8 +13,7 @@ import pytest
 from components.errors import ResourceError, WaitTimeout
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.release import approval
 from tests.flows.test_online_rl import DATA, Recorder
 
@@ -39,7 +38,7 @@ def test_it_is_asked_last_and_a_no_leaves_out_nothing_but_the_deployment(tmp_pat
     labels = list(run.keys)
     run.keys.clear()
     run.notices.clear()
-    outcome = online_rl(RecipeRun(run, on_notice=run.notices.append, approve=approve), spec(tmp_path))
+    outcome = Run(spec(tmp_path), run, on_notice=run.notices.append, approve=approve).execute()
     assert asked == [(["start", "sft", "final"], "deploy")]
     assert list(run.keys) == labels[:-1]
     assert (outcome.export, outcome.decisions) == (None, ["rejected: too talkative"])

@@ -24,8 +24,7 @@ from flows.experiment.starting_point import StartingPoint
 from flows.history.lineage_graph import Lineage
 from flows.history.records import RunRecord, StageRecord, recording
 from flows.planning.plan import plan
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.reporting.lineage import show
 from flows.stages import STAGES
 from flows.stages.base import Context
@@ -77,7 +76,7 @@ def run(root, **changes):
             )
             return artifact
 
-        outcome = online_rl(RecipeRun(call, start=start), spec)
+        outcome = Run(spec, call, start=start).execute()
     context.warm.close()
     return writer.run, outcome
 

@@ -8,8 +8,7 @@ import pytest
 from components.artifacts import Artifact, stage_key
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import input_pattern
 
@@ -42,13 +41,14 @@ class Recorder:
         self.keys = {}
         self.rounds = []
         self.made = {}
-        run = RecipeRun(
+        run = Run(
+            self.spec,
             self,
             on_round=lambda number, artifacts: self.rounds.append((number, artifacts)),
             on_notice=self.notices.append,
             prune=prune,
         )
-        self.outcome = online_rl(run, self.spec)
+        self.outcome = run.execute()
 
     def __call__(self, label, step, request):
         json.dumps(request.to_json())

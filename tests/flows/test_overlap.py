@@ -16,8 +16,7 @@ from flows.history.records import Records, RunRecord, recording
 from flows.plan import show
 from flows.planning.earlier_stages import SimilarStage
 from flows.planning.plan import plan
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from tests.flows import waiting
@@ -249,7 +248,7 @@ def test_played_at_the_same_time_or_one_after_the_other_the_bytes_are_the_same(t
         spec = spec_of(folder, **REAL)
         execution = Execution(spec, Context.at(folder), screen[0], None, folder / "log")
         at_once = beside(execution, plainly) if beside else None
-        outcome = online_rl(RecipeRun(plainly(execution.stage), at_once), spec)
+        outcome = Run(spec, plainly(execution.stage), at_once).execute()
         execution.context.warm.close()
         execution.second.close()
         found.append({label: (done.artifact.key, done.artifact.digest) for label, done in execution.done.items()})

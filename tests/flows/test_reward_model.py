@@ -18,8 +18,7 @@ from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.planning.plan import plan
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 from tests.flows.declarations import check_artifact
@@ -338,7 +337,7 @@ def play(root, **changes):
         made[label], statuses[label] = run_stage(request, context)
         return made[label]
 
-    online_rl(RecipeRun(call), spec)
+    Run(spec, call).execute()
     context.warm.close()
     return made, statuses
 

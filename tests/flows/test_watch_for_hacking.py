@@ -20,8 +20,7 @@ from flows.experiment.guards import ADVICE, DRIFTS, RULES, GuardsSpec, RoundMetr
 from flows.experiment.guards.drift import success_rose
 from flows.history.records import GuardName, Notice, Records, RunRecord, SampleEpisode, recording
 from flows.planning.plan import plan
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages.base import Context
 from flows.stages.episodes import figures
 from flows.stages.execute import run_stage
@@ -383,7 +382,7 @@ def climb(root, monkeypatch, **changes):
 
     error = None
     try:
-        online_rl(RecipeRun(call, on_notice=notices.append), spec)
+        Run(spec, call, on_notice=notices.append).execute()
     except GuardTriggered as struck:
         error = struck
     return notices, done, error

@@ -124,7 +124,7 @@ def test_they_are_composed_checked_and_part_of_keys_like_any_other(outcome):
 
 def test_their_mistakes_are_reported_like_those_of_any_other(outcome):
     (engine,) = outcome["engine"]
-    assert engine.endswith("'ekho': expected one of echo, embedded, remote, vllm. Did you mean 'echo'?")
+    assert engine.endswith("'ekho': expected one of echo, embedded, litellm, remote, vllm. Did you mean 'echo'?")
     (judge,) = outcome["judge"]
     assert judge.endswith("expected one of embedded, litellm, oracle, policy, served. Did you mean 'oracle'?")
     assert "inference.volume: 11: louder than 2 rounds bear" in outcome["volume"]

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
+from components.answer_text import last_number
 from components.errors import SpecError
 from components.rewards import judge as judging
-from components.rewards.rules.accuracy import Choice, Exact, Numeric, last_number
+from components.rewards.rules.accuracy import Choice, Exact, Numeric
 from components.rewards.rules.answers import AnswerReader, agent_messages, field, last_text
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 from tests.trajectories.builders import episode, talk

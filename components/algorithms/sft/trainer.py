@@ -86,7 +86,8 @@ def _batches(rows: list[Row], spec: SFTSpec, seed: int) -> Iterator[list[Row]]:
 
 def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: int) -> list[Row]:
     """Return one row per history. Histories longer than `max_length` tokens are left out entirely, because a truncated
-    history would teach the model to stop in the middle. Failed episodes are left out too."""
+    history would teach the model to stop in the middle. Failed episodes are left out too. Messages with `trained=False`
+    are context."""
     rows = []
     for trajectory in trajectories:
         if trajectory.failure is not None:
@@ -97,9 +98,11 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
                 rows.append(_row(list(history.token_ids), targets, trajectory))
                 continue
             streams = chat.streams([to_openai(message) for message in history.messages], trajectory.tools)
+            turns = iter([message.trained for message in history.messages if message.role == "assistant"])
+            trained = [[span for span in stream.spans if next(turns)] for stream in streams]
             corrected = trajectory.policy == CORRECTION
-            for stream in streams[-1:] if corrected else streams:
-                spans = stream.spans[-1:] if corrected else stream.spans
+            for stream, spans in list(zip(streams, trained, strict=True))[-1 if corrected else 0 :]:
+                spans = stream.spans[-1:] if corrected else spans
                 targets = [index for start, end in spans for index in range(start, end)]
                 rows.append(_row(stream.token_ids, targets, trajectory))
     rows = [row for row in rows if row["targets"]]

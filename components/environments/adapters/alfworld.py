@@ -125,6 +125,10 @@ class ALFWorld(RestorableActions):
         self.over = self.done = bool(self.game.state["won"]) or len(self.action_log) >= self.max_steps
         return self._observation()
 
+    def legal_actions(self) -> list[str]:
+        assert self.game is not None
+        return list(self.game.state["admissible_commands"])
+
     def outcome(self, answer: str) -> dict[str, Any]:
         won = self.game is not None and bool(self.game.state["won"])
         return {"success": won, "progress": float(won), "steps": len(self.action_log)}

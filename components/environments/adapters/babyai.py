@@ -119,6 +119,9 @@ class BabyAI(RestorableActions):
             return "Mission fulfilled." if self.won else "Out of time, or against the mission's order."
         return describe_view(self.world)
 
+    def legal_actions(self) -> list[str]:
+        return list(ACTIONS)
+
     def outcome(self, answer: str) -> dict[str, Any]:
         return {"success": self.won, "steps": len(self.action_log)}
 

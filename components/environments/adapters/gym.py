@@ -149,6 +149,10 @@ class Gym(RestorableActions):
         self.reward += shaped
         return f"{self._render()}\nReward: {float(reward):g}."
 
+    def legal_actions(self) -> list[str]:
+        """Return the names of the discrete actions; empty if actions are written as numbers."""
+        return self.names
+
     def outcome(self, answer: str) -> dict[str, Any]:
         steps = len(self.action_log)
         outcome: dict[str, Any] = {"return": self.total, "steps": steps}

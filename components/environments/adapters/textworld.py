@@ -166,6 +166,9 @@ class TextWorld(RestorableActions):
         self.over = self.done = bool(done) or len(self.action_log) >= self.max_steps
         return self._observation(str(self.state.feedback))
 
+    def legal_actions(self) -> list[str]:
+        return list(self.state.admissible_commands)
+
     def outcome(self, answer: str) -> dict[str, Any]:
         maximum = self.state.max_score or 1
         progress = min(1.0, max(0.0, (self.state.score or 0) / maximum))

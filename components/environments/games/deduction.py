@@ -115,6 +115,13 @@ class Deduction(GeneratedGame, RestorableState):
         asks = "ask NAME or " if self.scenario.type == "interviews" else ""
         raise InvalidAction(f"write {asks}answer followed by {len(self.questions)} answers with commas between them")
 
+    def legal_actions(self) -> list[str]:
+        """Return every question to a guest, and every combination of answers with a name of the right category."""
+        names = _names(self.scenario.input)
+        asks = [f"ask {name}" for name in names[WHO]] if self.scenario.type == "interviews" else []
+        answers = itertools.product(*(names[category] for _, category in self.questions))
+        return [*asks, *(f"answer {', '.join(answer)}" for answer in answers)]
+
     def outcome(self, answer: str) -> dict[str, Any]:
         right = self.right or 0
         return {"success": right == len(self.questions), "progress": right / len(self.questions), "right": right}

@@ -75,6 +75,9 @@ class Game2048(GeneratedGame, RestorableState):
         status = "Done." if reached else "No move is left." if stuck else f"{remaining} moves left"
         return f"{board_text(self.board)}\n{status}"
 
+    def legal_actions(self) -> list[str]:
+        return [move for move in DIRECTIONS if slide(self.board, move)[0] != self.board]
+
     def outcome(self, answer: str) -> dict[str, Any]:
         goal, largest = self.scenario.input["goal"], _largest(self.board)
         progress = min(1.0, math.log2(largest / 2) / math.log2(goal / 2))

@@ -66,6 +66,9 @@ class Guess(GeneratedGame, RestorableState):
             self.high = min(self.high, guess - 1)
         return f"{'higher' if guess < number else 'lower'}, {remaining} guesses left"
 
+    def legal_actions(self) -> list[str]:
+        return [str(number) for number in range(self.scenario.input["low"], self.scenario.input["high"] + 1)]
+
     def outcome(self, answer: str) -> dict[str, Any]:
         numbers = self.scenario.input["high"] - self.scenario.input["low"] + 1
         unsettled = 0.0 if self.guessed else math.log(self.high - self.low + 2) / math.log(numbers + 1)

@@ -81,6 +81,9 @@ class Maze(GeneratedGame, RestorableState):
             raise InvalidAction(f"there is a wall, {remaining} moves left")
         return "You are at the goal." if self.at == self.goal else f"{self._view()}\n{remaining} moves left"
 
+    def legal_actions(self) -> list[str]:
+        return [move for move in MOVES if _is_open(self.rows, self.at, move)]
+
     def outcome(self, answer: str) -> dict[str, Any]:
         ahead = self.distances[self.at] / self.distances[_cell(self.scenario.input["start"])]
         return {"success": self.at == self.goal, "progress": max(0.0, 1 - ahead), "moves": self.moves}

@@ -161,6 +161,15 @@ class TextCraft(GeneratedGame, RestorableState):
             return self._craft(product, used)
         raise InvalidAction("a command is get NUMBER ITEM, craft NUMBER ITEM using NUMBER ITEM, ..., or inventory")
 
+    def legal_actions(self) -> list[str]:
+        """Return the recipes that the inventory suffices for, one of each raw item, and `inventory`."""
+        crafts = [
+            str(recipe)
+            for recipe in recipes().values()
+            if all(self.items.get(item, 0) >= amount for item, amount in recipe.needs.items())
+        ]
+        return [*crafts, *(f"get 1 {item}" for item in sorted(raw_items())), "inventory"]
+
     def outcome(self, answer: str) -> dict[str, Any]:
         success = self.items.get(self.wanted, 0) >= self.count
         return {"success": success, "progress": len(self.crafted & self.needed) / len(self.needed)}

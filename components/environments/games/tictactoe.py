@@ -99,6 +99,9 @@ class TicTacToe(TurnEnvironment, GeneratedGame, RestorableState):
         result = {"win": "\nYou win.", "draw": "\nA draw.", "loss": "\nYou lose.", "open": ""}
         return f"{move_text}{_shown(self.board)}{result[self._result(mover)]}"
 
+    def legal_actions(self) -> list[str]:
+        return _free(self.board)
+
     def outcome(self, answer: str) -> dict[str, Any]:
         own, *other = (self._outcome(mark) for mark in self.players)
         return {**own, "players": dict(zip(self.players, [own, *other], strict=True))} if self.both else own

@@ -117,6 +117,10 @@ class Wordle(GeneratedGame, RestorableState):
         shown = " ".join(letter + mark for letter, mark in zip(guess, result, strict=True))
         return shown if self.done else f"{shown}, {remaining} guesses left"
 
+    def legal_actions(self) -> list[str]:
+        """Return the listed words, which are all legal guesses."""
+        return list(words())
+
     def outcome(self, answer: str) -> dict[str, Any]:
         word, shown = self.scenario.input["word"], self.scenario.input["shown"]
         hidden = [place for place in range(5) if shown[place] == "_"]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -13,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from components.chat_client import empty_answer, fail_on_invalid_answer
-from components.errors import EngineError, ResourceError, StalePolicy
+from components.chat_client import fail_on_invalid_answer
+from components.errors import EngineError, Problem, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import (
     BASE_POLICY,
@@ -24,6 +23,7 @@ from components.inference.protocol import (
     ModelEngine,
     ensure_usable,
 )
+from components.inference.remote_chat import body_of, message_of, usage_of
 from components.json_client import Reply
 from components.models.spec import ModelSpec
 from components.specs.served import ModelEndpoint
@@ -64,6 +64,9 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
     def check_prerequisites(self) -> None:
         self.key()
 
+    def lacks_tokens(self, use: str) -> Problem:
+        return Problem("inference.tokens", f"false, but {use}; expected true")
+
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
         return ensure_usable(RemoteEngine(self))
 
@@ -93,7 +96,9 @@ class RemoteEngine:
         errors that affect every request."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
-        body = _body(request, self._model, self.spec.tokens)
+        body = body_of(request, self._model)
+        if self.spec.tokens:
+            body |= {"logprobs": True, "return_token_ids": True}
 
         def read(completion: dict[str, Any]) -> ChatCompletion:
             return _completion(completion, request.policy, self.spec)
@@ -158,48 +163,8 @@ class RemoteEngine:
         )
 
 
-def _body(request: ChatRequest, model: str, tokens: bool) -> dict[str, Any]:
-    """Return the request as JSON, without parameters at their neutral values, which some servers do not support."""
-    sampling = request.sampling
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [_sendable(message) for message in request.messages],
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-    }
-    if sampling.temperature > 0:  # greedy decoding has no seed
-        body["seed"] = request.seed % 2**63
-    if request.tools:
-        body["tools"] = request.tools
-    body |= sampling.cuts
-    if tokens:
-        body |= {"logprobs": True, "return_token_ids": True}
-    return body
-
-
 def _stale(reply: Reply, text: str) -> Exception | None:
     return StalePolicy(text) if reply.error()[0] == "stale_policy" else None
-
-
-def _sendable(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
-    object, even if a model wrote them, so their text is wrapped in an object."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        text = call["function"]["arguments"]
-        function = {**call["function"], "arguments": text if _is_object(text) else json.dumps({"unreadable": text})}
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls}
-
-
-def _is_object(text: str) -> bool:
-    """Return True for the text of a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatCompletion:
@@ -208,19 +173,13 @@ def _completion(body: dict[str, Any], policy: str, spec: RemoteSpec) -> ChatComp
     with fail_on_invalid_answer():
         answered = str(body.get("model", ""))
         choice = body["choices"][0]
-        raw = choice["message"]
-        content, calls = raw.get("content") or "", raw.get("tool_calls") or []
-        message: dict[str, Any] = {"role": "assistant", "content": str(content)}
-        if calls:
-            message["tool_calls"] = [_call(call) for call in calls]
-        if not content and not calls and not choice.get("token_ids"):
-            raise empty_answer()
+        message, reason = message_of(choice)
         prompt, sampled, logprobs = _tokens(body, choice, spec) if spec.tokens else ([], [], [])
-        reason = str(choice.get("finish_reason") or "stop")
+        usage = None if spec.tokens else usage_of(body, lambda *_: None)
     name, at, version = answered.partition("@")
     if at and name == spec.model and version != policy:
         raise StalePolicy(f"asked for policy {policy}, and {answered} answered")
-    return ChatCompletion(message, reason, prompt, sampled, logprobs, policy)
+    return ChatCompletion(message, reason, prompt, sampled, logprobs, policy, usage)
 
 
 def _tokens(body: dict[str, Any], choice: dict[str, Any], spec: RemoteSpec) -> tuple[list[int], list[int], list[float]]:
@@ -250,15 +209,6 @@ class _Ids(dict[int, int]):
 
 
 _ids = _Ids()
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {
-        "id": str(call["id"]),
-        "type": "function",
-        "function": {"name": str(function["name"]), "arguments": str(function["arguments"])},
-    }
 
 
 def _nothing(reply: Reply) -> None:

@@ -13,32 +13,17 @@ from pydantic import Field, field_validator
 
 from components.errors import Problem
 from components.models.spec import ModelSpec
-from components.redaction import is_secret
 from components.rewards.llm.protocol import ModelClient
 from components.rewards.llm.rate_limits import RateLimits
 from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec
+from components.specs.provider import PriceSpec, check_extra
 
 NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
 }  # fmt: skip
 """Fields that do not determine answers: address, timeouts, limits, price and batching."""
-RESERVED_PARAMETERS = {"model", "messages", "stream", "n", "timeout", "num_retries", "max_retries"}
-"""Request parameters that `extra` may not set."""
-
-
-class PriceSpec(Spec):
-    """Price in any currency, the same in the whole experiment."""
-
-    input: float = Field(ge=0)
-    """Price of a million prompt tokens."""
-    output: float = Field(ge=0)
-    """Price of a million completion tokens."""
-
-    def of(self, read: int, written: int) -> float:
-        """Return the cost of these numbers of prompt and completion tokens."""
-        return (read * self.input + written * self.output) / 1_000_000
 
 
 class JudgeModelSpec(Spec):
@@ -116,14 +101,7 @@ class PaidSpec(JudgeModelSpec):
     @field_validator("extra")
     @classmethod
     def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name in value:
-            if is_secret(name):
-                raise ValueError(
-                    f"no secrets such as {name}; name the environment variable instead: reward.model.key_variable"
-                )
-            if name in RESERVED_PARAMETERS:
-                raise ValueError(f"parameters other than {name}, which is reserved")
-        return value
+        return check_extra(value, "reward.model")
 
     def key_part(self) -> dict[str, Any]:
         price = None if self.price is None else self.price.model_dump()

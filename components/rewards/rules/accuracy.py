@@ -14,12 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.answer_text import last_number
 from components.errors import JudgeError, Problem, SpecError
 from components.rewards.rules.answers import AnswerReader, as_text, check_field, field
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
-
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class AnswerComparison(ABC):
@@ -178,9 +177,3 @@ def _nfc(text: str) -> str:
         if run > 30:
             return text
     return unicodedata.normalize("NFC", text)
-
-
-def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if there is none."""
-    numbers = _NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None

@@ -20,13 +20,13 @@ import json
 import re
 from typing import Any
 
+from components.answer_text import boxed, last_line
 from components.errors import JudgeError, Problem, SpecError
 from components.trajectories.parts import SOLVER
 from components.trajectories.schema import History, Message, Trajectory
 
 WHERE = "text, tag:NAME, boxed, line, call:TOOL.ARGUMENT or outcome.FIELD"
 _PLACES = re.compile(r"(input|outcome|metrics)\.(.+)|scenario\.(id|type|difficulty|split)|success", re.DOTALL)
-_LEAD = re.compile(r"^\W*(?:####|(?:the )?(?:final )?answer(?: is)?\s*[:=]?)\s*", re.IGNORECASE)
 
 
 class AnswerReader:
@@ -53,8 +53,7 @@ class AnswerReader:
         if self.where == "boxed":
             return boxed(text)
         if self.where == "line":
-            lines = [line for line in text.splitlines() if line.strip()]
-            text = _LEAD.sub("", lines[-1]).strip(" *_") if lines else ""
+            text = last_line(text)
         return text.strip() or None
 
 
@@ -107,19 +106,6 @@ def tagged(text: str, name: str) -> str | None:
     end = text.rfind(f"</{name}>")
     start = text.rfind(f"<{name}>", 0, end) if end >= 0 else -1
     return text[start + len(name) + 2 : end].strip() if start >= 0 else None
-
-
-def boxed(text: str) -> str | None:
-    """Return the content of the last \\boxed{…}, with balanced braces; None if there is none."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for at in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if not depth:
-            return text[start + len("\\boxed{") : at].strip()
-    return None
 
 
 def check_field(path: str, key: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from components.errors import Problem
-from flows.experiment.checks import computing, deploying, judging, learning, models, playing, worlds
+from flows.experiment.checks import computing, deploying, importing, judging, learning, models, playing, worlds
 
 CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
@@ -42,6 +42,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.settings,
     learning.replay,
     learning.ewc,
+    importing.data,
     learning.feedback_weights,
     computing.stages,
     computing.places,

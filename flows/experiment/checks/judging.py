@@ -19,7 +19,7 @@ from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
-from flows.experiment.checks.worlds import TRAIN, environment_scenarios
+from flows.experiment.checks.worlds import TRAIN, input_fields
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
@@ -81,10 +81,9 @@ def fields(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: A
             for key, field in _fields(target).items():
                 if (name := of_input(field, outcome=agent.function is not None)) is not None:
                     fields_read[f"{path}.{key}"] = (field, name)
-    scenarios = environment_scenarios(environment, (TRAIN, evaluate.split)) if fields_read else []
-    inputs = set().union(*(scenario.input for scenario in scenarios))
-    for key, (field, name) in fields_read.items() if scenarios else ():
-        if name not in inputs:
+    inputs = input_fields(environment, (TRAIN, evaluate.split)) if fields_read else None
+    for key, (field, name) in fields_read.items() if inputs is not None else ():
+        if inputs is not None and name not in inputs:
             available = ", ".join(sorted(map(str, inputs))) or "no fields"
             yield Problem(
                 key,
@@ -190,7 +189,7 @@ def reward_model(
     if not by_turn and collect.temperature == 0:
         yield Problem("collect.temperature", "0: all episodes of a scenario would be identical; expected more than 0")
     if not inference.returns_tokens:
-        yield Problem("inference.tokens", "false, but reward_model needs the tokens of episodes; expected true")
+        yield inference.lacks_tokens("reward_model needs the tokens of episodes")
     if reward_model.models == 1 and reward_model.combine != "mean":
         yield Problem(
             "reward_model.combine",

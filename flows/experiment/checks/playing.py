@@ -108,10 +108,8 @@ def play_modes(
 def tokens(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
     """Check that the engine returns tokens if rounds train on them."""
     if not inference.returns_tokens and rounds:
-        yield Problem(
-            "inference.tokens",
-            f"false, but rounds={rounds} trains on the collected tokens; expected true, or rounds=0",
-        )
+        problem = inference.lacks_tokens(f"rounds={rounds} trains on the collected tokens")
+        yield Problem(problem.path, f"{problem.message}, or rounds=0")
 
 
 def engine(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int) -> Iterator[Problem]:

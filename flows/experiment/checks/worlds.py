@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from components.data.spec import DataSpec
 from components.environments.protocol import Environment
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import EvaluateSpec
@@ -17,6 +20,8 @@ from components.rollout.spec import CollectSpec
 from components.specs import Target
 from components.trajectories.groups import misnamed
 from components.trajectories.schema import Scenario
+from flows.experiment.checks.importing import demonstrated
+from flows.experiment.flow import FlowTarget
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
 TRAIN = "train"
@@ -30,8 +35,11 @@ def environment(
     rounds: int,
     warmup: WarmupSpec | None,
     reward_model: RewardModelPartSpec | None,
+    data: DataSpec,
+    flow: FlowTarget,
 ) -> Iterator[Problem]:
     """Check the methods of the environment, its scenarios, and their number against what the run needs."""
+    warmup = demonstrated(warmup, data, flow)
     factory = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
     missing = [name for name in methods if name not in dir(factory)]
@@ -48,7 +56,7 @@ def environment(
     try:
         built = environment.build()
         try:
-            train, heldout = (list(_result(built.scenarios(split))) for split in (TRAIN, evaluate.split))
+            train, heldout = (_scenarios(built, split) for split in (TRAIN, evaluate.split))
         finally:
             _result(built.close())
     except ResourceError as error:
@@ -62,11 +70,12 @@ def environment(
     except Exception as error:  # noqa: BLE001  user code may raise anything
         yield Problem("environment", f"{environment.target}.scenarios() raised {type(error).__name__}: {error}")
         return
-    if invalid := [scenario for scenario in (*train, *heldout) if not isinstance(scenario, Scenario)]:
+    both = functools.partial(itertools.chain, train, heldout)
+    if invalid := [scenario for scenario in both() if not isinstance(scenario, Scenario)]:
         message = f"{environment.target}.scenarios() returned {invalid[0]!r:.80} ({type(invalid[0]).__name__})"
         yield Problem("environment", f"{message}; expected components.trajectories.schema.Scenario")
         return
-    if (naming_problem := misnamed((*train, *heldout))) is not None:
+    if (naming_problem := misnamed(both())) is not None:
         yield Problem("environment", f"{environment.target} {naming_problem}")
     if not heldout:
         yield Problem(
@@ -103,7 +112,8 @@ def environment(
             f"{reward_model.scenarios}: expected at most {len(train)}, the number of scenarios in split {TRAIN!r}",
         )
     ids = [scenario.id for scenario in train]
-    shared = set(ids) & {scenario.id for scenario in heldout}
+    heldout_ids = [scenario.id for scenario in heldout]
+    shared = set(ids) & set(heldout_ids)
     if evaluate.split == TRAIN:
         yield Problem(
             "evaluate.split", f"{TRAIN!r} is the training split; expected a split that shares no scenario with it"
@@ -111,31 +121,38 @@ def environment(
     elif shared:
         splits = f"both split {TRAIN!r} and split {evaluate.split!r}"
         yield Problem("environment", f"{len(shared)} scenarios are in {splits}, such as {min(shared)!r}")
-    if len(set(ids)) < len(ids) or len({s.id for s in heldout}) < len(heldout):
+    if len(set(ids)) < len(ids) or len(set(heldout_ids)) < len(heldout_ids):
         yield Problem("environment", f"{environment.target} has several scenarios with the same id")
 
 
-def environment_scenarios(environment: Target, splits: Sequence[str]) -> list[Scenario]:
-    """Return the scenarios of the splits; an empty list if the environment raises, which the check `environment`
-    reports."""
+def input_fields(environment: Target, splits: Sequence[str]) -> set[str] | None:
+    """Return the fields of the scenarios' inputs; None without scenarios, or if the environment raises, which the check
+    `environment` reports."""
+    fields: set[str] | None = None
     try:
         built = environment.build()
         try:
-            scenarios = [scenario for split in splits for scenario in _result(built.scenarios(split))]
+            for scenario in itertools.chain.from_iterable(_result(built.scenarios(split)) for split in splits):
+                if isinstance(scenario, Scenario):
+                    fields = set() if fields is None else fields
+                    fields.update(scenario.input)
         finally:
             _result(built.close())
     except Exception:  # noqa: BLE001  user code may raise anything
-        return []
-    return [scenario for scenario in scenarios if isinstance(scenario, Scenario)]
+        return None
+    return fields
 
 
-def demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) -> Iterator[Problem]:
+def demonstrations(
+    environment: Target, warmup: WarmupSpec | None, seed: int, data: DataSpec, flow: FlowTarget
+) -> Iterator[Problem]:
     """Check that the scenarios of the warmup have a solution, if the environment has a method `check_solutions`."""
+    warmup = demonstrated(warmup, data, flow)
     if warmup is None or warmup.teacher is not None or "check_solutions" not in dir(environment.factory()):
         return
     try:
         built = environment.build()
-        train = list(_result(built.scenarios(TRAIN)))
+        train = _scenarios(built, TRAIN)
     except Exception:  # noqa: BLE001  the check `environment` reports it
         return
     try:
@@ -145,6 +162,12 @@ def demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) ->
         yield from error.problems
     finally:
         _result(built.close())
+
+
+def _scenarios(environment: Environment, split: str) -> Sequence[Scenario]:
+    """Return the scenarios of a split, which may be more than fit into memory."""
+    scenarios = _result(environment.scenarios(split))
+    return scenarios if isinstance(scenarios, Sequence) else list(scenarios)
 
 
 def _result(value: Any) -> Any:

@@ -1,0 +1,129 @@
+"""Columns of a row by the names that a form uses for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.examples import RowProblem
+
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "id": ("id", "item_id", "uid"),
+    "type": ("type", "category"),
+    "difficulty": ("difficulty",),
+    "reward": ("reward", "weight", "score"),
+    "system": ("system",),
+    "tools": ("tools",),
+}
+"""Columns that every form reads where they exist: our names, and the names that they commonly have."""
+
+
+class Columns:
+    """Values of one row by our names of the columns.
+
+    A column is looked up under the name that the user maps it to, else under its common names. A value of None is
+    absent, because tables fill missing values with it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], mapped: Mapping[str, str]):
+        self._values = values
+        self._names = {**OPTIONAL, **names}
+        self._mapped = mapped
+        self._used: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        """Return the value of a column; None if it is absent. Raises RowProblem if the user maps it to a column that
+        the row lacks."""
+        if name in self._mapped:
+            theirs = self._mapped[name]
+            if theirs not in self._values:
+                raise RowProblem(f"there is no column {theirs!r}, which data.columns.{name} names")
+            self._used.add(theirs)
+            return self._values[theirs]
+        for theirs in self._names[name]:
+            if self._values.get(theirs) is not None:
+                self._used.add(theirs)
+                return self._values[theirs]
+        return None
+
+    def need(self, name: str) -> Any:
+        """Return the value of a column. Raises RowProblem if it is absent."""
+        value = self.get(name)
+        if value is None:
+            raise RowProblem(f"column {self._shown(name)} is missing")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return a text. Raises RowProblem if it is absent, not text, or empty."""
+        value = self.need(name)
+        if isinstance(value, bool | int | float):
+            return str(value)
+        if not isinstance(value, str):
+            raise RowProblem(f"column {self._shown(name)}: expected text, got {_kind(value)}")
+        if not value.strip():
+            raise RowProblem(f"column {self._shown(name)} is empty", "empty")
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """Return a list; text is parsed as JSON. Raises RowProblem if it is absent, no list, or empty."""
+        value = parsed(self.need(name))
+        if not isinstance(value, list):
+            raise RowProblem(f"column {self._shown(name)}: expected a list, got {_kind(value)}")
+        if not value:
+            raise RowProblem(f"column {self._shown(name)} is an empty list", "empty")
+        return value
+
+    def numbers(self, name: str) -> list[float]:
+        """Return a list of finite numbers. Raises RowProblem as `items`."""
+        values = [as_number(value) for value in self.items(name)]
+        if any(value is None for value in values):
+            raise RowProblem(f"column {self._shown(name)}: expected finite numbers")
+        return [value for value in values if value is not None]
+
+    def number(self, name: str) -> float | None:
+        """Return an optional number; None if absent. A value of a common name that is no number is no such column; of a
+        name that the user maps it raises RowProblem."""
+        value = self.get(name)
+        number = as_number(value)
+        if number is None and value is not None and name in self._mapped:
+            raise RowProblem(f"column {self._mapped[name]!r}: expected a finite number, got {_kind(value)}")
+        return number
+
+    def label(self, name: str) -> str:
+        """Return an optional short text such as an id or a type; empty if absent or neither text nor number."""
+        value = self.get(name)
+        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+    def rest(self) -> dict[str, Any]:
+        """Return the columns that were not read."""
+        return {name: value for name, value in self._values.items() if name not in self._used and value is not None}
+
+    def _shown(self, name: str) -> str:
+        return repr(self._mapped.get(name, name))
+
+
+def parsed(value: Any) -> Any:
+    """Return a value of a text column as the JSON list or object that it holds, if it holds one."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def as_number(value: Any) -> float | None:
+    """Return a finite number; text is converted. None for anything else."""
+    if isinstance(value, bool | int | float | str):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            return None
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")

@@ -1,0 +1,109 @@
+"""Examples: the content of one row in the words of trajectories.
+
+A row gives one example: a task with one or more candidates, which are conversations with a reward. A conversation or a
+completion is one candidate, a preference pair two, a ranked list as many as it has entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.trajectories.parts import IMPORTED
+from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
+from components.trajectories.step_labels import written
+
+STEP_LABELS = "labelled"
+"""Name of the labels of imported turns, as in the reward `labelled`."""
+
+
+class RowProblem(ValueError):
+    """Row that gives no example. `check` names the check that it fails."""
+
+    def __init__(self, reason: str, check: str = "malformed"):
+        super().__init__(reason)
+        self.check = check
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One conversation of an example, with its reward."""
+
+    histories: list[History]
+    """Conversation; several histories only in data that a run produced."""
+    reward: float | None = 1.0
+    """Reward; None for an unscored episode."""
+    step_labels: list[float] = field(default_factory=list)
+    """Label of each assistant message; empty without labels."""
+    name: str = ""
+    """Id of the trajectory in the source; empty without an id."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """Messages of all histories."""
+        return [message for history in self.histories for message in history.messages]
+
+
+@dataclass(slots=True)
+class DataExample:
+    """Content of one row."""
+
+    candidates: list[Candidate]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """Available tools, in OpenAI's JSON format."""
+    name: str = ""
+    """Id of the task in the source; empty without an id."""
+    type: str = ""
+    """Task type."""
+    difficulty: int = 0
+    """Difficulty from 1 to 5; 0 means unknown."""
+    input: dict[str, Any] = field(default_factory=dict)
+    """Columns of the row that are not part of the conversation; JSON data."""
+    group: str = ""
+    """Id of a scenario that several rows share; empty: the row has a scenario of its own."""
+
+    def prompt(self) -> list[tuple[str, str]]:
+        """Return the roles and texts before the first trained message."""
+        shown: list[tuple[str, str]] = []
+        for message in self.candidates[0].messages:
+            if message.role == "assistant" and message.trained:
+                break
+            shown.append((message.role, message.content))
+        return shown
+
+    def content(self) -> bytes:
+        """Return everything that training reads, as canonical text: equal examples have equal content."""
+        parts: list[Any] = [self.tools]
+        for candidate in self.candidates:
+            parts.append([candidate.reward, candidate.step_labels])
+            for message in candidate.messages:
+                calls = [(call.name, call.arguments) for call in message.tool_calls]
+                parts.append([message.role, message.content, calls, message.trained])
+        return json.dumps(parts).encode()
+
+    def text(self) -> str:
+        """Return the text of user and assistant messages, for the comparison of similar examples."""
+        return "\n".join(
+            " ".join([message.content, *(f"{call.name} {call.arguments}" for call in message.tool_calls)])
+            for candidate in self.candidates
+            for message in candidate.messages
+            if message.role in ("user", "assistant")
+        )
+
+    def scored(self, number: int, split: str) -> Iterator[tuple[Trajectory, Score]]:
+        """Yield the trajectories with their scores. number: number of the row in its source, which makes ids unique."""
+        name = self.group or "~".join(part for part in (self.name.replace("~", "-"), f"row-{number}") if part)
+        scenario = Scenario(name, self.input, split, self.type, self.difficulty)
+        for sample, candidate in enumerate(self.candidates):
+            own = f"{candidate.name}~row-{number}" if candidate.name else f"{name}/{sample}"
+            trajectory = Trajectory(
+                own, scenario, sample, candidate.histories, self.tools, outcome=_outcome(candidate), policy=IMPORTED
+            )
+            labels = candidate.step_labels
+            yield trajectory, Score(own, candidate.reward, written(STEP_LABELS, labels), list(labels))
+
+
+def _outcome(candidate: Candidate) -> dict[str, Any]:
+    return {"success": candidate.reward is not None and candidate.reward > 0.5}

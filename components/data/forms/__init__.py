@@ -1,0 +1,62 @@
+"""Forms of rows, one module each, and their recognition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.data.examples import RowProblem
+from components.data.forms import (
+    agenttraj,
+    ground_truth,
+    messages,
+    preference,
+    prompt_completion,
+    ranking,
+    sharegpt,
+    step_labels,
+    thumbs,
+    trajectories,
+)
+from components.data.forms.base import Form
+
+__all__ = ["FORMS", "Form", "recognise", "score_form"]
+
+FORMS: dict[str, Form] = {
+    module.FORM.name: module.FORM
+    for module in (
+        trajectories,
+        step_labels,
+        agenttraj,
+        preference,
+        ranking,
+        thumbs,
+        sharegpt,
+        messages,
+        prompt_completion,
+        ground_truth,
+    )
+}
+"""Forms by name. The order is that of recognition: the form with more columns of its own comes first."""
+
+
+def recognise(rows: Sequence[Mapping[str, Any]], mapped: Mapping[str, str]) -> str | None:
+    """Return the name of the form that reads the most of some rows, the first of equal ones; None if no form reads any.
+    mapped: the user's columns by our names."""
+    counts = {name: score_form(form, rows, mapped) for name, form in FORMS.items()}
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] else None
+
+
+def score_form(form: Form, rows: Sequence[Mapping[str, Any]], mapped: Mapping[str, str]) -> int:
+    """Return the number of rows that a form reads."""
+    if not set(mapped) <= set(form.names()):
+        return 0
+    count = 0
+    for values in rows:
+        try:
+            form.example(values, mapped)
+            count += 1
+        except RowProblem as problem:
+            count += problem.check == "empty"  # the form fits; its content does not
+    return count

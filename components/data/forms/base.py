@@ -1,0 +1,86 @@
+"""Declaration of a form: the shape of a row, and its conversion to an example and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.data.columns import OPTIONAL, Columns
+from components.data.examples import Candidate, DataExample, RowProblem
+from components.data.messages import context_only, read_messages, read_tools
+from components.trajectories.schema import History, Message, Trajectory
+
+Records = Iterator[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of rows."""
+
+    name: str
+    """Name, as `data.form`."""
+    summary: str
+    """Short description for lists of forms."""
+    columns: Mapping[str, tuple[str, ...]]
+    """Required columns: our names, and the names that they commonly have, in order of preference."""
+    read: Callable[[Columns], DataExample]
+    """Conversion of a row. Raises RowProblem for a row that gives no example."""
+    write: Callable[[Sequence[Trajectory]], Records] | None = None
+    """Conversion of the scored trajectories of one scenario to rows; None if the form is not exported as rows."""
+    more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Optional columns of this form only."""
+
+    def names(self) -> list[str]:
+        """Return the names that `data.columns` may map."""
+        return [*self.columns, *self.more, *OPTIONAL]
+
+    def example(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> DataExample:
+        """Return the example of a row. mapped: the user's columns by our names. Raises RowProblem."""
+        columns = Columns(values, {**self.columns, **self.more}, mapped)
+        for name in self.columns:
+            columns.need(name)
+        example = self.read(columns)
+        example.name = example.name or columns.label("id")
+        example.type = example.type or columns.label("type")
+        difficulty = columns.number("difficulty")
+        if difficulty is not None and difficulty in range(1, 6):
+            example.difficulty = int(difficulty)
+        example.tools = example.tools or read_tools(columns.get("tools"))
+        system = columns.get("system")
+        if isinstance(system, str) and system:
+            for candidate in example.candidates:
+                _add_system(candidate, system)
+        example.input = columns.rest()
+        return example
+
+
+def conversation(messages: list[Message], reward: float | None = 1.0) -> Candidate:
+    """Return a candidate of one history."""
+    return Candidate([History(messages)], reward)
+
+
+def prompt_messages(value: Any) -> list[Message]:
+    """Return a prompt as messages, none of them trained: text is a user message. Raises RowProblem."""
+    if isinstance(value, str) and not value.lstrip().startswith('[{"'):
+        if not value.strip():
+            raise RowProblem("the prompt is empty", "empty")
+        return [Message("user", value)]
+    return context_only(read_messages(value))
+
+
+def completion_messages(value: Any) -> list[Message]:
+    """Return a completion as messages: text is an assistant message. Raises RowProblem."""
+    if isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith('[{"')):
+        return read_messages(value)
+    if not isinstance(value, str):
+        raise RowProblem("the completion is neither text nor a list of messages")
+    if not value.strip():
+        raise RowProblem("the completion is empty", "empty")
+    return [Message("assistant", value)]
+
+
+def _add_system(candidate: Candidate, system: str) -> None:
+    history = candidate.histories[0]
+    if not history.messages or history.messages[0].role != "system":
+        history.messages.insert(0, Message("system", system))

@@ -1,0 +1,123 @@
+"""Form `preference`: a chosen and a rejected answer, each text or messages.
+
+The prompt is a column of its own or implicit: the messages with which both conversations begin, the turns of a
+transcript (`Human: ... Assistant: ...`), or the text with which both texts begin, up to the last line break or space.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from components.data.columns import Columns, parsed
+from components.data.examples import DataExample, RowProblem
+from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
+from components.data.forms.writing import labels, openai_messages, plain_or_messages, single
+from components.data.messages import context_only
+from components.trajectories.convert import to_openai
+from components.trajectories.groups import have_spread
+from components.trajectories.schema import Message, Trajectory
+
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+
+
+def _read(columns: Columns) -> DataExample:
+    chosen, rejected = parsed(columns.need("chosen")), parsed(columns.need("rejected"))
+    prompt = columns.get("prompt")
+    better, worse = pair(prompt, chosen, rejected)
+    scores = columns.number("score_chosen"), columns.number("score_rejected")
+    rewards = (1.0, 0.0)
+    if scores[0] is not None and scores[1] is not None and scores[0] > scores[1]:
+        rewards = scores[0], scores[1]
+    return DataExample([conversation(better, rewards[0]), conversation(worse, rewards[1])])
+
+
+def pair(prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], list[Message]]:
+    """Return both conversations; only the messages in which they differ are trained. Raises RowProblem."""
+    if prompt is None and isinstance(chosen, str) and isinstance(rejected, str):
+        better, worse = _transcripts(chosen, rejected)
+    else:
+        better, worse = _whole(prompt, chosen), _whole(prompt, rejected)
+    shared = _shared(better, worse)
+    if shared == len(better) == len(worse):
+        raise RowProblem("chosen and rejected are equal")
+    return [*context_only(better[:shared]), *better[shared:]], [*context_only(worse[:shared]), *worse[shared:]]
+
+
+def _whole(prompt: Any, answer: Any) -> list[Message]:
+    """Return the conversation of an answer, which may contain its prompt."""
+    messages = completion_messages(answer)
+    if messages[0].role in ("system", "user"):
+        return messages
+    if prompt is None:
+        raise RowProblem("there is no prompt: expected a column prompt, or conversations that begin with it")
+    return [*prompt_messages(prompt), *messages]
+
+
+def _transcripts(chosen: str, rejected: str) -> tuple[list[Message], list[Message]]:
+    """Return two texts with an implicit prompt as conversations."""
+    if all(_SPEAKER.match(text) for text in (chosen, rejected)):
+        return _turns(chosen), _turns(rejected)
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    common = chosen[: next((place for place, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))]
+    cut = max(common.rfind("\n"), common.rfind(" ")) + 1
+    if not common[:cut].strip():
+        raise RowProblem("there is no prompt: chosen and rejected do not begin with the same words")
+    prompt = common[:cut].rstrip()
+    for text in (chosen, rejected):
+        if not text[cut:].strip():
+            raise RowProblem("an answer is empty after the common beginning of both texts", "empty")
+    return (
+        [Message("user", prompt), Message("assistant", chosen[cut:])],
+        [Message("user", prompt), Message("assistant", rejected[cut:])],
+    )
+
+
+def _turns(text: str) -> list[Message]:
+    _, *parts = _SPEAKER.split(text)
+    return [
+        Message("user" if speaker == "Human" else "assistant", content.strip())
+        for speaker, content in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Return the number of messages with which both conversations begin."""
+    count = 0
+    for one_message, other_message in zip(first, second, strict=False):
+        if to_openai(one_message) != to_openai(other_message):
+            break
+        count += 1
+    return count
+
+
+def _write(group: Sequence[Trajectory]) -> Records:
+    candidates = list(single(group))
+    if not have_spread(trajectory.reward or 0.0 for trajectory, _ in candidates):
+        return
+    best, chosen = max(candidates, key=lambda item: item[0].reward or 0.0)
+    worst, rejected = min(candidates, key=lambda item: item[0].reward or 0.0)
+    shared = _shared(chosen, rejected)
+    yield {
+        **labels(best),
+        "prompt": plain_or_messages(chosen[:shared], "user"),
+        "chosen": openai_messages(chosen[shared:]),
+        "rejected": openai_messages(rejected[shared:]),
+        "score_chosen": best.reward,
+        "score_rejected": worst.reward,
+    }
+
+
+FORM = Form(
+    "preference",
+    "a chosen and a rejected answer, with a prompt or an implicit one",
+    {"chosen": ("chosen",), "rejected": ("rejected",)},
+    _read,
+    _write,
+    {
+        "prompt": ("prompt", "question", "instruction"),
+        "score_chosen": ("score_chosen",),
+        "score_rejected": ("score_rejected",),
+    },
+)

@@ -1,0 +1,52 @@
+"""Form `step_labels`: a conversation, or a prompt and a list of steps, with a label for each step.
+
+The labels are the step rewards of the episode, and its components `labelled/0`, `labelled/1` and so on, which the head
+`labelled` of a process reward model learns. Each step of a list is one assistant message.
+"""
+
+from __future__ import annotations
+
+import math
+
+from components.data.columns import Columns, as_number
+from components.data.examples import DataExample, RowProblem
+from components.data.forms.base import Form, conversation, prompt_messages
+from components.data.messages import read_messages
+from components.trajectories.schema import Message
+
+
+def _read(columns: Columns) -> DataExample:
+    values = [as_number(value) for value in columns.items("labels")]
+    labels = [value for value in values if value is not None]
+    if len(labels) < len(values):
+        raise RowProblem("labels: expected a number, true or false for each step")
+    if columns.get("messages") is not None:
+        messages = read_messages(columns.get("messages"))
+    else:
+        messages = [*prompt_messages(columns.need("prompt")), *map(_step, columns.items("steps"))]
+    steps = sum(message.role == "assistant" for message in messages)
+    if steps != len(labels):
+        raise RowProblem(f"{len(labels)} labels for {steps} steps")
+    reward = columns.number("reward")
+    candidate = conversation(messages, math.fsum(labels) if reward is None else reward)
+    candidate.step_labels = labels
+    return DataExample([candidate])
+
+
+def _step(text: object) -> Message:
+    if not isinstance(text, str):
+        raise RowProblem("steps: expected a list of texts")
+    return Message("assistant", text)
+
+
+FORM = Form(
+    "step_labels",
+    "a conversation, or a prompt and its steps, with a label for each step",
+    {"labels": ("labels", "step_labels")},
+    _read,
+    more={
+        "prompt": ("prompt", "question", "problem"),
+        "steps": ("completions", "steps"),
+        "messages": ("messages",),
+    },
+)

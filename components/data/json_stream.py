@@ -1,0 +1,59 @@
+"""Streaming parser of JSON files with rows: an array, an object with an array of rows, or one object.
+
+The nesting depth is limited, so a hostile file exhausts neither memory nor the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+ROW_KEYS = ("data", "rows", "examples", "items", "instances", "records", "train", "test", "validation")
+"""Keys under which an object holds its array of rows."""
+DEEPEST = 200
+"""Maximum nesting depth."""
+
+
+class InvalidJSON(ValueError):
+    """JSON text that is invalid, truncated, nested too deeply, or holds no rows."""
+
+
+def json_rows(stream: IO[bytes]) -> Iterator[Any]:
+    """Yield the rows of a JSON file, with one in memory at a time. A file with one object that has no array of rows is
+    one row. Raises InvalidJSON, also after rows that were valid."""
+    import ijson
+    from ijson.common import ObjectBuilder
+
+    start: int | None = None  # nesting depth of the rows
+    depth, key, builder = 0, "", None
+    whole = ObjectBuilder()
+    try:
+        for event, value in ijson.basic_parse(stream, use_float=True):
+            closing = event in ("end_map", "end_array")
+            depth -= closing
+            if builder is None and start is None:
+                if (event == "start_array") and (depth == 0 or (depth == 1 and key in ROW_KEYS)):
+                    start = depth + 1
+                elif depth == 0 and event != "start_map" and not closing:
+                    raise InvalidJSON("expected an array of rows, or an object with one")
+                else:
+                    key = value if event == "map_key" and depth == 1 else key
+                    whole.event(event, value)
+            elif start is not None and depth >= start:
+                builder = builder or ObjectBuilder()
+                builder.event(event, value)
+                if depth == start and event not in ("start_map", "start_array", "map_key"):
+                    yield builder.value
+                    builder = None
+            elif start is not None and closing and depth == start - 1:
+                if depth == 0:
+                    continue
+                return  # the rest of the object describes the rows
+            depth += event in ("start_map", "start_array")
+            if depth > DEEPEST:
+                raise InvalidJSON(f"nested more than {DEEPEST} levels deep")
+    except ijson.JSONError as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InvalidJSON(f"invalid JSON: {first_line}") from None
+    if start is None:
+        yield whole.value

@@ -1,0 +1,1 @@
+"""Prompts from files and datasets as an environment."""

@@ -1,0 +1,137 @@
+"""The LiteLLM engine: a prompted model of any provider that LiteLLM supports, for evaluations and comparisons.
+
+Providers return no token ids, so nothing can be trained on their answers. Each answer has the token counts that the
+provider reports, and its cost by the configured or LiteLLM's price.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from components.chat_client import fail_on_invalid_answer
+from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.inference.engine_spec import EngineSpec
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, EngineHost, ModelEngine
+from components.inference.remote_chat import body_of, message_of, usage_of
+from components.json_client import ClientTimeouts, FailedAttempt, patiently
+from components.litellm_import import listed, litellm
+from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
+from components.models.spec import ModelSpec
+from components.redaction import dereference
+from components.specs.provider import PriceSpec, check_extra
+from components.specs.served import VARIABLE
+
+
+class LiteLLMSpec(EngineSpec):
+    """A model of any provider that LiteLLM supports."""
+
+    name: Literal["litellm"] = "litellm"
+    model: str = Field(pattern=PROVIDER_MODEL)
+    """Name in LiteLLM's form `PROVIDER/MODEL`: `anthropic/claude-sonnet-4-5`."""
+    key_variable: str | None = Field(None, pattern=VARIABLE)
+    """Environment variable that holds the provider's key; null uses LiteLLM's default variable."""
+    price: PriceSpec | None = None
+    """Price of the model; null uses LiteLLM's price table. Without either, the cost is unknown."""
+    extra: dict[str, Any] = {}
+    """Additional parameters of each request, such as `reasoning_effort`. With null, a default parameter is removed:
+    `extra: {temperature: null}`. A secret is given by the name of its environment variable: `env:NAME`."""
+    timeout: float = Field(300.0, gt=0)
+    """Time limit of one response in seconds."""
+    retry_for: float = Field(120.0, ge=0)
+    """Period in seconds in which a failed request is retried before the episode fails."""
+
+    @field_validator("extra")
+    @classmethod
+    def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return check_extra(value, "inference")
+
+    @property
+    def needs_model(self) -> bool:
+        return False
+
+    @property
+    def returns_tokens(self) -> bool:
+        return False
+
+    @property
+    def loads_policies(self) -> bool:
+        return False
+
+    def check_prerequisites(self) -> None:
+        self.remote_model().key()
+
+    def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
+        return LiteLLMEngine(self)
+
+    def remote_model(self) -> LiteLLMModel:
+        """Return the model as LiteLLM calls it."""
+        return LiteLLMModel(self.model, "inference", "inference=remote", self.key_variable, self.extra)
+
+    def key_part(self) -> dict[str, Any]:
+        extra = {name: value for name, value in self.extra.items() if name not in ADDRESS}
+        return {"inference": {"name": self.name, "model": self.model, "extra": extra}}
+
+
+class LiteLLMEngine:
+    """A prompted model of a provider. Raises ResourceError if the provider's key is not in the environment."""
+
+    policy = BASE_POLICY
+
+    def __init__(self, spec: LiteLLMSpec):
+        self.spec = spec
+        self._model = spec.remote_model()
+        self._key = self._model.key()
+        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "inference")
+        self._priced = spec.price is not None or listed(spec.model)
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for
+        errors that affect every request."""
+        if request.policy != self.policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but a provider's model is never trained")
+        body = body_of(request, self.spec.model)
+        body |= dereference(self.spec.extra, "inference.extra")
+        body = {name: value for name, value in body.items() if value is not None}
+        try:
+            return await patiently(lambda: self._send(body), self._patience)
+        except FailedAttempt as error:
+            raise EngineError(f"{self.spec.model}: {error}") from None
+
+    def load_policy(self, version: str, folder: str | None) -> None:
+        """Do nothing for the base model. Raises ResourceError for any other policy."""
+        if version != BASE_POLICY:
+            raise ResourceError(
+                f"inference.model={self.spec.model}: a provider's model cannot load a trained policy; set "
+                "inference=embedded, vllm or remote"
+            )
+
+    def release(self) -> None:
+        """Do nothing: this process has no resources to release."""
+
+    def close(self) -> None:
+        """Keep LiteLLM's connections open, for the next model of the same provider."""
+
+    async def _send(self, body: dict[str, Any]) -> ChatCompletion:
+        import openai
+
+        try:
+            completion = await self._model.send(body, self._key, self.spec.timeout)
+        except openai.OpenAIError as error:
+            raise self._translated(error) from None
+        with fail_on_invalid_answer():
+            message, reason = message_of(completion["choices"][0])
+        return ChatCompletion(message, reason, [], [], [], self.policy, usage_of(completion, self._cost))
+
+    def _cost(self, read: int, written: int) -> float | None:
+        if self.spec.price is not None:
+            return self.spec.price.of(read, written)
+        return self._model.listed_price(read, written) if self._priced else None
+
+    def _translated(self, error: Any) -> Exception:
+        """Return the exception that an error of LiteLLM maps to."""
+        text = f"{self.spec.model}: {self._model.masked(error, self._key)}"
+        if isinstance(error, litellm().ContextWindowExceededError):
+            return ContextOverflow(text)
+        return self._model.translated(error, self._key) or EngineError(text)

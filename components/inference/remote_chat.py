@@ -1,0 +1,79 @@
+"""Requests and responses of chat completions that remote engines share: OpenAI's JSON on both sides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from components.chat_client import empty_answer
+from components.inference.protocol import ChatRequest, Usage
+
+
+def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
+    """Return the request as JSON, without parameters at their neutral values, which some servers do not support."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [_sendable(message) for message in request.messages],
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+    }
+    if sampling.temperature > 0:  # greedy decoding has no seed
+        body["seed"] = request.seed % 2**63
+    if request.tools:
+        body["tools"] = request.tools
+    return body | sampling.cuts
+
+
+def message_of(choice: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the message of a choice and its finish reason. Raises FailedAttempt for an empty message, and the errors
+    that `fail_on_invalid_answer` catches."""
+    raw = choice["message"]
+    content, calls = raw.get("content") or "", raw.get("tool_calls") or []
+    message: dict[str, Any] = {"role": "assistant", "content": str(content)}
+    if calls:
+        message["tool_calls"] = [_call(call) for call in calls]
+    if not content and not calls and not choice.get("token_ids"):
+        raise empty_answer()
+    return message, str(choice.get("finish_reason") or "stop")
+
+
+def usage_of(completion: dict[str, Any], cost: Callable[[int, int], float | None]) -> Usage | None:
+    """Return the token counts that the server reports; None if it reports none. cost: cost of these numbers of prompt
+    and completion tokens."""
+    usage = completion.get("usage") or {}
+    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(read, int) or not isinstance(written, int) or min(read, written) < 0:
+        return None
+    return Usage(read, written, cost(read, written))
+
+
+def _sendable(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
+    object, even if a model wrote them, so their text is wrapped in an object."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        text = call["function"]["arguments"]
+        function = {**call["function"], "arguments": text if _is_object(text) else json.dumps({"unreadable": text})}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def _is_object(text: str) -> bool:
+    """Return True for the text of a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {
+        "id": str(call["id"]),
+        "type": "function",
+        "function": {"name": str(function["name"]), "arguments": str(function["arguments"])},
+    }

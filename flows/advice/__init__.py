@@ -1,0 +1,1 @@
+"""Choice of a training method for `flows.advise`."""

@@ -1,0 +1,177 @@
+"""Decision rules: which method fits what a user has, why, and the command.
+
+`RULES` is read from the top: the first rule whose condition holds gives the method. `ADDITIONS` then add settings for
+the machine. Both are tables of plain functions, so each row can be read, and is composed by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flows.advice.situation import JUDGE, Situation
+
+FILE = "FILE"
+"""Placeholder of a file that the user did not name."""
+FEW = 32
+"""Number of demonstrations or preferences below which a note warns."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Method for a situation."""
+
+    method: str
+    condition: str
+    """Condition in words."""
+    applies: Callable[[Situation], bool]
+    reason: str
+    overrides: Callable[[Situation], Sequence[str]]
+    """Overrides of `flows.run` besides name and environment."""
+    rounds: bool = True
+    """True if the method collects episodes in rounds, in which overlap is possible."""
+    warms_up: bool = False
+    """True if the warmup imitates the environment's solutions, if it has any."""
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Settings for a machine or a kind of environment, in addition to a rule's."""
+
+    condition: str
+    applies: Callable[[Situation, Rule], bool]
+    reason: str
+    overrides: Sequence[str]
+
+
+def _judged(situation: Situation) -> list[str]:
+    return ["reward=ruler", "judge_model@reward.model=litellm", f"reward.model.model={situation.judge or JUDGE}"]
+
+
+def _offline(algorithm: str) -> Callable[[Situation], list[str]]:
+    """Return the overrides of training on the user's file."""
+    return lambda situation: [f"+experiment={algorithm}"]
+
+
+RULES = (
+    Rule(
+        "generated scenarios + RULER",
+        "an MCP server whose tools are all there is",
+        lambda it: it.environment == "mcp" and not it.success,
+        "An MCP server has tools, but neither tasks nor a success signal. A language model writes the tasks, and RULER "
+        "lets a judge compare the episodes of each task, which GRPO needs only relatively.",
+        lambda it: ["algorithm=grpo", "warmup=none", *_judged(it)],
+    ),
+    Rule(
+        "on-policy distillation",
+        "a larger teacher model and an environment",
+        lambda it: it.teacher is not None and it.environment is not None,
+        "A teacher with the same tokenizer grades every token of the student's own episodes, which is a denser signal "
+        "than success and needs fewer episodes than reinforcement learning.",
+        lambda it: ["algorithm=distill", f"algorithm.teacher.name={it.teacher}", "filter=everything"],
+        warms_up=True,
+    ),
+    Rule(
+        "process reward + RL",
+        "an environment that reports success, with long episodes that rarely succeed",
+        lambda it: it.environment is not None and it.success and it.sparse,
+        "With rare success, most groups of episodes have no signal. A process reward model learns from continuations "
+        "how promising each turn is, so that every turn is rewarded.",
+        lambda it: [
+            "algorithm=grpo",
+            "reward_model=process",
+            "reward_model.continuations=2",
+            "reward_model.algorithm.heads={overall:0.0,continued:1.0}",
+        ],
+        warms_up=True,
+    ),
+    Rule(
+        "SFT + GRPO",
+        "an environment that reports success",
+        lambda it: it.environment is not None and it.success,
+        "Success is the objective itself, so the policy is trained on it. The warmup imitates solutions until some "
+        "episodes succeed; GRPO then compares the episodes of a scenario and needs no critic.",
+        lambda it: ["algorithm=grpo"],
+        warms_up=True,
+    ),
+    Rule(
+        "reward model + PPO",
+        "ranked answers, or pairs and an environment without success",
+        lambda it: it.environment is not None and it.form in ("pairs", "ranked"),
+        "Preferences that are to generalize to new episodes are learned by a reward model; PPO then optimizes it with "
+        "a KL penalty that keeps the policy where the reward model is reliable.",
+        lambda it: ["algorithm=ppo", "reward_model=bradley_terry", "filter=everything"],
+        warms_up=True,
+    ),
+    Rule(
+        "RULER + GRPO",
+        "an environment without success, and a judge",
+        lambda it: it.environment is not None and it.judge is not None,
+        "RULER lets a language model compare the episodes of a scenario. GRPO uses only their differences, so the "
+        "judge needs no absolute scale and no hand-written reward.",
+        lambda it: ["algorithm=grpo", *_judged(it)],
+        warms_up=True,
+    ),
+    Rule(
+        "ranking",
+        "ranked answers",
+        lambda it: it.form == "ranked",
+        "An order of several answers is split into its pairs, on which DPO raises the better answer above the worse "
+        "one.",
+        _offline("dpo"),
+        rounds=False,
+    ),
+    Rule(
+        "DPO",
+        "pairs of a better and a worse answer",
+        lambda it: it.form == "pairs",
+        "DPO trains on pairs directly, without a reward model and without sampling.",
+        _offline("dpo"),
+        rounds=False,
+    ),
+    Rule(
+        "KTO",
+        "answers marked good or bad",
+        lambda it: it.form == "thumbs",
+        "KTO needs no pairs: each answer is good or bad by itself.",
+        _offline("kto"),
+        rounds=False,
+    ),
+    Rule(
+        "SFT",
+        "demonstrations only",
+        lambda it: it.labels > 0,
+        "Demonstrations show what to do and nothing says what to avoid, so imitation is what they allow.",
+        _offline("behaviour_cloning"),
+        rounds=False,
+    ),
+)
+"""Rules in order; the first whose condition holds applies."""
+
+ADDITIONS = (
+    Addition(
+        "tight GPU memory",
+        lambda it, rule: it.tight,
+        "4-bit base weights take a quarter of the memory; the adapter is trained in full precision (QLoRA).",
+        ["model.quantization=nf4"],
+    ),
+    Addition(
+        "collecting takes as long as training",
+        lambda it, rule: it.slow and rule.rounds and rule.method != "on-policy distillation",
+        "The next round is collected during training, with a policy that is one version behind.",
+        ["collect.overlap=1"],
+    ),
+    Addition(
+        "a GPU",
+        lambda it, rule: it.compute == "gpu",
+        "A GPU trains a larger model.",
+        ["model=qwen3_0_6b"],
+    ),
+    Addition(
+        "a cluster",
+        lambda it, rule: it.compute == "cluster",
+        "SkyPilot places the stages on the cluster's machines, which share artifacts in a store.",
+        ["model=qwen3_0_6b", "compute=sky", "store=s3://BUCKET/PREFIX"],
+    ),
+)
+"""Additions; all whose condition holds apply."""

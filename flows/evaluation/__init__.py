@@ -1,0 +1,1 @@
+"""Comparison of policies for `flows.evaluate`."""

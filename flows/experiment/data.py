@@ -1,0 +1,47 @@
+"""Data of one's own as a run imports it: with the form resolved, and digests of the content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from components.data.spec import DataSpec, SourceSpec
+from components.errors import Problem, ResourceError, SpecError
+
+
+@dataclass(frozen=True)
+class ImportedData:
+    """Source of an import stage."""
+
+    spec: DataSpec
+    """Settings with the resolved form."""
+    content: str
+    """Digest of the rows to train on."""
+    heldout_content: str | None
+    """Digest of the held-out rows; None without a source of their own."""
+
+
+def resolve(spec: DataSpec) -> ImportedData:
+    """Return the source with its form and its digests. Raises SpecError without a source, for a source that cannot be
+    read, and for a form that does not fit it."""
+    from components.data.importing import resolve_form
+
+    if not spec.is_set:
+        raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
+    content = _digest(spec, "data.path" if spec.path is not None else "data.dataset")
+    heldout = spec.heldout_source()
+    heldout_key = "data.heldout_path" if spec.heldout_path is not None else "data.heldout_split"
+    heldout_content = _digest(heldout, heldout_key) if heldout is not None else None
+    try:
+        form = resolve_form(spec)
+    except ResourceError as error:
+        raise SpecError([Problem("data.path", str(error))]) from None
+    return ImportedData(spec.model_copy(update={"form": form}), content, heldout_content)
+
+
+def _digest(source: SourceSpec, key: str) -> str:
+    from components.data.sources import content_digest
+
+    try:
+        return content_digest(source)
+    except ResourceError as error:
+        raise SpecError([Problem(key, str(error))]) from None

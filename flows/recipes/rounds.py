@@ -1,0 +1,152 @@
+"""Rounds of a run: collect, judge, filter and train, with what belongs to each round.
+
+With `collect.overlap`, round r + 1 is collected while round r trains, with the policy of round r - 1. Reward models
+that are retrained follow the policy between the rounds. The policy may be evaluated between the rounds
+(`evaluate.every`); early stopping and the pruning of a sweep decide on these evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+from components.artifacts import Artifact
+from flows.execution.overlap import BackgroundResult
+from flows.experiment.early_stopping import EvaluatedPolicy, why_stop
+from flows.experiment.requests import StageRunner
+from flows.history.records import Notice
+from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
+from flows.recipes.reward_models import RewardModels
+from flows.recipes.stage_calls import PolicyVersion, StageCalls
+from flows.stages.base import Request
+
+
+class RoundLoop:
+    """Rounds of one run."""
+
+    def __init__(self, run: StageCalls, policy: PolicyVersion, reward_models: RewardModels | None):
+        fork = run.start.fork
+        self.run = run
+        self.policy = policy
+        self.models = reward_models or RewardModels(run)
+        self.anchor = policy.checkpoint
+        self.reference = fork.reference if fork and run.start.feedback is None else policy.checkpoint
+        self.earlier = list(fork.earlier) if fork else []
+        """Training inputs of earlier rounds, latest first."""
+        self.background: BackgroundResult[list[Episodes]] | None = None
+
+    def play(self) -> Iterator[Round]:
+        """Yield each round, and do what follows it. Raises SpecError if a recipe did not train in a round."""
+        run, spec, outcome = self.run, self.run.spec, self.run.outcome
+        outcome.measured.append(EvaluatedPolicy(self.policy.step, self.policy.checkpoint, outcome.last))
+        outcome.reward_models = self.models.trained
+        fork = run.start.fork
+        for step, policy in {0: self.reference, **(fork.followed if fork else {})}.items():
+            self.models.follow(step, policy)  # a fork gets those of the source run from the cache
+        numbers = range(self.policy.step + 1, spec.rounds + 1)
+        for number in numbers if numbers and not run.pruned() else ():
+            current = Round(self, number, self.policy)
+            yield current
+            if current.trained is None:
+                raise order_error(f"does not train in round {number}; call round.train in each round")
+            self.policy = current.trained
+            if spec.evaluate.every and number % spec.evaluate.every == 0 and number < spec.rounds:
+                run.measure(self.policy, f"evaluate[{number}]")
+                if spec.early_stopping and (reason := why_stop(outcome.measured, spec.early_stopping)):
+                    outcome.stopped = reason
+                    run.on_notice(Notice("early_stopping", number, reason))
+                    break
+                if run.pruned():
+                    break
+            self.models.follow(number, self.policy.checkpoint)
+
+    def gather(self, run: StageCalls, policy: PolicyVersion, number: int, call: StageRunner) -> list[Episodes]:
+        """Collect, judge and filter the episodes of a round, with refills after the filter kept too few scenarios."""
+        spec, requests, models = run.spec, run.requests, self.models.current
+
+        def gather(name: str, request: Request) -> Episodes:
+            trajectories = call(f"collect[{name}]", number, request)
+            scores = call(f"judge[{name}]", number, requests.judge(trajectories, policy.checkpoint, models))
+            selection = call(f"filter[{name}]", number, requests.filter(trajectories, scores))
+            return Episodes(name, number, trajectories, scores, selection)
+
+        gathered = [gather(str(number), requests.collect(policy.checkpoint, number))]
+        drawn, remaining = 0, _scenarios(gathered[0])
+        for refill in range(1, spec.collect.refills + 1):
+            if remaining is None or remaining >= spec.collect.scenarios:
+                break
+            missing = spec.collect.scenarios - int(remaining)
+            request = requests.collect(policy.checkpoint, number, further=(drawn, missing))
+            gathered.append(gather(f"{number}+{refill}", request))
+            drawn += missing
+            more = _scenarios(gathered[-1])
+            remaining += missing if more is None else more
+        return gathered
+
+
+def _scenarios(episodes: Episodes) -> float | None:
+    """Return the number of scenarios that the filter kept; None if unknown."""
+    assert episodes.selection is not None
+    return episodes.selection.metrics.get("scenarios")
+
+
+class Round:
+    """One round of a run."""
+
+    def __init__(self, rounds: RoundLoop, number: int, policy: PolicyVersion):
+        self.number = number
+        """Number of the round, from 1."""
+        self.policy = policy
+        """Policy at its start."""
+        self.trained: PolicyVersion | None = None
+        """Policy at its end."""
+        self._rounds = rounds
+
+    def gather(self, using: StageCalls | None = None) -> list[Episodes]:
+        """Collect, judge and filter the episodes of the round; with `collect.overlap` they exist already. The first
+        item is the round's collection, those of refills follow. Raises GuardTriggered.
+
+        using: stages with other sections of the experiment (`Run.using`); by default the run's own."""
+        rounds, guards = self._rounds, self._rounds.run.guards
+        if rounds.background is None:
+            gathered = rounds.gather(using or rounds.run, self.policy, self.number, rounds.run.call)
+        else:
+            gathered = rounds.background.value
+        first = gathered[0].inputs()
+        guards.gathered(
+            self.number, first["trajectories"], first["scores"], max(rounds.run.outcome.reward_models, default=0)
+        )
+        selections = [episodes.inputs()["selection"] for episodes in gathered]
+        largest = max(selections, key=lambda selection: selection.metrics.get("kept", 0.0))
+        guards.filtered(f"filter[{self.number}]", self.number, largest)
+        return gathered
+
+    def train(self, data: Sequence[Episodes], start: PolicyVersion | None = None) -> PolicyVersion:
+        """Return the policy after training on the data with `algorithm`. start: the policy to train further; by
+        default that of the round's start. Raises SpecError for data without scores or selection."""
+        rounds, run, number = self._rounds, self._rounds.run, self.number
+        inputs = training_inputs(data)
+        request = run.requests.train(
+            inputs,
+            number,
+            start=(start or self.policy).checkpoint,
+            reference=rounds.reference,
+            earlier=rounds.earlier,
+            anchor=rounds.anchor,
+            anchored=run.trained_before,
+        )
+        rounds.earlier.insert(0, inputs)
+        label = f"train[{number}]"
+        overlaps = run.spec.collect.overlap and number < run.spec.rounds
+        work = partial(rounds.gather, run, self.policy, number + 1)
+        with run.background(label, work) if overlaps else nullcontext() as rounds.background:
+            checkpoint = run.call(label, number, request)
+        self.trained = PolicyVersion(checkpoint, number)
+        run.outcome.checkpoint, run.outcome.step = checkpoint, number
+        latest = next((episodes for episodes in reversed(data) if episodes.name == str(number)), data[-1])
+        parts = zip(("collect", "judge", "filter"), (latest.inputs()[name] for name in FED), strict=True)
+        artifacts: dict[str, Artifact] = {**dict(parts), "train": checkpoint}
+        run.outcome.rounds.append(artifacts)
+        run.on_round(number, artifacts)
+        return self.trained

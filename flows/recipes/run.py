@@ -1,0 +1,85 @@
+"""Run of a recipe: the stages that a recipe calls, and what all flows share.
+
+A recipe gets a `Run`. Its methods run one stage each and return its result: `demonstrations`, `collect`, `judge`,
+`filter`, `train`, `evaluate` (`flows.recipes.stage_calls`). `rounds` yields the rounds of the experiment and does what
+belongs to a round: evaluation between the rounds, early stopping, pruning by a sweep, guards, retraining of reward
+models. `execute` runs the recipe, evaluates the policy that it returns, and deploys it.
+
+Labels, steps, records, plan, Prefect tasks, MLflow, lineage and report follow from these calls for every recipe.
+
+An unknown measurement (of a pending artifact in a plan) decides nothing: no guard triggers, the rounds do not end
+early, and the last policy is the final one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flows.experiment.early_stopping import choose
+from flows.history.records import Notice
+from flows.recipes.episodes import order_error
+from flows.recipes.outcome import RunOutcome
+from flows.recipes.reward_models import RewardModels
+from flows.recipes.rounds import Round, RoundLoop
+from flows.recipes.stage_calls import PolicyVersion, StageCalls
+
+
+@dataclass
+class Run(StageCalls):
+    """Run of a recipe: runs its stages, receives its events, takes the decisions that are not the recipe's, and holds
+    its outcome."""
+
+    def execute(self) -> RunOutcome:
+        """Run the recipe, evaluate the policy that it returns, and deploy it. Return the outcome.
+
+        Raises SpecError for a recipe that returns no policy, or calls stages in an impossible order; GuardTriggered;
+        the errors of the stages."""
+        policy = self.spec.flow.build()(self, self.spec)
+        if not isinstance(policy, PolicyVersion):
+            name = self.spec.flow.name
+            raise order_error(f"{name} returned {type(policy).__name__}; expected the trained policy: return policy")
+        self._adopt(policy)
+        if self.spec.rounds and self.spec.deploy.policy == "best" and self.outcome.pruned is None:
+            if self.outcome.measured[-1].step < self.outcome.step:
+                self.measure(policy, f"evaluate[{policy.step}]")
+            policy = self._best()
+        if self.spec.rounds:
+            self.outcome.evaluations["final"] = self.measure(policy, "evaluate[final]")
+        elif self._evaluated != policy:
+            self.evaluate(policy, "final")
+        self._deploy(policy)
+        return self.outcome
+
+    def rounds(self, policy: PolicyVersion, reward_models: RewardModels | None = None) -> Iterator[Round]:
+        """Yield the rounds that begin with this policy; a recipe calls `train` of each once.
+
+        reward_models: models that score the rounds, retrained between them."""
+        return RoundLoop(self, policy, reward_models).play()
+
+    def _best(self) -> PolicyVersion:
+        """Return the best evaluated policy of the rounds."""
+        outcome = self.outcome
+        metric = self.spec.early_stopping.metric if self.spec.early_stopping else "success"
+        best = choose(outcome.measured, metric)
+        policy = PolicyVersion(best.checkpoint, best.step)
+        self._adopt(policy)
+        if best.value(metric) is not None and all(measured.exists for measured in outcome.measured):
+            point = f"after round {best.step}" if best.step > outcome.first_step else "at the start of the rounds"
+            values = [(measured.step, measured.value(metric)) for measured in outcome.measured]
+            figures = ", ".join(f"step {step}: {value:.3f}" for step, value in values if value is not None)
+            outcome.chosen = f"the final policy is the one {point}, the best by held-out {metric} ({figures})"
+            self.on_notice(Notice("best", best.step, outcome.chosen))
+        return policy
+
+    def _deploy(self, policy: PolicyVersion) -> None:
+        """Export the policy, if the experiment deploys and a person who must approve does."""
+        outcome = self.outcome
+        if policy.checkpoint is None or self.spec.deploy.mode == "none" or outcome.pruned is not None:
+            return
+        request = self.requests.deploy(policy.checkpoint, policy.step, outcome.evaluations)
+        outcome.rejected = self.approve(outcome, request)
+        if outcome.rejected is None:
+            outcome.export = self.call("deploy", outcome.last_step, request)
+        else:
+            self.on_notice(Notice("rejected", outcome.last_step, outcome.rejected))

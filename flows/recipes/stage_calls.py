@@ -1,0 +1,214 @@
+"""Stages that a recipe calls, one method each. They label the stages and give them their steps.
+
+Steps: round r is step r, stages before the rounds have step 0, the untrained model before a first training step -1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from components.algorithms.spec import AlgorithmSpec
+from components.artifacts import Artifact
+from components.errors import Problem, SpecError
+from flows.execution.overlap import BackgroundRunner, sequential
+from flows.experiment.early_stopping import EvaluatedPolicy
+from flows.experiment.guards import RunGuards
+from flows.experiment.requests import Requests, StageRunner
+from flows.experiment.spec import ExperimentSpec
+from flows.experiment.starting_point import StartingPoint
+from flows.history.records import Notice
+from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
+from flows.recipes.outcome import RunOutcome
+from flows.stages.base import Request
+
+OnRound = Callable[[int, dict[str, Artifact]], None]
+"""Callback after each finished round, with its number and its artifacts by stage."""
+OnNotice = Callable[[Notice], None]
+"""Callback for notices of guards and for decisions from evaluations."""
+Prune = Callable[[EvaluatedPolicy], str | None]
+"""Callback for each policy evaluated before the last round. Returns the reason to prune the run, or None."""
+Approve = Callable[[RunOutcome, Request], str | None]
+"""Callback before the deployment, with the outcome and the request. Returns the reason for a rejection, or None."""
+
+
+@dataclass(frozen=True)
+class PolicyVersion:
+    """State of the trained model."""
+
+    checkpoint: Artifact | None = None
+    """None: the base model."""
+    step: int = 0
+    """Round after which it was trained; 0: before the rounds."""
+
+
+@dataclass
+class StageCalls:
+    """Stages of one run: what a recipe calls, and what its surroundings contribute."""
+
+    spec: ExperimentSpec
+    call: StageRunner
+    """Runs one stage: a Prefect task in a run, a lookup in a plan, a plain call in a benchmark."""
+    beside: BackgroundRunner | None = None
+    """Runs background work; None runs everything sequentially."""
+    start: StartingPoint = field(default_factory=StartingPoint)
+    on_round: OnRound = lambda number, artifacts: None
+    on_notice: OnNotice = lambda notice: None
+    prune: Prune = lambda measured: None
+    """If it returns a reason, the run ends with the policy that was evaluated last."""
+    approve: Approve = lambda outcome, request: None
+    outcome: RunOutcome = field(default_factory=RunOutcome)
+    """Filled while the stages run, also if a guard ends the run."""
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.requests = Requests(spec)
+        self.background = self.beside or sequential(self.call)
+        independent = spec.evaluate.reward is not None or spec.reward_model is not None
+        self.guards = RunGuards(spec.guards, self.on_notice, independent)
+        fork = self.start.fork
+        self.trained_before: list[dict[str, Artifact]] = list(fork.anchored) if fork else []
+        """Data of the trainings before the rounds, latest first."""
+        self._evaluated: PolicyVersion | None = None
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """Policy that was trained last; the base model before the first training."""
+        return PolicyVersion(self.outcome.checkpoint, self.outcome.step)
+
+    def using(self, **sections: Any) -> Self:
+        """Return the stages of this run with other sections of the experiment, such as another `environment`. Labels,
+        outcome and guards are shared, so give its stages names of their own."""
+        calls = copy.copy(self)
+        calls.spec = self.spec.model_copy(update=sections)
+        calls.requests = Requests(calls.spec)
+        return calls
+
+    @property
+    def warms_up(self) -> bool:
+        """True if the run has a supervised warmup; a fork continues after that of its source run."""
+        return self.spec.warmup is not None and self.start.fork is None
+
+    def begin(self, *, pretrains: bool = False) -> PolicyVersion:
+        """Return the base model, or the policy of the forked run, after its evaluation `start`.
+
+        pretrains: True if a training before the rounds follows, besides a warmup and feedback. The evaluation has the
+        step before such a training."""
+        fork = self.start.fork
+        policy = PolicyVersion(fork.checkpoint, fork.step) if fork else PolicyVersion()
+        self._adopt(policy)
+        before = pretrains or self.warms_up or self.start.feedback is not None
+        self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
+        return policy
+
+    def evaluate(self, policy: PolicyVersion, name: str, step: int | None = None) -> Artifact:
+        """Evaluate a policy on held-out scenarios as `evaluate[name]`; the run reports it."""
+        self._adopt(policy)
+        request = self.requests.evaluate(policy.checkpoint)
+        evaluation = self.call(f"evaluate[{name}]", policy.step if step is None else step, request)
+        self.outcome.evaluations[name] = evaluation
+        self._evaluated = policy
+        return evaluation
+
+    def demonstrations(self) -> Episodes:
+        """Return scored and selected demonstrations by the environment's solver or by the teacher, from `warmup`."""
+        episodes = Episodes("sft", 0, self.call("collect[sft]", 0, self.requests.demonstrate()))
+        return self.filter(self.judge(episodes), demonstrations=True)
+
+    def import_data(self) -> Episodes:
+        """Return the episodes of the data of `data`, checked, scored and selected, as the stage `import`.
+
+        Raises SpecError if no data is set, or if it cannot be read."""
+        if not self.spec.data.is_set:
+            raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
+        return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
+
+    def collect(self, policy: PolicyVersion, name: str | None = None) -> Episodes:
+        """Return episodes of the policy on train scenarios, as `collect[name]`. name: by default the next step."""
+        number = policy.step + 1
+        trajectories = self.call(f"collect[{name or number}]", number, self.requests.collect(policy.checkpoint, number))
+        return Episodes(name or str(number), number, trajectories)
+
+    def judge(
+        self, episodes: Episodes, policy: PolicyVersion | None = None, reward_models: Sequence[Artifact] = ()
+    ) -> Episodes:
+        """Return the episodes with their scores. policy: that which produced them, for a reward that queries it."""
+        request = self.requests.judge(episodes.trajectories, policy.checkpoint if policy else None, reward_models)
+        return replace(episodes, scores=self.call(f"judge[{episodes.name}]", episodes.step, request))
+
+    def filter(self, episodes: Episodes, *, demonstrations: bool = False) -> Episodes:
+        """Return the episodes with the selection that `filter` makes. demonstrations: select with `warmup.filter`.
+        Raises SpecError for episodes without scores."""
+        if episodes.scores is None:
+            raise order_error(f"filters the episodes {episodes.name} before they are judged; call run.judge first")
+        request = self.requests.filter(episodes.trajectories, episodes.scores, warmup=demonstrations)
+        label = f"filter[{episodes.name}]"
+        selection = self.call(label, episodes.step, request)
+        if demonstrations:
+            self.guards.filtered(label, episodes.step, selection)
+        return replace(episodes, selection=selection)
+
+    def train(
+        self, data: Sequence[Episodes], name: str, *, algorithm: AlgorithmSpec, start: PolicyVersion
+    ) -> PolicyVersion:
+        """Return the policy `start` after training on the data, as `train[name]`, outside of the rounds.
+
+        Raises SpecError for data without scores or selection."""
+        inputs = training_inputs(data)
+        request = self.requests.train_once(inputs, algorithm=algorithm, start=start.checkpoint)
+        policy = PolicyVersion(self.call(f"train[{name}]", start.step, request), start.step)
+        self._adopt(policy)
+        first = {name: inputs[name] for name in FED}
+        self.trained_before = [first, *self.trained_before]
+        return policy
+
+    def warm_up(
+        self, policy: PolicyVersion, source: Callable[[], Episodes] | None = None
+    ) -> tuple[PolicyVersion, list[Episodes]]:
+        """Return the policy after the supervised `warmup`, evaluated as `sft`, and what it was trained on. Without a
+        warmup return the policy itself.
+
+        source: returns the episodes to train on; by default the data of `data` if it is set, else demonstrations."""
+        if not self.warms_up:
+            return policy, []
+        assert self.spec.warmup is not None
+        if source is None:
+            source = self.import_data if self.spec.data.is_set else self.demonstrations
+        demonstrations = source()
+        policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
+        self.evaluate(policy, "sft")
+        return policy, [demonstrations]
+
+    def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
+        """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the
+        policy itself."""
+        if self.start.feedback is None:
+            return policy
+        assert self.spec.feedback is not None
+        answers = self.call("feedback", policy.step, self.requests.feedback(self.start.feedback))
+        data = [Episodes.of("feedback", policy.step, answers)]
+        policy = self.train(data, "feedback", algorithm=self.spec.feedback.algorithm, start=policy)
+        self.evaluate(policy, "feedback")
+        return policy
+
+    def measure(self, policy: PolicyVersion, label: str) -> Artifact:
+        """Evaluate a policy of the rounds. A second evaluation of a policy is cached and adds no measurement."""
+        evaluation = self.call(label, policy.step, self.requests.evaluate(policy.checkpoint))
+        if self.outcome.measured[-1].step < policy.step:
+            self.outcome.measured.append(EvaluatedPolicy(policy.step, policy.checkpoint, evaluation))
+            if self.spec.evaluate.every:
+                self.guards.evaluated(self.outcome.measured, self.outcome.training_rewards)
+        return evaluation
+
+    def pruned(self) -> bool:
+        """Return True if the sweep prunes the run after the last evaluation."""
+        self.outcome.pruned = self.prune(self.outcome.measured[-1])
+        if self.outcome.pruned is not None:
+            self.on_notice(Notice("pruned", self.outcome.step, self.outcome.pruned))
+        return self.outcome.pruned is not None
+
+    def _adopt(self, policy: PolicyVersion) -> None:
+        """Make the policy that of the outcome."""
+        self.outcome.checkpoint, self.outcome.step = policy.checkpoint, policy.step

@@ -1,0 +1,94 @@
+"""Import stage: data of one's own as episodes to train on, with scores, and a report of the checks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from components.artifacts import Draft
+from components.data.spec import DataSpec
+from components.errors import ResourceError
+from components.models.spec import ModelSpec
+from components.trajectories.schema import SCHEMA_VERSION
+from flows.stages.base import PROGRESS_SECONDS, Context, Inputs, Stage, StageSpec
+from flows.stages.selections import counted, reasons
+
+
+class ImportStage(StageSpec):
+    data: DataSpec
+    """Source and settings; `form` is resolved, and the place of the source is not part of the key."""
+    content: str
+    """Digest of the rows to train on."""
+    heldout_content: str | None = None
+    """Digest of the held-out rows, if they have a source of their own."""
+    model: ModelSpec
+    """Model whose tokenizer and maximum length the rows are checked against."""
+
+    def key_part(self) -> dict[str, Any]:
+        names = ("source", "name", "revision", "max_length")
+        model = {name: getattr(self.model, name) for name in names} | self.model.content()
+        contents = {"content": self.content, "heldout_content": self.heldout_content}
+        return {"data": self.data.meaning(), "model": model, **contents}
+
+
+def import_data(spec: ImportStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
+    """Write `trajectories.parquet`, `scores.parquet`, `selection.parquet`, the same for held-out rows in `heldout/`,
+    and `report.json`. Raises SpecError if no row is left, if too many rows fail a check, or, with `on_problem: strict`,
+    if a row fails one; and ResourceError if the source changed after the start of the run."""
+    from components.data.importing import DataImport
+    from components.data.sources import content_digest
+    from components.data.tokens import TokenChecks
+    from components.models.weights import load_tokenizer, prepare
+    from components.trajectories.chat import ChatFormat
+
+    heldout = spec.data.heldout_source()
+    sources = [(spec.data, spec.content), *([(heldout, spec.heldout_content)] if heldout is not None else [])]
+    if any(content_digest(source) != content for source, content in sources):
+        raise ResourceError("data.path: the source changed after the start of the run. Run the same command again")
+    chat = ChatFormat(load_tokenizer(prepare(spec.model, context.cache)))
+    reported = time.monotonic()
+
+    def on_row(count: int) -> None:
+        nonlocal reported
+        if time.monotonic() - reported > PROGRESS_SECONDS:
+            reported = time.monotonic()
+            context.progress(count, max(count, spec.data.limit or 0))
+
+    report = DataImport(spec.data, TokenChecks(chat, spec.model.max_length), on_row).write(draft.path)
+    context.progress(report.rows, report.rows)
+    (draft.path / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    return report.metrics()
+
+
+def summary_text(metrics: Mapping[str, float]) -> str:
+    """Return the counts of an import as text: `used 9990 of 10000 rows (6 too_long, 4 duplicate)`."""
+    if "examples" not in metrics:
+        return ""
+    used = f"used {metrics['examples']:.0f} of {metrics['rows']:.0f} rows"
+    heldout = f", held out {metrics['heldout']:.0f}" if metrics.get("heldout") else ""
+    counts = counted(reasons(metrics))
+    return f"{used}{heldout} ({counts})" if counts else f"{used}{heldout}"
+
+
+STAGE = Stage(
+    "import",
+    1,
+    ImportStage,
+    "dataset",
+    SCHEMA_VERSION,
+    import_data,
+    files={
+        "trajectories.parquet": "episodes to train on",
+        "scores.parquet": "their scores",
+        "selection.parquet": "all of them, kept",
+        "heldout/": "the same of held-out rows, if there are any",
+        "report.json": "form, counts, and example rows of each check",
+    },
+    volatile=("report.json",),
+    order=5,
+    unit="rows",
+    summary=summary_text,
+    lineage="input",
+)

@@ -1,0 +1,233 @@
+"""Checks of an import: what each drops, counts and says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.data.fingerprints import Fingerprints, SimilarTexts, fingerprint
+from components.data.importing import CHECKS, DataImport, ImportReport, resolve_form
+from components.data.spec import DataSpec
+from components.data.tokens import TokenChecks
+from components.errors import SpecError
+from components.models.spec import ModelSpec
+from components.models.weights import load_tokenizer, prepare
+from components.specs import validate
+from components.trajectories.chat import ChatFormat
+from components.trajectories.schema import Trajectory
+from components.trajectories.store import count_trajectories, load_scored, read_trajectories
+from tests.data.rows import FORMS, WEATHER, openai
+
+WORDS = [hashlib.sha256(str(number).encode()).hexdigest()[:7] for number in range(3000)]
+GOOD = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    return ChatFormat(
+        load_tokenizer(prepare(ModelSpec(name="tiny", source="random"), tmp_path_factory.mktemp("models")))
+    )
+
+
+@pytest.fixture
+def importing(tmp_path, chat):
+    """Import rows: returns the report, the trajectories, and the held-out ones."""
+
+    def run(rows: list[Any], **options: Any) -> tuple[ImportReport, list[Trajectory], list[Trajectory]]:
+        path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", rows)
+        spec = validate(DataSpec, {"path": str(path), "max_dropped": 1.0, **options})
+        spec = spec.model_copy(update={"form": resolve_form(spec)})
+        out = path.with_suffix("")
+        out.mkdir()
+        report = DataImport(spec, TokenChecks(chat, 300)).write(out)
+        files = [out / name for name in ("trajectories.parquet", "scores.parquet", "selection.parquet")]
+        held = out / "heldout" / "trajectories.parquet"
+        return report, load_scored(*files), list(read_trajectories(held)) if held.exists() else []
+
+    return run
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    """Write rows as JSON Lines; text is written as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def counts(report: ImportReport) -> dict[str, int]:
+    return {name: result.count for name, result in report.checks.items() if result.count}
+
+
+BAD: dict[str, Any] = {
+    "malformed": '{"prompt": ',
+    "empty": {"prompt": "a", "completion": "  "},
+    "tokenizer": {"prompt": "a", "completion": "b<|im_end|>c"},
+    "too_long": {"prompt": "a", "completion": "b" * 400},
+    "duplicate": GOOD[2],
+    "no_learnable_token": {
+        "prompt": "z",
+        "completion": [{"role": "assistant", "content": "y", "weight": 0}],
+    },
+    "unknown_tool": {
+        "prompt": "w",
+        "completion": [{"role": "assistant", "tool_calls": [{"function": {"name": "nothing", "arguments": "{}"}}]}],
+        "tools": [WEATHER],
+    },
+}
+
+
+@pytest.mark.parametrize("check", BAD)
+def test_a_row_that_fails_a_check_is_dropped_and_counted(importing, check):
+    report, trajectories, _ = importing([*GOOD, BAD[check]])
+    assert counts(report) == {check: 1}
+    assert len(trajectories) == report.examples == report.episodes == 6
+    assert (report.rows, report.dropped()) == (7, 1)
+    (shown,) = report.checks[check].examples
+    assert shown["number"] == 7
+    assert shown["reason"]
+
+
+def test_strict_reports_all_checks_with_counts_and_rows(importing):
+    with pytest.raises(SpecError) as error:
+        importing([*GOOD, *BAD.values(), *[BAD["too_long"]] * 7], on_problem="strict")
+    message = str(error.value)
+    for check in BAD:
+        assert f"{check}: " in message
+        assert CHECKS[check] in message
+    assert "too_long: 8 rows" in message
+    assert "and 3 more" in message
+    assert ".jsonl:7 (" in message
+    assert "data.on_problem=drop" in message
+
+
+def test_too_many_dropped_rows_and_no_rows_end_the_import(importing):
+    rows = [GOOD[0], BAD["empty"], BAD["empty"]]
+    with pytest.raises(SpecError, match=r"data\.max_dropped: 0\.5: 2 of 3 rows fail a check"):
+        importing(rows, max_dropped=0.5)
+    assert importing(rows, max_dropped=0.7)[0].examples == 1
+    with pytest.raises(SpecError, match="no row is left to train on"):
+        importing([BAD["empty"]])
+
+
+def test_near_duplicates_are_counted_dropped_or_ignored(importing):
+    text = " ".join(WORDS[:25])
+    rows = [{"prompt": text + end, "completion": "Yes."} for end in (".", "!")]
+    report, trajectories, _ = importing(rows)
+    assert (counts(report), len(trajectories), report.dropped()) == ({"near_duplicate": 1}, 2, 0)
+    report, trajectories, _ = importing(rows, near_duplicates="problem")
+    assert (counts(report), len(trajectories), report.dropped()) == ({"near_duplicate": 1}, 1, 1)
+    assert counts(importing(rows, near_duplicates="ignore")[0]) == {}
+
+
+def test_a_held_out_share_keeps_equal_prompts_together(importing):
+    rows = [{"prompt": f"q {n % 50}", "completion": f"a {n}"} for n in range(200)]
+    report, trained, held = importing(rows, heldout=0.3)
+    assert report.heldout == len(held)
+    assert len(trained) + len(held) == 200
+    assert 20 <= len(held) <= 100
+    prompts = [{one.histories[0].messages[0].content for one in split} for split in (trained, held)]
+    assert not prompts[0] & prompts[1]
+    assert {one.scenario.split for one in held} == {"heldout"}
+
+
+def test_rows_of_the_held_out_file_are_not_trained_on(importing, tmp_path):
+    held = write(tmp_path / "test.jsonl", [GOOD[1], {**GOOD[3], "completion": "Another answer."}])
+    report, trained, heldout = importing(GOOD, heldout_path=str(held))
+    assert counts(report) == {"leaked": 2}
+    assert [item["number"] for item in report.checks["leaked"].examples] == [2, 4]
+    assert (len(trained), len(heldout), report.rows) == (4, 2, 8)
+
+
+def test_an_empty_held_out_split_is_refused(importing, tmp_path):
+    held = write(tmp_path / "test.jsonl", [BAD["empty"]])
+    with pytest.raises(SpecError, match=r"data\.heldout_path: the held-out split is empty"):
+        importing(GOOD, heldout_path=str(held))
+
+
+def test_pairs_and_lists_are_scored_trajectories_of_one_scenario(importing):
+    _, trajectories, _ = importing(FORMS["ranking"])
+    assert [trajectory.reward for trajectory in trajectories[:3]] == [1.0, 0.5, 0.0]
+    assert len({trajectory.group for trajectory in trajectories[:3]}) == 1
+    assert len({trajectory.group for trajectory in trajectories}) == 4
+    assert len({trajectory.id for trajectory in trajectories}) == 12
+
+
+def test_tools_and_untrained_messages_are_stored(importing):
+    _, (trajectory,), _ = importing([{"messages": openai(1), "tools": [WEATHER]}])
+    assert trajectory.tools == [WEATHER]
+    _, trajectories, _ = importing(FORMS["agenttraj"])
+    trained = [message.trained for message in trajectories[0].histories[0].messages if message.role == "assistant"]
+    assert trained == [False, True]
+    assert trajectories[2].scenario.id == "shop_2~row-3"
+
+
+def test_an_unknown_form_names_columns_and_forms(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"text": "a", "lang": "en"}])
+    with pytest.raises(SpecError) as error:
+        resolve_form(DataSpec(path=str(path)))
+    message = str(error.value)
+    assert "data.form: auto: no form fits the columns text, lang" in message
+    assert "prompt_completion (prompt, completion)" in message
+    with pytest.raises(SpecError, match=r"data\.form: thumbs: does not fit the rows \(column 'prompt' is missing\)"):
+        resolve_form(DataSpec(path=str(path), form="thumbs"))
+    with pytest.raises(SpecError, match=r"columns\.promt: no such column .*Did you mean 'prompt'"):
+        resolve_form(DataSpec(path=str(path), form="thumbs", columns={"promt": "text"}))
+    assert (
+        resolve_form(DataSpec(path=str(path), columns={"prompt": "lang", "completion": "text"})) == "prompt_completion"
+    )
+
+
+def test_a_source_without_rows_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="no rows that can be read"):
+        resolve_form(DataSpec(path=str(write(tmp_path / "a.jsonl", ["", "[1]"]))))
+
+
+def test_settings_that_exclude_each_other_are_refused():
+    with pytest.raises(SpecError, match=r"heldout_path: set together with heldout"):
+        validate(DataSpec, {"path": "a", "heldout": 0.1, "heldout_path": "b"})
+    with pytest.raises(SpecError, match=r"split: null, but heldout_split is set"):
+        validate(DataSpec, {"path": "a", "heldout_split": "test"})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries({"prompt": st.text(max_size=20), "completion": st.text(max_size=20)}), max_size=6
+    )
+)
+def test_any_texts_are_trained_on_or_counted(rows, importing):
+    report, trajectories, _ = importing([*rows, GOOD[0]])
+    assert report.rows == len(rows) + 1
+    assert report.examples == len(trajectories)
+    dropped = {name: count for name, count in counts(report).items() if name != "near_duplicate"}
+    assert sum(dropped.values()) == report.dropped()
+
+
+def test_forgotten_fingerprints_bound_the_memory():
+    table = Fingerprints(most=10)
+    for number in range(1, 100):
+        assert table.add(fingerprint(str(number).encode()), number) is None
+    assert table.find(fingerprint(b"1")) is None
+    assert table.find(fingerprint(b"99")) == 99
+    assert table.add(fingerprint(b"95"), 7) == 95
+
+
+def test_similar_texts_are_detected_and_different_ones_are_not():
+    texts = [" ".join(WORDS[start : start + 100]) for start in range(0, 3000, 100)]
+    search = SimilarTexts(slots=2**12)
+    assert [search.add(text, number) for number, text in enumerate(texts, 1)] == [None] * 30
+    changed = [text.replace(text.split()[50], "other", 1) for text in texts]
+    similar = [search.add(text, 100 + number) for number, text in enumerate(changed, 1)]
+    assert sum(known == number for number, known in enumerate(similar, 1)) >= 25
+
+
+def test_the_count_of_written_rows_is_that_of_the_file(importing, tmp_path):
+    report, _, _ = importing(FORMS["preference"] * 3)
+    assert counts(report) == {"duplicate": 8}
+    folder = next(path for path in tmp_path.iterdir() if path.is_dir())
+    assert count_trajectories(folder / "trajectories.parquet") == report.episodes == 8

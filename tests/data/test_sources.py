@@ -1,0 +1,270 @@
+"""Rows of files, folders, patterns, URIs and datasets."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import uuid
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.data.sources import BrokenRow, DataRow, content_digest, rows
+from components.data.spec import SourceSpec
+from components.errors import ResourceError, SpecError
+from components.specs import validate
+
+ROWS = [{"prompt": f"question {number}", "n": number, "tags": ["a", None]} for number in range(5)]
+
+
+def write(path: Path, content: list[dict] = ROWS) -> Path:
+    """Write rows in the format of the path's suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(row) + "\n" for row in content)
+    match "".join(path.suffixes):
+        case ".jsonl":
+            path.write_text(lines)
+        case ".jsonl.gz":
+            path.write_bytes(gzip.compress(lines.encode()))
+        case ".jsonl.bz2":
+            path.write_bytes(bz2.compress(lines.encode()))
+        case ".jsonl.xz":
+            path.write_bytes(lzma.compress(lines.encode()))
+        case ".json":
+            path.write_text(json.dumps(content))
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist(content), path)
+        case ".csv" | ".tsv":
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(content[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+                writer.writeheader()
+                writer.writerows(content)
+    return path
+
+
+def values(**source: object) -> list[dict]:
+    return [row.values for row in rows(validate(SourceSpec, source))]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".json", ".parquet"])
+def test_a_file_gives_its_rows_with_numbers_and_limit(tmp_path, suffix):
+    path = write(tmp_path / f"a{suffix}")
+    assert list(rows(SourceSpec(path=str(path), limit=2))) == [
+        DataRow(1, str(path), ROWS[0]),
+        DataRow(2, str(path), ROWS[1]),
+    ]
+    assert values(path=str(path)) == ROWS
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_table_of_text_gives_text_and_the_lines_of_its_records(tmp_path, suffix):
+    content = [{"prompt": 'two\nlines, "quoted"', "answer": "4"}, {"prompt": "b", "answer": ""}]
+    path = write(tmp_path / f"a{suffix}", content)
+    assert [(row.number, row.values) for row in rows(SourceSpec(path=str(path)))] == [(2, content[0]), (4, content[1])]
+
+
+@pytest.mark.parametrize("key", ["data", "rows", "train"])
+def test_an_object_gives_the_rows_of_its_array(tmp_path, key):
+    (tmp_path / "a.json").write_text(json.dumps({"version": [1], key: ROWS, "notes": {}}))
+    assert values(path=str(tmp_path / "a.json")) == ROWS
+
+
+def test_lines_in_a_file_named_json_are_read_as_lines(tmp_path):
+    write(tmp_path / "a.jsonl").rename(tmp_path / "a.json")
+    assert values(path=str(tmp_path / "a.json")) == ROWS
+
+
+def test_an_object_over_several_lines_is_one_row(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(ROWS[0], indent=1))
+    assert values(path=str(tmp_path / "a.json")) == ROWS[:1]
+
+
+def test_folders_patterns_and_lists_give_the_rows_of_their_files_in_order(tmp_path):
+    write(tmp_path / "data" / "b.jsonl", ROWS[2:4])
+    write(tmp_path / "data" / "a.jsonl", ROWS[:2])
+    write(tmp_path / "data" / "deep" / "c.jsonl", ROWS[4:])
+    (tmp_path / "data" / "README.md").write_text("a data set")
+    (tmp_path / "data" / ".cache.jsonl").write_text("hidden")
+    (tmp_path / "data" / "dataset_info.json").write_text("{}")
+    assert values(path=str(tmp_path / "data")) == ROWS
+    assert values(path=str(tmp_path / "data" / "*.jsonl")) == ROWS[:4]
+    assert values(path=[str(tmp_path / "data" / name) for name in ("b.jsonl", "a.jsonl")]) == [*ROWS[2:4], *ROWS[:2]]
+
+
+def test_a_split_chooses_files_by_name_or_folder(tmp_path):
+    write(tmp_path / "train-00000-of-00001.jsonl", ROWS[:2])
+    write(tmp_path / "test.jsonl", ROWS[2:4])
+    write(tmp_path / "validation" / "a.jsonl", ROWS[4:])
+    assert values(path=str(tmp_path), split="train") == ROWS[:2]
+    assert values(path=str(tmp_path), split="validation") == ROWS[4:]
+    with pytest.raises(ResourceError, match=r"split = dev: no file of .* begins with 'dev'; .*test.jsonl"):
+        values(path=str(tmp_path), split="dev")
+
+
+def test_uris_are_read_with_fsspec():
+    place = f"memory://{uuid.uuid4().hex}"
+    with fsspec.open(f"{place}/a.jsonl", "w") as file:
+        file.write(json.dumps(ROWS[0]))
+    for path in (f"{place}/a.jsonl", place, f"{place}/*.jsonl"):
+        (row,) = rows(SourceSpec(path=path))
+        assert row.values == ROWS[0]
+        assert row.source == row.place.removesuffix(":1") == f"memory:///{place.removeprefix('memory://')}/a.jsonl"
+
+
+def test_a_folder_that_datasets_saved_is_read(tmp_path):
+    from datasets import Dataset
+
+    Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
+    assert values(path=str(tmp_path / "saved")) == ROWS
+
+
+def test_values_of_tables_become_json_data(tmp_path):
+    from datetime import date
+    from decimal import Decimal
+
+    schema = pa.schema(
+        [("d", pa.date32()), ("n", pa.decimal128(5, 2)), ("b", pa.binary()), ("m", pa.map_(pa.string(), pa.int64()))]
+    )
+    content = [{"d": date(2025, 1, 2), "n": Decimal("1.25"), "b": b"\xff", "m": [("k", 1)]}]
+    pq.write_table(pa.Table.from_pylist(content, schema), tmp_path / "a.parquet")
+    assert values(path=str(tmp_path / "a.parquet")) == [{"d": "2025-01-02", "n": 1.25, "b": None, "m": {"k": 1}}]
+
+
+BROKEN = {
+    "jsonl": ('{"a": 1}\n{"a": \n\n[1]\n{"a": 2}\n', [(2, "invalid JSON"), (4, "expected a JSON object")]),
+    "json": ('[{"a": 1}, 7, {"a": 2}]', [(2, "expected a JSON object, got a int")]),
+    "csv": (
+        "a,b\n1,2\n1\n1,2,3\n\udcff,2\n3,4\n",
+        [(3, "1 fields; expected 2"), (4, "3 fields"), (5, "the text is not UTF-8")],
+    ),
+}
+
+
+@pytest.mark.parametrize("format_", BROKEN)
+def test_a_broken_row_is_reported_with_file_and_number(tmp_path, format_):
+    text, expected = BROKEN[format_]
+    path = tmp_path / f"a.{format_}"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(ResourceError, match=rf"{path}:{expected[0][0]}: .*{expected[0][1]}"):
+        list(rows(SourceSpec(path=str(path))))
+    broken: list[BrokenRow] = []
+    assert len(list(rows(SourceSpec(path=str(path)), broken.append))) == 2
+    assert [row.number for row in broken] == [number for number, _ in expected]
+    assert all(reason in row.reason for row, (_, reason) in zip(broken, expected, strict=True))
+
+
+def test_a_line_that_is_too_long_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr("components.data.sources.LONGEST_LINE", 40)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"a": "x" * 500}) + "\n" + json.dumps({"a": 1}) + "\n")
+    broken: list[BrokenRow] = []
+    assert [row.values for row in rows(SourceSpec(path=str(path)), broken.append)] == [{"a": 1}]
+    assert [row.number for row in broken] == [1]
+
+
+UNREADABLE = {
+    "a.json": b'[{"a": 1}, {"a":',
+    "b.json": b"[" * 100_000,
+    "c.json": b"3",
+    "a.parquet": b"PAR1 no table",
+    "a.jsonl.gz": gzip.compress(b'{"a": 1}\n' * 1000)[:40],
+    "b.jsonl.gz": b"not compressed",
+    "a.csv": b"",
+    "b.csv": b"a,a\n1,2\n",
+    "a.txt": b"text",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_damaged_file_is_reported_by_name(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(UNREADABLE[name])
+    with pytest.raises(ResourceError, match=name):
+        list(rows(SourceSpec(path=str(path)), lambda broken: None))
+
+
+def test_places_without_data_are_reported(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "mixed" / "a.jsonl")
+    write(tmp_path / "mixed" / "b.parquet")
+    for path, message in {
+        "away.jsonl": "there is no file",
+        "empty": "there are no data files at",
+        "*.jsonl": "there are no data files at",
+        "mixed": "several formats .jsonl, parquet.* Set format",
+    }.items():
+        with pytest.raises(ResourceError, match=message):
+            values(path=str(tmp_path / path))
+    assert values(path=str(tmp_path / "mixed"), format="parquet") == ROWS
+    with pytest.raises(ResourceError, match="nosuch"):
+        values(path="nosuch://bucket/a.jsonl")
+
+
+def test_an_unreachable_hub_is_reported(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:9")
+    source = SourceSpec(dataset="someone/away")
+    for read in (lambda: list(rows(source)), lambda: content_digest(source)):
+        with pytest.raises(ResourceError, match=r"dataset = someone/away: the Hugging Face hub did not return it"):
+            read()
+
+
+def test_a_missing_library_is_reported(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(ResourceError, match=r"pip install 'espalier\[hub\]'"):
+        list(rows(SourceSpec(dataset="someone/data")))
+
+
+def test_the_digest_depends_on_content_and_not_on_paths(tmp_path):
+    first, second = write(tmp_path / "a.jsonl"), write(tmp_path / "deep" / "b.jsonl")
+    assert content_digest(SourceSpec(path=str(first))) == content_digest(SourceSpec(path=str(second)))
+    write(second, ROWS[:-1])
+    assert content_digest(SourceSpec(path=str(first))) != content_digest(SourceSpec(path=str(second)))
+
+
+def test_options_of_another_source_are_refused():
+    with pytest.raises(SpecError) as error:
+        validate(SourceSpec, {"path": "a.jsonl", "dataset": "b", "config": None})
+    assert "dataset: set together with path" in str(error.value)
+    with pytest.raises(SpecError, match="config: set without dataset"):
+        validate(SourceSpec, {"path": "a.jsonl", "config": "main"})
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(content=st.lists(st.dictionaries(TEXT, JSON, max_size=4)))
+def test_any_rows_round_trip_as_json_and_as_lines(content, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    (folder / "a.json").write_text(json.dumps(content))
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    assert values(path=str(folder / "a.json")) == content
+    assert values(path=str(folder / "a.jsonl")) == content
+
+
+@given(text=st.binary(max_size=200))
+def test_any_bytes_give_rows_or_an_error_with_their_place(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    for name in ("a.json", "a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "a.arrow"):
+        (folder / name).write_bytes(text)
+        try:
+            for row in rows(SourceSpec(path=str(folder / name)), lambda broken: None):
+                assert isinstance(row.values, dict)
+        except ResourceError as error:
+            message = str(error)
+        else:
+            message = name
+        assert name in message

@@ -1,0 +1,167 @@
+"""From a file of one's own to a trained checkpoint, at the level of stages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.algorithms.sft.trainer import examples
+from components.data.forms import FORMS
+from components.errors import ResourceError, SpecError
+from components.models.weights import folder, load_tokenizer
+from components.trajectories.chat import ChatFormat
+from components.trajectories.store import load_scored
+from flows.experiment.compose import compose
+from flows.experiment.requests import Requests
+from flows.stages import STAGES
+from flows.stages.base import Context
+from flows.stages.execute import request_key, run_stage
+from flows.stages.import_data import summary_text
+from tests.data import rows as samples
+from tests.flows.pretend import spec_of
+
+MODEL = {"name": "tiny", "source": "random", "max_length": 400, "lora": {"rank": 4}, "device": "cpu"}
+COMMON = {"learning_rate": 1e-2, "pack_tokens": 512}
+SFT = {"name": "sft", **COMMON}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "preference": {"name": "dpo", **COMMON},
+    "ranking": {"name": "dpo", "pairs": "all", **COMMON},
+    "thumbs": {"name": "kto", **COMMON},
+}
+"""Algorithm by form; SFT for the others."""
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    context = Context.at(tmp_path_factory.mktemp("root"))
+    yield context
+    context.warm.close()
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def requests(root: Path, path: Path, algorithm: dict[str, Any] = SFT, **data: Any) -> Requests:
+    changes = {"model": MODEL, "algorithm": algorithm, "data": {"path": str(path), **data}}
+    return Requests(spec_of(root, **changes))
+
+
+def imported(context: Context, path: Path, **data: Any):
+    """Return the artifact of an import of a file, and its status."""
+    return run_stage(requests(context.cache.parent, path, **data).import_data(), context)
+
+
+def trajectories(artifact):
+    names = ("trajectories.parquet", "scores.parquet", "selection.parquet")
+    return load_scored(*(artifact.path / name for name in names))
+
+
+@pytest.mark.parametrize("form", samples.FORMS)
+def test_each_form_is_imported_and_trained_on(context, tmp_path, form):
+    path = write(tmp_path / "a.jsonl", samples.FORMS[form])
+    made = requests(context.cache.parent, path, ALGORITHMS.get(form, SFT))
+    artifact, status = run_stage(made.import_data(), context)
+    assert (status, artifact.kind) == ("ran", "dataset")
+    assert artifact.metrics["examples"] == 4
+    assert json.loads((artifact.path / "report.json").read_text())["form"] == form
+    fed = dict.fromkeys(("trajectories", "scores", "selection"), artifact)
+    checkpoint, _ = run_stage(made.train(fed, 1, start=None, reference=None), context)
+    log = [json.loads(line) for line in (checkpoint.path / "log.jsonl").read_text().splitlines()]
+    assert log
+    assert all(entry["grad_norm"] > 0 for entry in log)
+    examples_per_row = 3 if form == "ranking" else 1
+    assert checkpoint.metrics["examples"] == 4 * examples_per_row
+
+
+def test_a_reward_model_learns_from_imported_pairs(context, tmp_path):
+    path = write(tmp_path / "a.jsonl", samples.FORMS["preference"])
+    reward_model = {"scenarios": 4, "algorithm": {"name": "reward_model", "held_out": 0.25, **COMMON}}
+    spec = spec_of(context.cache.parent, model=MODEL, data={"path": str(path)}, reward_model=reward_model)
+    made = Requests(spec)
+    artifact, _ = run_stage(made.import_data(), context)
+    collection = {"trajectories": artifact, "scores": artifact}
+    model, _ = run_stage(made.train_reward([collection], start=None, member=1), context)
+    assert model.metrics["pairs"] == 3
+    assert model.metrics["heldout_pairs"] == 1
+
+
+def test_messages_without_loss_are_read_and_not_trained_on(context, tmp_path):
+    artifact, _ = imported(context, write(tmp_path / "a.jsonl", samples.FORMS["agenttraj"][:1]))
+    spec = spec_of(context.cache.parent, model=MODEL).model
+    tokenizer = load_tokenizer(folder(spec, context.cache))
+    (row,) = examples(ChatFormat(tokenizer), trajectories(artifact), 400)
+    assert "OK" in tokenizer.decode(row["input_ids"])
+    assert tokenizer.decode([row["input_ids"][target] for target in row["targets"]]) == "Action: buy[0]<|im_end|>"
+
+
+def test_the_key_is_that_of_the_content(context, tmp_path):
+    root = context.cache.parent
+    path = write(tmp_path / "a.jsonl", samples.FORMS["thumbs"])
+    artifact, _ = imported(context, path)
+    copy = tmp_path / "deep" / "b.jsonl"
+    copy.parent.mkdir()
+    again, status = imported(context, write(copy, samples.FORMS["thumbs"]))
+    assert (status, again.key) == ("cached", artifact.key)
+    assert imported(context, path, form="thumbs")[1] == "cached"
+    for changed in ({"limit": 2}, {"near_duplicates": "ignore"}, {"heldout": 0.5}, {"form": "prompt_completion"}):
+        assert request_key(requests(root, path, **changed).import_data(), context) != artifact.key
+    write(copy, samples.FORMS["thumbs"][:2])
+    assert request_key(requests(root, copy).import_data(), context) != artifact.key
+
+
+def test_a_source_that_changes_during_the_run_is_refused(context, tmp_path):
+    path = write(tmp_path / "a.jsonl", samples.FORMS["thumbs"][:3])
+    request = requests(context.cache.parent, path).import_data()
+    write(path, samples.FORMS["thumbs"][:1])
+    with pytest.raises(ResourceError, match="changed after the start of the run"):
+        run_stage(request, context)
+
+
+def test_a_mistake_names_its_key(context, tmp_path):
+    root = context.cache.parent
+    with pytest.raises(SpecError, match=r"data\.path: there is no file .*away\.jsonl"):
+        requests(root, tmp_path / "away.jsonl").import_data()
+    path = write(tmp_path / "a.jsonl", [*samples.FORMS["thumbs"], {"prompt": "", "completion": "a", "label": 1}])
+    with pytest.raises(SpecError, match=r"data\.heldout_path: there is no file"):
+        requests(root, path, heldout_path=str(tmp_path / "away.jsonl")).import_data()
+    with pytest.raises(SpecError, match=r"data\.path: empty: 1 rows have an empty prompt.*a\.jsonl:5 \("):
+        imported(context, path, on_problem="strict")
+    with pytest.raises(SpecError, match=r"data\.path: needs a value: data\.path=FILE"):
+        Requests(spec_of(root)).import_data()
+
+
+@pytest.mark.parametrize("group", [[], ["data=file"]])
+def test_the_command_line_sets_the_path_alone(group, tmp_path):
+    path = write(tmp_path / "a.jsonl", samples.FORMS["messages"])
+    spec = compose(["+experiment=smoke", *group, f"data.path={path}", "data.form=auto"])
+    assert spec.data.path == str(path)
+    assert Requests(spec).import_data().spec["data"]["form"] == "messages"
+    mapped = compose(["+experiment=smoke", f"data.path={path}", "data.columns={messages: talk}"])
+    assert mapped.data.mapped == {"messages": "talk"}
+    with pytest.raises(SpecError, match=r"data\.form: 'thumb': expected one of .*Did you mean 'thumbs'"):
+        compose(["+experiment=smoke", f"data.path={path}", "data.form=thumb"])
+    with pytest.raises(SpecError, match=r"data\.heldout_path: set together with heldout"):
+        compose(["+experiment=smoke", f"data.path={path}", "data.heldout=0.1", "data.heldout_path=b.jsonl"])
+
+
+def test_the_summary_names_rows_and_checks():
+    assert summary_text({}) == ""
+    metrics = {
+        "rows": 10.0,
+        "examples": 6.0,
+        "heldout": 1.0,
+        "dropped": 3.0,
+        "dropped/empty": 1.0,
+        "dropped/too_long": 2.0,
+    }
+    assert summary_text(metrics) == "used 6 of 10 rows, held out 1 (2 too_long, 1 empty)"
+
+
+def test_every_form_is_tested():
+    assert {*samples.FORMS, "trajectories"} == set(FORMS)
+    assert STAGES["import"].kind == "dataset"

@@ -1,0 +1,216 @@
+"""Recipes: the built-in ones by the order of their stages, and one of a user's package."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.errors import SpecError
+from components.specs import validate
+from flows.experiment.compose import compose
+from flows.experiment.flow import SHARED_KEYS
+from flows.experiment.spec import ExperimentSpec
+from flows.experiment.starting_point import StartingPoint
+from flows.planning.plan import plan
+from flows.recipes.rehearsal import rehearse
+from tests.docs.pages import ROOT, blocks
+from tests.flows.test_online_rl import WARMUP, Recorder, rounds
+
+PAGE = ROOT / "docs" / "guides" / "own_recipe.md"
+EVOL = {"_target_": "flows.recipes.agent_evol.agent_evol"}
+CURRICULUM = {"_target_": "flows.recipes.curriculum.curriculum", "levels": [1, 2, 3]}
+TICTACTOE = {"_target_": "components.environments.games.tictactoe.TicTacToe", "train": 16, "heldout": 4}
+SFT = {"algorithm": {"name": "sft"}, "filter": {"_target_": "components.filters.everything.Everything"}}
+
+
+@pytest.mark.parametrize("start", ["base", "start", "last"])
+def test_agent_evol_trains_on_all_episodes_so_far(tmp_path, start):
+    run = Recorder(tmp_path, flow={**EVOL, "evolve_from": start}, **SFT)
+    assert list(run.keys) == ["evaluate[start]", *WARMUP, *rounds(1, 2), "evaluate[final]", "deploy"]
+    inputs = run.requests["train[2]"].inputs
+    collections = {"": "sft", "+1": "1", "+2": "2"}
+    for suffix, label in collections.items():
+        assert inputs[f"trajectories{suffix}"] == run.keys[f"collect[{label}]"]
+        assert inputs[f"selection{suffix}"] == run.keys[f"filter[{label}]"]
+    expected = {"base": None, "start": run.keys["train[sft]"], "last": run.keys["train[1]"]}
+    assert inputs.get("start") == expected[start]
+    assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
+
+
+def test_a_curriculum_adds_a_level_when_a_round_reaches_the_threshold(tmp_path):
+    success = {"collect[1]": {"success": 0.8}, "collect[2]": {"success": 0.6}, "collect[3]": {"success": 0.7}}
+    run = Recorder(tmp_path, success, flow=CURRICULUM, environment=TICTACTOE, rounds=4)
+    levels = [run.requests[f"collect[{number}]"].spec["environment"]["difficulties"] for number in (1, 2, 3, 4)]
+    assert levels == [[1], [1, 2], [1, 2], [1, 2, 3]]
+    assert "difficulties" not in run.requests["evaluate[final]"].spec["environment"]
+
+
+def test_a_curriculum_needs_an_environment_with_difficulties(tmp_path):
+    with pytest.raises(SpecError, match="Shop has no difficulties"):
+        Recorder(tmp_path, flow=CURRICULUM)
+
+
+@pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"}))
+def test_a_shared_key_that_a_flow_does_not_read_is_rejected(key):
+    lines = ["none", "+none"] if key in ("feedback", "reward_model") else ["null", "+null", "+part"]
+    for line in lines:
+        sign, value = ("+" if "+" in line else ""), line.lstrip("+")
+        override = f"+{key}.part=1" if value == "part" else f"{sign}{key}={value}"
+        with pytest.raises(SpecError) as caught:
+            compose(["+experiment=smoke", "flow=agent_evol", override])
+        assert "flow=agent_evol does not read it" in str(caught.value)
+
+
+def test_an_unknown_key_of_a_recipe_is_reported_with_the_nearest():
+    with pytest.raises(SpecError, match=r"expected one of _target_, evolve_from. Did you mean 'flow.evolve_from'"):
+        compose(["+experiment=smoke", "flow=agent_evol", "flow.evolve=base"])
+
+
+# --- a recipe of a user's package -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> Path:
+    """Write the files of the page, and make their package importable."""
+    for block in blocks(PAGE):
+        if block.file:
+            path = tmp_path / "mine" / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    importlib.invalidate_caches()
+    yield tmp_path / "mine"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "goals"]:
+        del sys.modules[name]
+
+
+def composed(mine: Path, *overrides: str) -> ExperimentSpec:
+    return compose(["+experiment=until_goal", f"root={mine.parent}/runs", *overrides], config_dir=mine / "conf")
+
+
+def test_the_plan_walks_it(mine):
+    planned = plan(composed(mine))
+    labels = [stage.label for stage in planned.stages]
+    assert labels == ["evaluate[start]", *WARMUP, *rounds(1, 2), "evaluate[final]", "deploy"]
+    (trained,) = (stage for stage in planned.stages if stage.label == "train[2]")
+    assert trained.inputs["trajectories+2"] == "collect[2]"
+    assert trained.inputs["start"] == "train[sft]"
+
+
+def test_it_ends_its_rounds_where_it_wants(mine, tmp_path):
+    spec = composed(mine)
+    changes = {**spec.model_dump(mode="json", by_alias=True), "root": str(tmp_path)}
+    run = Recorder(tmp_path, {"collect[2]": {"success": 0.95}}, **changes)
+    assert "train[2]" not in run.keys
+    assert run.outcome.checkpoint.key == run.keys["train[1]"]
+    assert list(run.keys)[-2:] == ["evaluate[final]", "deploy"]
+
+
+def test_it_runs_to_its_export_and_again_from_the_cache(mine, monkeypatch, capsys):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    spec = composed(mine, "rounds=1")
+    first = run(spec)
+    assert first["stages"]["train[1]"] == "ran"
+    assert Path(first["export"]).is_dir()
+    again = run(spec)
+    assert set(again["stages"].values()) == {"cached"}
+    assert again["policy_digest"] == first["policy_digest"]
+    fork = run(composed(mine, "rounds=2", f"fork={first['run_id']}@1"))
+    assert list(fork["stages"])[:2] == ["evaluate[start]", "collect[2]"]
+
+
+BROKEN = {
+    "return None": "until_goal returned NoneType; expected the trained policy: return policy",
+    "return run.train([run.collect(run.begin())], 'x', algorithm=spec.algorithm, start=run.policy)": (
+        "trains on the episodes 1, which did not pass run.judge and run.filter; call it before train"
+    ),
+    "return run.filter(run.collect(run.begin()))": "filters the episodes 1 before they are judged",
+    "return run.train([], 'x', algorithm=spec.algorithm, start=run.begin())": "trains on no episodes",
+    "[None for round in run.rounds(run.begin())]": "does not train in round 1; call round.train in each round",
+    "return undefined": "raises NameError: name 'undefined' is not defined (flow.py, line 4)",
+    "while True: run.evaluate(run.begin(), 'x')": "called more than 10200 stages while their results are unknown",
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN.items(), ids=range(len(BROKEN)))
+def test_a_mistake_is_reported_before_the_first_stage(mine, body, message):
+    head = (
+        "from flows.recipes import recipe\n@recipe('rounds', 'warmup', 'fork')\ndef until_goal(run, spec, *, goal):\n"
+    )
+    (mine / "goals" / "flow.py").write_text(f"{head}    {body}\n")
+    spec = composed(mine)
+    with pytest.raises(SpecError) as caught:
+        rehearse(spec, StartingPoint())
+    assert message in str(caught.value)
+    assert not (mine.parent / "runs").exists()
+
+
+def test_a_function_without_the_decorator_is_refused(mine):
+    (mine / "goals" / "flow.py").write_text("def until_goal(run, spec, *, goal): ...\n")
+    with pytest.raises(SpecError, match="is not a recipe; write @recipe"):
+        composed(mine)
+
+
+def test_it_is_stored_and_read_back(mine):
+    spec = composed(mine)
+    data = json.loads(spec.model_dump_json(by_alias=True))
+    assert data["flow"] == {"_target_": "goals.flow.until_goal", "goal": 0.9}
+    assert validate(ExperimentSpec, data) == spec
+
+
+def test_only_known_keys_can_be_shared():
+    from flows.experiment.flow import recipe
+
+    with pytest.raises(ValueError, match=r"recipe\(round\): expected some of rounds, fork"):
+        recipe("round")
+
+
+# --- data of one's own ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chats(tmp_path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    rows = [[{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}] for n in range(3)]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return path
+
+
+OFFLINE = {"flow": {"_target_": "flows.recipes.offline.offline"}, "rounds": 0}
+
+
+def test_offline_training_continues_from_the_warmup_on_imported_data(tmp_path, chats):
+    run = Recorder(tmp_path, **OFFLINE, **SFT, data={"path": str(chats)})
+    assert list(run.keys) == ["evaluate[start]", *WARMUP, "import", "train[data]", "evaluate[final]", "deploy"]
+    assert run.steps["evaluate[start]"] == -1
+
+
+def test_a_warmup_trains_on_the_data_if_it_is_set(tmp_path, chats):
+    run = Recorder(tmp_path, data={"path": str(chats)})
+    assert list(run.keys)[:4] == ["evaluate[start]", "import", "train[sft]", "evaluate[sft]"]
+    assert run.requests["train[sft]"].inputs["selection"] == run.keys["import"]
+
+
+def test_offline_training_needs_data(tmp_path):
+    with pytest.raises(SpecError, match=r"data.path: needs a value: data.path=FILE, or data.dataset=NAME"):
+        Recorder(tmp_path, **OFFLINE, **SFT)
+
+
+def test_data_that_no_training_reads_is_refused(tmp_path, chats):
+    with pytest.raises(SpecError, match=r"data.path: is set, but warmup=none, and flow=online_rl"):
+        Recorder(tmp_path, data={"path": str(chats)}, warmup=None)
+
+
+def test_the_whole_of_offline_training(chats, monkeypatch):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", "filter=everything", f"data.path={chats}"]
+    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
+    result = run(compose([*lines, *limits]))
+    assert list(result["stages"]) == ["evaluate[start]", "import", "train[data]", "evaluate[final]", "deploy"]
+    assert Path(result["export"]).is_dir()

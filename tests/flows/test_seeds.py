@@ -1,0 +1,80 @@
+"""Runs of several seeds: `seeds: [0, 1]` is a sweep over the seed, with means over its points."""
+
+import json
+
+import pytest
+
+from components.errors import SpecError
+from components.evaluation.metrics import mean_interval
+from flows.experiment.compose import compose_points
+from flows.sweeps.points import Point
+from flows.sweeps.seeds import over_seeds
+
+
+def point(number, *overrides, status="finished", **result):
+    return Point(number, list(overrides), status, result=result)
+
+
+def test_each_seed_is_a_point():
+    specs, sweep = compose_points(["+experiment=smoke", "seeds=[3,5]"])
+    assert [(spec.seed, spec.seeds) for spec in specs] == [(3, None), (5, None)]
+    assert sweep.seeds == ["seeds=null", "seed=3,5"]
+
+
+def test_seeds_multiply_with_the_axes_of_a_sweep():
+    specs, _ = compose_points(["+experiment=smoke", "seeds=[0,1]", "algorithm=grpo,rloo"], multirun=True)
+    assert [(spec.algorithm.name, spec.seed) for spec in specs] == [
+        (name, seed) for name in ("grpo", "rloo") for seed in (0, 1)
+    ]
+
+
+def test_an_equal_seed_runs_once():
+    assert [spec.seed for spec in compose_points(["+experiment=smoke", "seeds=[1,1]"])[0]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["seeds=[]"], "seeds"),
+        (["seeds=[a]"], "seeds.0: 'a': expected a whole number"),
+        (["seeds=[-1]"], "seed"),
+        (["seeds=[0,1]", "seed=2"], "seeds: is set together with seed; set one of them"),
+    ],
+)
+def test_bad_seeds_are_refused(lines, message):
+    with pytest.raises(SpecError) as caught:
+        compose_points(["+experiment=smoke", *lines])
+    assert message in str(caught.value)
+
+
+def test_points_that_differ_in_their_seed_are_averaged():
+    points = [
+        point(0, "a=1", "seeds=null", "seed=0", success=0.2, gain=None),
+        point(1, "a=1", "seeds=null", "seed=1", success=0.4, gain=0.1),
+        point(2, "a=2", "seeds=null", "seed=0", success=0.9),
+        point(3, "a=2", "seeds=null", "seed=1", status="failed"),
+    ]
+    (group,) = over_seeds(points)
+    assert (group.overrides, group.seeds) == (["a=1"], [0, 1])
+    assert group.measures["success"]["mean"] == pytest.approx(0.3)
+    assert group.measures["gain"] == {"mean": 0.1, "low": None, "high": None, "n": 1}
+
+
+def test_the_interval_is_that_of_students_t():
+    interval = mean_interval([1.0, 2.0, 4.0])
+    half = 4.302652729911275 * 1.5275252316519465 / 3**0.5  # t(0.975, 2 degrees of freedom), standard deviation
+    assert interval["mean"] == pytest.approx(7 / 3)
+    assert (interval["low"], interval["high"]) == pytest.approx((7 / 3 - half, 7 / 3 + half))
+
+
+def test_stages_that_do_not_sample_run_once(tmp_path, monkeypatch, capsys):
+    from flows.run import main
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    main(["+experiment=smoke", f"root={tmp_path}", "seeds=[0,1]", "rounds=0", "warmup=none", "deploy.mode=none"])
+    first, second, means = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert first["stages"] == {"evaluate[start]": "ran"}
+    assert second["stages"] == {"evaluate[start]": "cached"}
+    assert means["seeds"][0]["seeds"] == [0, 1]
+    assert means["seeds"][0]["success"]["n"] == 2
