@@ -186,6 +186,7 @@ STAGE = Stage(
         **{f"{name}/": f"model in the format {name}, with its README.md" for name in get_args(Format)},
         "answers.json": "the policy's answers to held-out prompts",
     },
+    optional=tuple(f"{name}/" for name in get_args(Format)),
     inputs={"policy": "checkpoint", **{f"evaluation_{name}": "evaluation" for name in EVALUATIONS}},
     order=80,
 )
