@@ -2,7 +2,7 @@ r"""`python -m flows.advise`: method and command for what you have.
 
     python -m flows.advise                                              asks, on a terminal
     python -m flows.advise --environment retail                         an environment that reports success
-    python -m flows.advise --environment textworld --judge yes --success no
+    python -m flows.advise --environment movie --success no --judge yes
     python -m flows.advise --data preferences.jsonl                     a file, whose content is recognized
     python -m flows.advise --preferences 5000 --pairs --json
 
@@ -47,8 +47,9 @@ EPISODES = ("success", "sparse", "slow")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0, or 2 for a user error and if nothing can be advised."""
-    options = _parser().parse_intermixed_args(argv)
-    refuse_root_option(_parser(), argv)
+    parser = _parser()
+    refuse_root_option(parser, argv)
+    options = parser.parse_intermixed_args(argv)
     from flows.advice.advice import advise
 
     try:

@@ -62,11 +62,11 @@ def export(collections: Sequence[Collection], form: str, out: Path, *, min_rewar
         raise ResourceError(f"--out {out}: is not empty; expected a new folder")
     out.mkdir(parents=True, exist_ok=True)
     counts = ExportCounts()
-    kept = _kept(collections, counts, min_reward, whole=form == PARQUET)
+    trajectories = _selected(collections, counts, min_reward, whole=form == PARQUET)
     if form == PARQUET:
-        counts.rows = write_trajectories(out / "train.parquet", kept)
+        counts.rows = write_trajectories(out / "train.parquet", trajectories)
     else:
-        counts.rows = write_jsonl(out / "train.jsonl", _rows(kept, form))
+        counts.rows = write_jsonl(out / "train.jsonl", _rows(trajectories, form))
     if not counts.rows:
         raise ResourceError(
             f"no row of form {form} results from {counts.episodes} episodes ({counts.failed} failed, "
@@ -82,7 +82,7 @@ def _rows(trajectories: Iterable[Trajectory], form: str) -> Iterator[dict[str, A
         yield from write(list(group))
 
 
-def _kept(
+def _selected(
     collections: Sequence[Collection], counts: ExportCounts, min_reward: float | None, *, whole: bool
 ) -> Iterator[Trajectory]:
     """Yield the trajectories to export. Scenarios of several collections are separate groups."""

@@ -60,7 +60,8 @@ RULES = (
         lambda it: it.environment == "mcp" and not it.success,
         "An MCP server has tools, but neither tasks nor a success signal. A language model writes the tasks, and RULER "
         "lets a judge compare the episodes of each task, which GRPO needs only relatively.",
-        lambda it: ["algorithm=grpo", "warmup=none", *_judged(it)],
+        lambda it: ["algorithm=grpo", *_judged(it)],
+        warms_up=True,
     ),
     Rule(
         "on-policy distillation",
@@ -73,15 +74,16 @@ RULES = (
     ),
     Rule(
         "process reward + RL",
-        "an environment that reports success, with long episodes that rarely succeed",
-        lambda it: it.environment is not None and it.success and it.sparse,
+        "an environment that reports success and can continue from any turn, with long episodes that rarely succeed",
+        lambda it: it.environment is not None and it.success and it.sparse and it.restores,
         "With rare success, most groups of episodes have no signal. A process reward model learns from continuations "
         "how promising each turn is, so that every turn is rewarded.",
         lambda it: [
             "algorithm=grpo",
             "reward_model=process",
             "reward_model.continuations=2",
-            "reward_model.algorithm.heads={overall:0.0,continued:1.0}",
+            "reward_model.algorithm.heads.overall=0.0",
+            "+reward_model.algorithm.heads.continued=1.0",
         ],
         warms_up=True,
     ),

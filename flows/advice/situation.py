@@ -45,6 +45,10 @@ class Situation:
     compute: Literal["cpu", "gpu", "cluster"] = "cpu"
     data: str | None = None
     """File with the demonstrations or preferences."""
+    solves: bool = True
+    """True if the environment has solutions of its scenarios; `advise` looks it up."""
+    restores: bool = True
+    """True if the environment can continue from any point of an episode; `advise` looks it up."""
 
     @property
     def preferred(self) -> bool:
@@ -53,17 +57,17 @@ class Situation:
 
     def problems(self) -> list[Problem]:
         """Return the contradictions."""
-        found = []
+        problems = []
         for name in ("labels", "preferences"):
             if getattr(self, name) < 0:
-                found.append(Problem(f"--{name}", f"is {getattr(self, name)}; expected 0 or more"))
+                problems.append(Problem(f"--{name}", f"is {getattr(self, name)}; expected 0 or more"))
         if self.preferred and self.form is None:
-            found.append(Problem("--preferences", "have no form; expected --pairs, --thumbs or --ranked"))
+            problems.append(Problem("--preferences", "have no form; expected --pairs, --thumbs or --ranked"))
         if self.form is not None and not self.preferred:
-            found.append(Problem(f"--{self.form}", "needs the number of preferences; expected --preferences N"))
+            problems.append(Problem(f"--{self.form}", "needs the number of preferences; expected --preferences N"))
         if self.sparse and self.environment is None:
-            found.append(Problem("--sparse", "is about an environment; expected --environment NAME"))
-        return found
+            problems.append(Problem("--sparse", "is about an environment; expected --environment NAME"))
+        return problems
 
 
 def with_data(situation: dict[str, Any], path: str | None) -> dict[str, Any]:
@@ -91,13 +95,12 @@ def _first_rows(path: Path) -> tuple[list[Any], int]:
     except (OSError, UnicodeDecodeError) as error:
         raise ResourceError(f"--data: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else None
+        rows = json.loads(text) if text.lstrip().startswith("[") else []
     except ValueError as error:
         raise ResourceError(f"--data: {path} is no valid JSON: {error}") from None
-    if rows is not None:
+    if rows:
         return rows[:FIRST_ROWS], len(rows)
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    rows = []
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip(" []")]
     for number, line in lines[:FIRST_ROWS]:
         try:
             rows.append(json.loads(line))
