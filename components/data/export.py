@@ -150,7 +150,7 @@ Not set. The rows contain text of the environment and of the model: choose a lic
 ## Use
 
 ```bash
-python -m flows.run flow=offline data.path={file} data.form={import_form}
+python -m flows.run name=mine flow=offline data.path={file} data.form={import_form}
 ```
 """
 

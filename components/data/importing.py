@@ -91,7 +91,7 @@ class ImportReport:
         """Return the counts as metrics."""
         counts = {f"dropped/{name}": float(result.count) for name, result in self.checks.items() if result.count}
         own = {name: float(getattr(self, name)) for name in ("rows", "examples", "heldout", "episodes")}
-        return {**own, "dropped": float(self.dropped()), **counts}
+        return {**own, "dropped": float(self.dropped()), **counts, f"form/{self.form}": float(self.examples)}
 
 
 def resolve_form(spec: DataSpec, path: str = "data") -> str:
