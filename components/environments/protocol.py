@@ -17,6 +17,9 @@ from components.trajectories.schema import Scenario
 
 Messages = list[dict[str, Any]]
 
+TEXT_TOOL = "act"
+"""Name of the only tool of an environment whose actions are lines of free text; its argument is the action."""
+
 
 @dataclass(slots=True)
 class Step:
