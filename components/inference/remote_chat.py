@@ -18,8 +18,9 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
         "messages": [_sendable(message) for message in request.messages],
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
-        "seed": request.seed % 2**63,
     }
+    if sampling.temperature > 0:  # greedy decoding has no seed
+        body["seed"] = request.seed % 2**63
     if request.tools:
         body["tools"] = request.tools
     return body | sampling.cuts

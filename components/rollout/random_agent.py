@@ -6,7 +6,7 @@ conversation, or a number in it, so that ids that the task mentions can occur. E
 beside the tools: the text is a word of the conversation as well. Tools whose texts are programs or long sentences are
 called with such words, too, which are valid calls but rarely valid programs.
 
-An environment without tools, or whose only tool is `TEXT_TOOL`, takes free text. If it lists
+An environment without tools, or whose only tool is the `act` of `tools.TextEnvironment`, takes free text. If it lists
 no legal actions, it cannot be played at random: SpecError.
 """
 
@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.protocol import TEXT_TOOL, Environment, LegalActions, Messages
+from components.environments.protocol import ACT_TOOL, Environment, LegalActions, Messages
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.rollout.agent import AgentLoop, as_messages, ask
@@ -77,10 +77,10 @@ class RandomEngine:
 
 async def check_random(environment: Environment, scenario: Scenario) -> None:
     """Raise SpecError if the environment lists neither tools nor legal actions. scenario: any scenario of it."""
-    tools = as_tools(await ask(environment.tools))
-    if tools and [tool["function"]["name"] for tool in tools] != [TEXT_TOOL]:
-        return
     as_messages(await ask(environment.reset, scenario), "reset")
+    tools = as_tools(await ask(environment.tools))
+    if tools and [tool["function"]["name"] for tool in tools] != [ACT_TOOL]:
+        return
     if not await legal_actions(environment):
         raise SpecError(
             [

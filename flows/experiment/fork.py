@@ -14,7 +14,7 @@ from components.errors import Problem, SpecError
 from components.redaction import mask
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord, checkpoints
-from flows.stages.train import FED
+from flows.stages import STAGES
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifa
     """Return the artifacts that the checkpoint of a step was trained on, by input name."""
     recorded = {stage.key: stage.request["inputs"] for stage in run.stages}
     inputs, artifacts = recorded[key] if key in recorded else _artifact(store, run, key, step).inputs, {}
-    for name in filter(FED.fullmatch, inputs):
+    for name in [name for name in inputs if STAGES["train"].rounds_ago(name) == 0]:
         artifact = store.find(inputs[name])
         if artifact is None:
             raise _problem(

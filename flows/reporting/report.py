@@ -78,7 +78,9 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
     return EvaluationResults(titles, summaries, episodes, differences)
 
 
-def struck(execution: Execution, outcome: RunOutcome, overrides: Sequence[str], seconds: float, words: str) -> None:
+def log_stopped_report(
+    execution: Execution, outcome: RunOutcome, overrides: Sequence[str], seconds: float, words: str
+) -> None:
     """Log the report of a run that a guard stopped: the results so far and the guard's finding. words: the finding."""
     tracker = execution.tracker
     assert tracker is not None

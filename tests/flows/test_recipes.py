@@ -214,3 +214,15 @@ def test_the_whole_of_offline_training(chats, monkeypatch):
     result = run(compose([*lines, *limits]))
     assert list(result["stages"]) == ["evaluate[start]", "import", "train[data]", "evaluate[final]", "deploy"]
     assert Path(result["export"]).is_dir()
+
+
+def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_path, monkeypatch, capsys):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    lines = ["name=offline", "model=tiny", "flow=offline", "filter=everything", f"data.path={chats}"]
+    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
+    with pytest.raises(SpecError, match=r"algorithm=dpo learns nothing from this data; it needs preference pairs"):
+        run(compose([*lines, *limits, "algorithm=dpo"]))
+    with pytest.raises(SpecError, match=r"algorithm.name: grpo learns from episodes that the policy itself plays"):
+        compose([*lines, *limits, "algorithm=grpo"])

@@ -93,15 +93,13 @@ class Batch:
         """Assign slots to waiting rows, remove these from the list, and return them. A row that shares a prefix with
         another one of them waits for the next call, when that prefix is cached."""
         admitted: list[Row] = []
+        uncached_tokens = 0
         for row in list(waiting):
-            if len(self.active) == self.slots:
+            if len(self.active) == self.slots or uncached_tokens >= PREFILL_TOKENS:
                 break
-            if sum(missing(other) for other in admitted) >= PREFILL_TOKENS:
-                break
-            shared = [shared_prefix(cached, row.prompt) for cached in self._held]
-            donor = max(range(self.slots), key=lambda slot: (shared[slot], -slot))
-            prefix = min(shared[donor], len(row.prompt) - 1)  # the last token is computed for its logits
-            if any(shared_prefix(other.prompt, row.prompt) > prefix + 16 for other in admitted):
+            donor, shared = self._longest_prefix(row.prompt)
+            prefix = min(shared, len(row.prompt) - 1)  # the last token is computed for its logits
+            if any(shares_tokens(other.prompt, row.prompt, prefix + 17) for other in admitted):
                 continue
             slot = self._slot_for(donor, prefix)
             if slot != donor:
@@ -112,10 +110,19 @@ class Batch:
             self.active.append(row)
             waiting.remove(row)
             admitted.append(row)
+            uncached_tokens += missing(row)
             self.counters["prompt_tokens"] += len(row.prompt)
         for index, row in enumerate(self.active):
             row.slot = index
         return admitted
+
+    def _longest_prefix(self, prompt: list[int]) -> tuple[int, int]:
+        """Return the first slot that shares the longest prefix with the prompt, and the length of that prefix."""
+        donor, longest = 0, 0
+        for slot, cached in enumerate(self._held):
+            if shares_tokens(cached, prompt, longest + 1):
+                donor, longest = slot, shared_prefix(cached, prompt)
+        return donor, longest
 
     def _slot_for(self, donor: int, prefix: int) -> int:
         """Return the donor slot if it is parked and would be extended; else the least recently used slot."""
@@ -227,6 +234,11 @@ class Batch:
 def missing(row: Row) -> int:
     """Return the number of prompt tokens, without the last, that are not cached."""
     return len(row.prompt) - 1 - row.cached
+
+
+def shares_tokens(a: list[int], b: list[int], count: int) -> bool:
+    """Return True if the first `count` tokens are equal. The last one, which differs most often, is compared first."""
+    return min(len(a), len(b)) >= count and a[count - 1] == b[count - 1] and a[:count] == b[:count]
 
 
 def shared_prefix(a: list[int], b: list[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from components.algorithms.spec import AlgorithmSpec
 from components.data.spec import DataSpec
 from components.errors import Problem
 from flows.experiment.flow import FlowTarget
@@ -24,6 +25,16 @@ def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterato
             f"data.{source}",
             f"is set, but warmup=none, and flow={flow.name} trains on it in the warmup only; expected warmup=sft, or "
             "flow=offline",
+        )
+
+
+def offline_algorithm(algorithm: AlgorithmSpec, flow: FlowTarget) -> Iterator[Problem]:
+    """Check that the algorithm of the recipe `offline` can learn from data that the policy did not sample."""
+    if flow.is_built_in and flow.name == OFFLINE and not algorithm.feedback_kinds:
+        yield Problem(
+            "algorithm.name",
+            f"{algorithm.name} learns from episodes that the policy itself plays; with flow=offline, expected sft, "
+            "dpo, ipo, orpo or kto",
         )
 
 
