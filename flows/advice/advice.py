@@ -86,6 +86,8 @@ def _named(rule: MethodRule, situation: Situation) -> list[str]:
             lines.append(f"data.path={situation.data or FILE}")
         elif not rule.warms_up or not situation.solves or situation.environment in ("mcp", "dataset"):
             lines.append("warmup=none")
+    if any(line.startswith("+experiment=") for line in lines):
+        return lines
     return [f"name={'-'.join(re.findall('[a-z]+', rule.method.lower()))}", *lines]
 
 

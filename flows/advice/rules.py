@@ -48,9 +48,9 @@ def _judged(situation: Situation) -> list[str]:
     return ["reward=ruler", "judge_model@reward.model=litellm", f"reward.model.model={situation.judge or JUDGE}"]
 
 
-def _offline(algorithm: str) -> Callable[[Situation], list[str]]:
+def _offline(experiment: str) -> Callable[[Situation], list[str]]:
     """Return the overrides of training on the user's file."""
-    return lambda situation: ["flow=offline", f"algorithm={algorithm}", f"data.path={situation.data or FILE}"]
+    return lambda situation: [f"+experiment={experiment}", f"data.path={situation.data or FILE}"]
 
 
 RULES = (

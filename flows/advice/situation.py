@@ -1,4 +1,4 @@
-"""What a user has to train on and with, and the questions about it."""
+"""Situation of a user: data, environment, judge and machines to train with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JUDGE = "openai/gpt-5-mini"
 
 @dataclass(frozen=True)
 class Situation:
-    """What a user has."""
+    """Data, environment, judge and machines that a user has."""
 
     labels: int = 0
     """Number of demonstrations: conversations or answers to imitate."""

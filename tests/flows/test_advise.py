@@ -155,7 +155,7 @@ def test_a_file_becomes_part_of_the_command(tmp_path, capsys):
     pairs.write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 40)
     code, out, _ = run(capsys, "--data", str(pairs), "--json")
     assert code == 0
-    expected = f"python -m flows.run name=dpo flow=offline algorithm=dpo data.path={pairs}"
+    expected = f"python -m flows.run +experiment=dpo data.path={pairs}"
     assert (json.loads(out)["method"], json.loads(out)["command"]) == ("DPO", expected)
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(200)))
