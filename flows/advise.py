@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NO = ("no", "none", "")
 QUESTIONS = {
-    "data": ("File with demonstrations or preferences (none)", str),
+    "data": ("File with demonstrations, preferences, or questions and answers (none)", str),
     "labels": ("Number of demonstrations (0)", int),
     "preferences": ("Number of preferences (0)", int),
     "form": ("Their form: pairs, thumbs or ranked", str),
@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--teacher", metavar="MODEL", help="larger model to learn from: name on the hub, or folder")
     parser.add_argument("--compute", choices=["cpu", "gpu", "cluster"], help="machines (default: cpu)")
     parser.add_argument("--tight", choices=["yes", "no"], help="whether the model hardly fits the GPU memory")
-    parser.add_argument("--data", metavar="FILE", help="file with demonstrations or preferences: JSON lines or a list")
+    parser.add_argument(
+        "--data", metavar="FILE", help="file with demonstrations, preferences, or questions and answers"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object: method, reason, command")
     return parser
 
@@ -103,12 +105,12 @@ def _situation(options: argparse.Namespace) -> Any:
         if not sys.stdin.isatty():
             raise SpecError([Problem("flows.advise", "got no option, and asks on a terminal only; see --help")])
         answers = _ask()
-    environment = answers.get("environment")
-    answers["environment"] = None if environment in (None, *NO) else environment
+    if answers.get("environment") in NO:
+        answers["environment"] = None
     for name in ("success", "sparse", "slow", "tight"):
         if name in answers:
             answers[name] = answers[name] == "yes"
-    answers.setdefault("success", answers["environment"] != "mcp")
+    answers.setdefault("success", answers.get("environment") != "mcp")
     judge = answers.get("judge")
     if judge is not None:
         if judge not in ("yes", *NO) and "/" not in judge:

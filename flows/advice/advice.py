@@ -13,7 +13,7 @@ from typing import Any
 
 from components.errors import Problem, SpecError
 from flows.advice.generated_tasks import GENERATED, SERVER, TASKS, with_generated_tasks
-from flows.advice.rules import ADDITIONS, FEW, RULES, Rule
+from flows.advice.rules import ADDITIONS, FEW, FILE, RULES, MethodRule
 from flows.advice.situation import Situation
 
 
@@ -76,16 +76,28 @@ def _looked_up(situation: Situation, config_dir: str | None) -> Situation:
     return replace(situation, solves="solve" in methods, restores={"save", "restore"} <= set(methods))
 
 
-def _named(rule: Rule, situation: Situation) -> list[str]:
+def _named(rule: MethodRule, situation: Situation) -> list[str]:
     """Return the overrides of a rule with the name of the experiment, the environment and the warmup."""
     lines = list(rule.overrides(situation))
     if situation.environment is not None:
         lines = [f"environment={situation.environment}", *lines]
-        if not rule.warms_up or not situation.solves or situation.environment == "mcp":
+        lines += _tasks(situation)
+        if rule.warms_up and situation.labels:
+            lines.append(f"data.path={situation.data or FILE}")
+        elif not rule.warms_up or not situation.solves or situation.environment in ("mcp", "dataset"):
             lines.append("warmup=none")
-    if not any(line.startswith("+experiment=") for line in lines):
-        lines = [f"name={'-'.join(re.findall('[a-z]+', rule.method.lower()))}", *lines]
-    return lines
+    if any(line.startswith("+experiment=") for line in lines):
+        return lines
+    return [f"name={'-'.join(re.findall('[a-z]+', rule.method.lower()))}", *lines]
+
+
+def _tasks(situation: Situation) -> list[str]:
+    """Return the overrides of `environment=dataset`: its file and its columns."""
+    if situation.columns is None:
+        return []
+    prompt, answer = situation.columns
+    path = f"environment.path={situation.data}"
+    return [path, f"environment.prompt={prompt}", f"environment.answer={answer}"]
 
 
 def _check(lines: Sequence[str], config_dir: str | None) -> None:
@@ -131,11 +143,15 @@ def _nothing_to_learn_from(situation: Situation) -> Problem:
     )
 
 
-def _notes(situation: Situation, rule: Rule, lines: Sequence[str]) -> list[str]:
+def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list[str]:
     """Return what the user still has to do or to know."""
     notes = []
-    if not rule.rounds and situation.data is None:
-        notes.append("give your file as --data FILE to have its content checked")
+    if f"data.path={FILE}" in lines:
+        notes.append(f"replace {FILE} by your data, or give it as --data FILE to have its content recognized")
+    if not rule.rounds and situation.environment is None:
+        notes.append("set environment=NAME to one that tests what you train for; the evaluations play it")
+    if rule.method == "reward model + PPO":
+        notes.append("its reward model learns from the reward of new episodes; your preferences themselves train DPO")
     amounts = {"demonstrations": situation.labels, "preferences": situation.preferences}
     for name, amount in amounts.items():
         if 0 < amount < FEW and not rule.rounds:
@@ -144,8 +160,6 @@ def _notes(situation: Situation, rule: Rule, lines: Sequence[str]) -> list[str]:
         notes.append("replace s3://BUCKET/PREFIX by a store that all machines reach")
     if situation.judge is not None and any(line.startswith("judge_model@") for line in lines):
         notes.append("measure the judge before you train on it: python -m flows.calibrate with the same overrides")
-    if rule.rounds and situation.labels:
-        notes.append("train on your demonstrations first (--labels alone), and start from that run with fork=RUN")
     if rule.warms_up and "warmup=none" in lines:
         notes.append("the environment has no solver for a warmup; warmup=teacher imitates a larger model's episodes")
     if SERVER in lines:

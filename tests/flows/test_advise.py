@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.errors import EspalierError, ResourceError, SpecError
+from components.errors import EspalierError, SpecError
 from flows import advise as command
 from flows.advice.advice import advise
 from flows.advice.rules import ADDITIONS, RULES
@@ -25,7 +25,7 @@ SITUATIONS = {
     "SFT + GRPO": Situation(environment="retail"),
     "reward model + PPO": Situation(environment="shop", success=False, preferences=500, form="ranked"),
     "RULER + GRPO": Situation(environment="shop", success=False, judge="openai/gpt-5-mini"),
-    "ranking": Situation(preferences=500, form="ranked"),
+    "DPO on rankings": Situation(preferences=500, form="ranked"),
     "DPO": Situation(preferences=500, form="pairs"),
     "KTO": Situation(preferences=500, form="thumbs"),
     "SFT": Situation(labels=500),
@@ -137,27 +137,44 @@ def test_an_mcp_server_gets_its_tasks_first(capsys):
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ('{"chosen": "a", "rejected": "b"}\n{"chosen": "a", "rejected": "b"}\n', {"preferences": 2, "form": "pairs"}),
-        ('{"prompt": "a", "completion": "b", "label": true}\n', {"preferences": 1, "form": "thumbs"}),
-        ('[{"prompt": "a", "ranking": ["b", "c"]}]', {"preferences": 1, "form": "ranked"}),
-        ('{"messages": []}\n\n{"prompt": "a", "completion": "b"}\n', {"labels": 2}),
+        ('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 2, {"preferences": 2, "form": "pairs"}),
+        ('{"prompt": "q", "completion": "b", "label": true}\n', {"preferences": 1, "form": "thumbs"}),
+        ('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n', {"labels": 1}),
+        ('{"question": "q", "answer": "a"}\n', {"environment": "dataset", "columns": ("question", "answer")}),
     ],
 )
 def test_the_content_of_a_file_is_recognized(tmp_path, rows, expected):
     path = tmp_path / "data.jsonl"
     path.write_text(rows)
     assert with_data({}, str(path)) == {**expected, "data": str(path)}
+    assert with_data({"labels": 7, "compute": "gpu"}, str(path))["labels"] == 7
+
+
+def test_a_file_becomes_part_of_the_command(tmp_path, capsys):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 40)
+    code, out, _ = run(capsys, "--data", str(pairs), "--json")
+    assert code == 0
+    expected = f"python -m flows.run +experiment=dpo data.path={pairs}"
+    assert (json.loads(out)["method"], json.loads(out)["command"]) == ("DPO", expected)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(200)))
+    code, out, err = run(capsys, "--data", str(questions), "--json")
+    assert code == 0, err
+    assert f"environment=dataset algorithm=grpo environment.path={questions}" in json.loads(out)["command"]
+    shown = tmp_path / "shown.jsonl"
+    shown.write_text('{"prompt": "q", "completion": "a"}\n' * 40)
+    code, out, err = run(capsys, "--data", str(shown), "--environment", "retail", "--json")
+    assert code == 0, err
+    assert json.loads(out)["command"].endswith(f"environment=retail algorithm=grpo data.path={shown}")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"chosen": 1}\n', "its first rows have chosen; expected messages"),
-        ('{"messages": []}\n{"broken\n', "line 2 is no valid JSON"),
-        ("[1, 2", "is no valid JSON"),
-        ("", "has no row"),
-        ("[]", "has no row"),
-        ("[1]", "no object"),
+        ('{"chosen": 1}\n', "no form fits the columns chosen"),
+        ("", "no rows"),
+        ("[1, 2", "no rows"),
     ],
 )
 def test_a_file_without_known_rows_is_refused(tmp_path, capsys, text, message):
@@ -165,9 +182,10 @@ def test_a_file_without_known_rows_is_refused(tmp_path, capsys, text, message):
     path.write_text(text)
     with pytest.raises(EspalierError, match=re.escape(message)):
         with_data({}, str(path))
-    assert run(capsys, "--data", str(path))[0] == 2
-    with pytest.raises(ResourceError, match="cannot read"):
-        with_data({}, str(tmp_path / "missing"))
+    code, _, err = run(capsys, "--data", str(path))
+    assert code == 2
+    assert message in err
+    assert run(capsys, "--data", str(tmp_path / "missing.jsonl"))[0] == 2
 
 
 @pytest.mark.parametrize(
