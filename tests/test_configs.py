@@ -90,6 +90,7 @@ NEEDED = {
     "together": ["deploy.target.source=owner/name", "deploy.target.hardware=id"],
     "best": ["algorithm=sft"],
     "agent_evol": ["algorithm=sft"],
+    "offline": ["algorithm=sft", "filter=everything"],
     **{name: ["environment=calculator"] for name in ("exact", "numeric", "choice", "math")},
     "code_tests": ["environment=python_tool", "reward.tests=outcome.tests"],
     "pattern": [r"reward.pattern=\d+"],
