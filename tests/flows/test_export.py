@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 from tests.data import rows as samples
+from tests.deployment.test_hub import TOKEN, FakeHub
 from tests.flows.pretend import spec_of
 from tests.flows.test_import import MODEL, write
 
@@ -199,6 +201,40 @@ def test_mistakes_are_reported(judged, tmp_path, capsys):
     ):
         assert main([*arguments, *common]) == 2
         assert message in capsys.readouterr().err
+
+
+class DatasetHub(FakeHub):
+    """Hub with one dataset repository. created: body of the request that created it."""
+
+    created: dict[str, Any] = {}
+
+    def answer(self, method: str, path: str, content: bytes, headers: Any) -> tuple[int, Any]:
+        if path == "/api/repos/create":
+            self.created = json.loads(content)
+        return super().answer(method, path.replace("/api/datasets/", "/api/models/"), content, headers)
+
+
+@pytest.fixture
+def dataset_hub(monkeypatch):
+    hub = DatasetHub()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own uploads
+def test_a_push_uploads_rows_and_card_to_a_private_dataset(judged, dataset_hub, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--form", "thumbs", "--out", str(out), "--push", "me/shop", "--json", f"root={judged}"]
+    assert main(["latest", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["url"] == f"{dataset_hub.url}/datasets/me/shop"
+    assert dataset_hub.created["type"] == "dataset"
+    assert dataset_hub.created["visibility"] == "private"
+    uploaded = dataset_hub.branches["main"]
+    assert uploaded == {name: (out / name).read_bytes() for name in ("README.md", "train.jsonl")}
 
 
 def test_a_push_that_the_hub_refuses_is_reported(judged, tmp_path, capsys, monkeypatch):

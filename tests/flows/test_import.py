@@ -13,7 +13,7 @@ from components.data.forms import FORMS
 from components.errors import ResourceError, SpecError
 from components.models.weights import folder, load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.store import load_scored
+from components.trajectories.store import load_scored, read_trajectories
 from flows.experiment.compose import compose
 from flows.experiment.requests import Requests
 from flows.stages import STAGES
@@ -21,6 +21,7 @@ from flows.stages.base import Context
 from flows.stages.execute import request_key, run_stage
 from flows.stages.import_data import summary_text
 from tests.data import rows as samples
+from tests.flows.declarations import check_artifact
 from tests.flows.pretend import spec_of
 
 MODEL = {"name": "tiny", "source": "random", "max_length": 400, "lora": {"rank": 4}, "device": "cpu"}
@@ -68,6 +69,7 @@ def test_each_form_is_imported_and_trained_on(context, tmp_path, form):
     artifact, status = run_stage(made.import_data(), context)
     assert (status, artifact.kind) == ("ran", "dataset")
     assert artifact.metrics["examples"] == 4
+    assert check_artifact(artifact.path) == "import"
     assert json.loads((artifact.path / "report.json").read_text())["form"] == form
     fed = dict.fromkeys(("trajectories", "scores", "selection"), artifact)
     checkpoint, _ = run_stage(made.train(fed, 1, start=None, reference=None), context)
@@ -97,6 +99,14 @@ def test_messages_without_loss_are_read_and_not_trained_on(context, tmp_path):
     (row,) = examples(ChatFormat(tokenizer), trajectories(artifact), 400)
     assert "OK" in tokenizer.decode(row["input_ids"])
     assert tokenizer.decode([row["input_ids"][target] for target in row["targets"]]) == "Action: buy[0]<|im_end|>"
+
+
+def test_held_out_rows_are_in_a_folder_of_their_own(context, tmp_path):
+    artifact, _ = imported(context, write(tmp_path / "a.jsonl", samples.FORMS["thumbs"]), heldout=0.5)
+    assert check_artifact(artifact.path) == "import"
+    held = {trajectory.id for trajectory in read_trajectories(artifact.path / "heldout" / "trajectories.parquet")}
+    assert len(held) == artifact.metrics["heldout"] > 0
+    assert len(trajectories(artifact)) == artifact.metrics["examples"] == 4 - len(held)
 
 
 def test_the_key_is_that_of_the_content(context, tmp_path):
