@@ -43,7 +43,7 @@ EMPTY_ANSWERS = 3
 AGAIN = {408, 409, 425, 429, *range(500, 600)}
 """HTTP statuses that are retried."""
 JSON = "application/json"
-SHOWN = 300
+MAX_QUOTED = 300
 """Characters of a server's message that are quoted."""
 CONNECT = 10.0
 """Connection timeout in seconds."""
@@ -78,18 +78,18 @@ class Reply(NamedTuple):
         try:
             body = orjson.loads(self.content)
         except ValueError:
-            raise FailedAttempt(f"the response is not JSON: {self.text[:SHOWN]!r}", empty=True) from None
+            raise FailedAttempt(f"the response is not JSON: {self.text[:MAX_QUOTED]!r}", empty=True) from None
         if not isinstance(body, dict):
-            raise FailedAttempt(f"the response is not a JSON object: {self.text[:SHOWN]!r}", empty=True)
+            raise FailedAttempt(f"the response is not a JSON object: {self.text[:MAX_QUOTED]!r}", empty=True)
         return body
 
     def error(self) -> tuple[str, str]:
         """Return code and message of OpenAI's error object; without one, an empty code and the response text."""
         try:
             error = orjson.loads(self.content)["error"]
-            return str(error.get("code") or ""), str(error.get("message") or "")[:SHOWN]
+            return str(error.get("code") or ""), str(error.get("message") or "")[:MAX_QUOTED]
         except (ValueError, KeyError, TypeError, AttributeError):
-            return "", self.text[:SHOWN] or self.reason
+            return "", self.text[:MAX_QUOTED] or self.reason
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class ClientTimeouts:
 async def patiently(
     once: Callable[[], Awaitable[Answer]],
     patience: ClientTimeouts,
-    away: Callable[[FailedAttempt], object] = lambda error: None,
+    on_retry: Callable[[FailedAttempt], object] = lambda error: None,
 ) -> Answer:
     """Return the result of `once`, which is retried while it raises FailedAttempt.
 
-    `away` is called with each failure that is followed by a retry. Raises the last one, with the number of attempts
+    `on_retry` is called with each failure that is followed by a retry. Raises the last one, with the number of attempts
     or the seconds of retrying."""
     backoff = Backoff(patience.retry_for)
     empty = 0
@@ -127,7 +127,7 @@ async def patiently(
                 raise FailedAttempt(
                     f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)"
                 ) from None
-            away(error)
+            on_retry(error)
         await asyncio.sleep(pause)
 
 

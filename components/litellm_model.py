@@ -12,7 +12,7 @@ from typing import Any
 
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import ResourceError
-from components.json_client import AGAIN, SHOWN, FailedAttempt, asked_to_wait
+from components.json_client import AGAIN, MAX_QUOTED, FailedAttempt, asked_to_wait
 from components.litellm_import import completion, litellm
 from components.redaction import MASK, dereference, is_secret, secret_variable
 
@@ -101,7 +101,7 @@ class LiteLLMModel:
 
     def masked(self, error: object, key: str | None) -> str:
         """Return the error's text with keys masked, in case the provider repeats one."""
-        text = str(error).removeprefix("litellm.")[:SHOWN]
+        text = str(error).removeprefix("litellm.")[:MAX_QUOTED]
         for name, value in os.environ.items():
             if len(value) >= SHORTEST_KEY and is_secret(name):
                 text = text.replace(value, MASK)

@@ -33,7 +33,9 @@ def table() -> str:
 
 
 def _row(stage: Stage) -> str:
-    files = "; ".join(f"`{name}`: {text}" for name, text in stage.files.items())
+    files = "; ".join(
+        f"`{name}`{' (not always)' if name in stage.optional else ''}: {text}" for name, text in stage.files.items()
+    )
     return f"| {stage.name} | {_inputs(stage.inputs)} | {stage.kind.replace('_', ' ')} | {files} |"
 
 

@@ -2,7 +2,7 @@ r"""`python -m flows.advise`: method and command for what you have.
 
     python -m flows.advise                                              asks, on a terminal
     python -m flows.advise --environment retail                         an environment that reports success
-    python -m flows.advise --environment textworld --judge yes --success no
+    python -m flows.advise --environment movie --success no --judge yes
     python -m flows.advise --data preferences.jsonl                     a file, whose content is recognized
     python -m flows.advise --preferences 5000 --pairs --json
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NO = ("no", "none", "")
 QUESTIONS = {
-    "data": ("File with demonstrations or preferences (none)", str),
+    "data": ("File with demonstrations, preferences, or questions and answers (none)", str),
     "labels": ("Number of demonstrations (0)", int),
     "preferences": ("Number of preferences (0)", int),
     "form": ("Their form: pairs, thumbs or ranked", str),
@@ -47,8 +47,9 @@ EPISODES = ("success", "sparse", "slow")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0, or 2 for a user error and if nothing can be advised."""
-    options = _parser().parse_intermixed_args(argv)
-    refuse_root_option(_parser(), argv)
+    parser = _parser()
+    refuse_root_option(parser, argv)
+    options = parser.parse_intermixed_args(argv)
     from flows.advice.advice import advise
 
     try:
@@ -87,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--teacher", metavar="MODEL", help="larger model to learn from: name on the hub, or folder")
     parser.add_argument("--compute", choices=["cpu", "gpu", "cluster"], help="machines (default: cpu)")
     parser.add_argument("--tight", choices=["yes", "no"], help="whether the model hardly fits the GPU memory")
-    parser.add_argument("--data", metavar="FILE", help="file with demonstrations or preferences: JSON lines or a list")
+    parser.add_argument(
+        "--data", metavar="FILE", help="file with demonstrations, preferences, or questions and answers"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object: method, reason, command")
     return parser
 
@@ -102,12 +105,12 @@ def _situation(options: argparse.Namespace) -> Any:
         if not sys.stdin.isatty():
             raise SpecError([Problem("flows.advise", "got no option, and asks on a terminal only; see --help")])
         answers = _ask()
-    environment = answers.get("environment")
-    answers["environment"] = None if environment in (None, *NO) else environment
+    if answers.get("environment") in NO:
+        answers["environment"] = None
     for name in ("success", "sparse", "slow", "tight"):
         if name in answers:
             answers[name] = answers[name] == "yes"
-    answers.setdefault("success", answers["environment"] != "mcp")
+    answers.setdefault("success", answers.get("environment") != "mcp")
     judge = answers.get("judge")
     if judge is not None:
         if judge not in ("yes", *NO) and "/" not in judge:

@@ -53,7 +53,7 @@ class DeletableEntry:
     """File or folder that can be deleted."""
 
     path: str
-    what: str
+    kind: str
     """Kind of the artifact, or of other data."""
     why: str
     bytes: int
@@ -81,13 +81,13 @@ class Cleaner:
         self.artifacts = {artifact.key: artifact for artifact in self._artifacts()}
         self.needed_by = self._needed_by()
 
-    def waste(self, *, intermediate: bool = False, answers: bool = False) -> list[DeletableEntry]:
+    def deletable(self, *, intermediate: bool = False, answers: bool = False) -> list[DeletableEntry]:
         """Return everything that can be deleted, largest first. Raises ResourceError if `answers` is set while a run is
         running."""
-        waste = [*self._unneeded(), *self._debris()]
-        waste += [*self._intermediate()] if intermediate else []
-        waste += [*self._answers()] if answers else []
-        return sorted(waste, key=lambda item: (-item.bytes, item.path))
+        deletable = [*self._unneeded(), *self._debris()]
+        deletable += [*self._intermediate()] if intermediate else []
+        deletable += [*self._answers()] if answers else []
+        return sorted(deletable, key=lambda item: (-item.bytes, item.path))
 
     def named(self, key: str) -> DeletableEntry:
         """Return the artifact with this key or key prefix. Raises ResourceError if there is none, the prefix is
@@ -112,23 +112,23 @@ class Cleaner:
                     f"{artifact.kind} {artifact.key[:12]} is retained: {holder.why}. To delete it anyway: "
                     "--forget-champion"
                 )
-        return _waste(artifact, "named")
+        return _entry(artifact, "named")
 
     def retained(self) -> list[DeletableEntry]:
         """Return artifacts that no run needs, but a version or a deployment points to."""
         unneeded = [artifact for artifact in self.artifacts.values() if artifact.key not in self.needed_by]
         holders = self.retention.retained if unneeded else {}
-        return [_waste(artifact, holders[artifact.key].why) for artifact in unneeded if artifact.key in holders]
+        return [_entry(artifact, holders[artifact.key].why) for artifact in unneeded if artifact.key in holders]
 
-    def delete(self, waste: Iterable[DeletableEntry]) -> list[DeletableEntry]:
+    def delete(self, deletable: Iterable[DeletableEntry]) -> list[DeletableEntry]:
         """Delete files and return those deleted; files that a live process has locked since are skipped.
 
         Raises ResourceError, before anything is deleted, if MLflow refuses or a server has an export loaded.
         """
-        waste, deleted = list(waste), []
-        if waste or self.forgotten:  # before any file is deleted: no version may point to a missing artifact
-            self.retention.forget(self.retention.holders_of(_keys(waste)))
-        for item in waste:
+        deletable, deleted = list(deletable), []
+        if deletable or self.forgotten:  # before any file is deleted: no version may point to a missing artifact
+            self.retention.forget(self.retention.holders_of(_keys(deletable)))
+        for item in deletable:
             path = Path(item.path)
             with _unused(self.store, path.name) as free:
                 if not free:
@@ -178,7 +178,7 @@ class Cleaner:
         for artifact in unneeded:
             new = artifact.path.stat().st_mtime >= oldest_start  # a live run may be about to record it
             if artifact.key not in retained and not new:
-                yield _waste(artifact, "no run needs it")
+                yield _entry(artifact, "no run needs it")
 
     def _debris(self) -> Iterator[DeletableEntry]:
         for path in self.store.root.glob("*.damaged-*"):
@@ -212,7 +212,7 @@ class Cleaner:
                 artifact = self.artifacts.get(stage.key)
                 if stage.kind == "checkpoint" and artifact is not None and artifact.key not in excluded:
                     excluded.add(artifact.key)  # list it once, even if several runs share it
-                    yield _waste(artifact, f"{stage.label} of run {run.short}: neither its latest nor its best")
+                    yield _entry(artifact, f"{stage.label} of run {run.short}: neither its latest nor its best")
 
 
 def _worth_keeping(run: RunRecord, artifacts: dict[str, Artifact]) -> set[str]:
@@ -280,13 +280,13 @@ class _unused:
             self._file.close()
 
 
-def _waste(artifact: Artifact, why: str) -> DeletableEntry:
+def _entry(artifact: Artifact, why: str) -> DeletableEntry:
     return DeletableEntry(str(artifact.path), artifact.kind, why, artifact.size)
 
 
-def _keys(waste: Iterable[DeletableEntry]) -> set[str]:
+def _keys(deletable: Iterable[DeletableEntry]) -> set[str]:
     """Return the names of folders in the store."""
-    return {Path(item.path).name for item in waste}
+    return {Path(item.path).name for item in deletable}
 
 
 def _size(path: Path) -> int:
@@ -324,25 +324,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ResourceError(f"root={options.root}: no artifacts there; expected the folder of your runs, root=DIR")
         cleaner = Cleaner(options.root, options.forget, give_up=options.forget_champion)
         if options.keys:
-            waste = [cleaner.named(key) for key in options.keys]
+            deletable = [cleaner.named(key) for key in options.keys]
         else:
-            waste = cleaner.waste(intermediate=options.intermediate, answers=options.answers)
+            deletable = cleaner.deletable(intermediate=options.intermediate, answers=options.answers)
         retained = [] if options.keys else cleaner.retained()
-        dropped = cleaner.retention.holders_of(_keys(waste)) if waste else []
+        dropped = cleaner.retention.holders_of(_keys(deletable)) if deletable else []
         runs = [run for run, _ in cleaner.retention.unregistered_runs(dropped)] if cleaner.forgotten else []
-        deleted = cleaner.delete(waste) if options.delete else []
+        deleted = cleaner.delete(deletable) if options.delete else []
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        listed = {"waste": [asdict(item) for item in (deleted or waste)], "kept": [asdict(item) for item in retained]}
+        listed = {
+            "deletable": [asdict(item) for item in (deleted or deletable)],
+            "retained": [asdict(item) for item in retained],
+        }
         print(json.dumps({"deleted": options.delete, **listed}))
         return 0
-    for item in waste:
-        print(f"{item.bytes / 1e6:10.1f} MB  {item.what}  {Path(item.path).name[:20]}  {item.why}")
-    total = sum(item.bytes for item in waste) / 1e6
+    for item in deletable:
+        print(f"{item.bytes / 1e6:10.1f} MB  {item.kind}  {Path(item.path).name[:20]}  {item.why}")
+    total = sum(item.bytes for item in deletable) / 1e6
     for item in retained:
-        print(f"{item.what} {Path(item.path).name[:20]} is retained: {item.why}")
+        print(f"{item.kind} {Path(item.path).name[:20]} is retained: {item.why}")
     if retained:
         print("to delete retained artifacts, add --forget-champion to --forget RUN or KEY")
     records = "".join(f", and the record of run {run.short}" for run in cleaner.forgotten)
@@ -354,12 +357,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if holder.version is not None:
             print(f"{holder.title} is deleted in MLflow's registry")
     if options.delete:
-        skipped = len(waste) - len(deleted)
+        skipped = len(deletable) - len(deleted)
         busy = f"; skipped {skipped} in use by a live process" if skipped else ""
         size = sum(item.bytes for item in deleted) / 1e6
-        print(f"deleted {len(deleted)} of {len(waste)}, {size:.1f} MB{records}{busy}")
+        print(f"deleted {len(deleted)} of {len(deletable)}, {size:.1f} MB{records}{busy}")
     else:
-        print(f"{len(waste)} can be deleted, {total:.1f} MB{records}; nothing is deleted without --delete")
+        print(f"{len(deletable)} can be deleted, {total:.1f} MB{records}; nothing is deleted without --delete")
     return 0
 
 

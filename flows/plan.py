@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from components.errors import EspalierError, ResourceError, SpecError
@@ -82,13 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:
-        planned = plan(check(overrides, config_dir=options.config_dir, named=True)[0])
+        specs = check(overrides, config_dir=options.config_dir, named=True)
+        planned = plan(specs[0])
     except (SpecError, ResourceError) as error:
         print(error, file=sys.stderr)
         return 2
     except EspalierError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    if len(specs) > 1:
+        seeds = ", ".join(str(spec.seed) for spec in specs)
+        note = f"this is the plan of seed {specs[0].seed}; the command runs the seeds {seeds}, and stages that do not "
+        planned = replace(planned, notes=[*planned.notes, f"{note}sample are computed once"])
     print(json.dumps(planned.to_json()) if options.json else show(planned), end="\n" if options.json else "")
     return 0
 

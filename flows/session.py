@@ -158,7 +158,7 @@ def run(
             try:
                 recipe_run.execute()
             except GuardTriggered as guard:
-                report.struck(execution, outcome, overrides, time.monotonic() - start, str(guard))
+                report.log_stopped_report(execution, outcome, overrides, time.monotonic() - start, str(guard))
                 raise
             released, error = registration.register(execution, outcome)
             if error is not None:

@@ -29,7 +29,7 @@ def loaded(code: str) -> set[str]:
 
 
 def test_imports_go_one_way():
-    """The contracts are in pyproject.toml: flows import components, components through protocols and specs."""
+    """The contracts are in pyproject.toml: flows → components; inside components through schema, protocols, specs."""
     output = python("from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))")
     assert "0 broken" in output
 

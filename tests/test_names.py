@@ -30,7 +30,6 @@ STORED = {
     ("components/evaluation/report.py", "kept"),  # the report's figures of a selection
     ("components/sandbox/cells.py", "kept"),
     ("components/sandbox/remote.py", "given"),
-    ("flows/clean.py", "what"),
 }
 """Names that stored data, configuration or protocols share."""
 

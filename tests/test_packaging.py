@@ -172,26 +172,6 @@ def test_uv_reads_pips_files_too(tmp_path):
     assert done.stdout.strip() == "/wheels,/more"
 
 
-# Imports
-
-
-def test_imports_go_one_way():
-    """flows → components; inside components through schema, protocols and specs only (pyproject.toml)."""
-    command = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([command, "--no-logo"], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout
-
-
-def test_sky_is_skypilot_and_no_folder_of_ours():
-    """A package named sky in the repository would shadow SkyPilot for commands that run from its root."""
-    code = "import importlib.util; print(importlib.util.find_spec('sky').origin)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
-    )
-    assert "site-packages" in done.stdout
-    assert not list((ROOT / "sky").rglob("*.py"))
-
-
 # Documents
 
 

@@ -28,7 +28,7 @@ def test_pauses_double_up_to_a_limit_and_vary(clock):
 
 def test_a_delay_that_the_server_asks_for_is_at_least_kept(clock):
     for _ in range(20):
-        pause = Backoff(1000).pause(asked=7.0)
+        pause = Backoff(1000).pause(retry_after=7.0)
         assert pause is not None
         assert 7.0 <= pause <= 8.75
 
@@ -44,5 +44,5 @@ def test_the_time_counts_from_the_first_failure(clock):
 
 
 def test_no_pause_ends_after_the_time(clock):
-    assert Backoff(5.0).pause(asked=5.1) is None
+    assert Backoff(5.0).pause(retry_after=5.1) is None
     assert Backoff(0.0).pause() is None

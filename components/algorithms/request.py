@@ -32,6 +32,9 @@ class TrainingRequest:
     on_step: Callable[[dict[str, float]], None]
     """Function that is called after each gradient step with its metrics, and at the start for the steps that an
     interrupted run with the same `scratch` took; in distributed training in all processes."""
+    on_total: Callable[[int], None] = lambda total: None
+    """Function that receives the number of gradient steps, including those of an interrupted run, before the first one
+    of this run."""
     start: Path | None = None
     """Checkpoint to train from; None: the base model."""
     save_every: float = 30.0

@@ -70,8 +70,8 @@ class RoundFacts:
 class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
     """Base of the algorithms that train a policy.
 
-    A subclass declares its settings as fields, `name` among them, and defines `build` and `max_steps`. It overrides
-    those of the other members that do not hold for it.
+    A subclass declares its settings as fields, `name` among them, and defines `build`. It overrides those of the
+    other members that do not hold for it.
     """
 
     needs_sampled_tokens: ClassVar[bool] = False
@@ -86,11 +86,6 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
     @abstractmethod
     def build(self, context: TrainingContext) -> Trainer:
         """Return the trainer of one training."""
-
-    @abstractmethod
-    def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        """Return the number of gradient steps on this many histories, for the progress display. new_critic:
-        True if the training starts without a critic."""
 
     def critic(self, policy: Policy) -> TrainedModule | None:
         """Return a new critic, or None if the algorithm has none."""

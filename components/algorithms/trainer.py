@@ -54,6 +54,8 @@ class TrainingContext:
     seed: int
     on_step: Callable[[StepMetrics], None]
     """Function that records the metrics of a gradient step, once the step is taken."""
+    on_total: Callable[[int], None] = lambda total: None
+    """Function that receives the number of gradient steps of this training before the first one."""
     step: int = 0
     """Number of gradient steps before this training."""
     earlier_steps: Sequence[StepMetrics] = ()

@@ -8,7 +8,7 @@ is its package, its file in `conf/compute`, and its test.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from components.errors import Problem
@@ -59,8 +59,10 @@ class Place(Spec):
         """True if a folder of this machine can also be visible to the stage."""
         return not self.remote
 
-    def refusal(self, name: str, stage: str) -> str | None:
-        """Return the reason why a stage cannot run on this place, and what to do; None if it can."""
+    def refusal(self, name: str, stage: str, distributed: Sequence[str]) -> str | None:
+        """Return the reason why a stage cannot run on this place, and what to do; None if it can.
+
+        distributed: stages in which several processes can train together."""
         return None
 
     def prerequisites(self) -> Iterator[str]:

@@ -77,6 +77,8 @@ class StageProcess:
     """Time limit of one stage in seconds."""
     module: str = STAGE
     """Module that takes the requests."""
+    distributed: Sequence[str] = ()
+    """Stages in which several processes can train together."""
 
     @property
     def command(self) -> list[str]:
@@ -262,16 +264,16 @@ class KeptProcessRunner(ProcessRunner):
             with open(self._process.log, "ab") as log:
                 child = self._child = self._start([*self._command, "--requests", f"root={self._process.root}"], log)
         assert child.stdin is not None
-        answered = False
+        completed = False
         try:
             with contextlib.suppress(BrokenPipeError):  # it has died; its report is read below
                 child.stdin.write(json.dumps(request) + "\n")
                 child.stdin.flush()
             result = self._follow(child, request, on_event)
-            answered = True
+            completed = True
             return result
         finally:
-            if not answered:  # its further output would be taken for the answer to the next request
+            if not completed:  # its further output would be taken for the answer to the next request
                 self.close()
 
     def close(self, wait: float = 1.0) -> None:

@@ -14,9 +14,6 @@ from components.errors import Problem
 from components.models.spec import ModelSpec
 
 Strategy = Literal["ddp", "zero2", "fsdp"]
-TRAINING_STAGES = ("train", "reward_model")
-"""Stages that can run in several processes: those with `Stage.distributed`, as a test checks. Compute specs need the
-names and cannot import `flows`."""
 
 
 @dataclass(frozen=True)

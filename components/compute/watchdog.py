@@ -37,13 +37,13 @@ class Watchdog:
     def __init__(self, name: str, limit: float, report: Callable[[str], None], end: Callable[[], None] | None = None):
         self._name = name
         self.limit = limit
-        self.struck = False
+        self.triggered = False
         self._report = report
         self._end = end or _interrupt
         self._touched = time.monotonic()
         self._resting = False
         self._over = threading.Event()
-        self._striking = threading.Lock()
+        self._end_lock = threading.Lock()
 
     def touch(self) -> None:
         """Record progress."""
@@ -61,15 +61,15 @@ class Watchdog:
             try:
                 self._report(stack_dump())
             finally:  # also if the report fails
-                with self._striking:
+                with self._end_lock:
                     if not self._over.is_set():
-                        self.struck = True
+                        self.triggered = True
                         self._end()
             return
 
     def _stop(self) -> None:
         """Stop the watchdog; it does not strike afterwards."""
-        with self._striking:
+        with self._end_lock:
             self._over.set()
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
@@ -100,12 +100,12 @@ def watch(
         try:
             yield watchdog
         except BaseException:
-            if watchdog.struck:
+            if watchdog.triggered:
                 raise WaitTimeout(watchdog._message()) from None
             raise
         finally:
             watchdog._stop()
-        if watchdog.struck:  # just as the block ended, so that nothing in it raised
+        if watchdog.triggered:  # just as the block ended, so that nothing in it raised
             raise WaitTimeout(watchdog._message())
         return
     before = signal.signal(SIGNAL, watchdog._strike)

@@ -20,7 +20,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 """Columns that every form reads where they exist: our names, and the names that they commonly have."""
 
 
-class Columns:
+class RowColumns:
     """Values of one row by our names of the columns.
 
     A column is looked up under the name that the user maps it to, else under its common names. A value of None is
@@ -96,7 +96,7 @@ class Columns:
         value = self.get(name)
         return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
-    def rest(self) -> dict[str, Any]:
+    def unread(self) -> dict[str, Any]:
         """Return the columns that were not read."""
         return {name: value for name, value in self._values.items() if name not in self._used and value is not None}
 

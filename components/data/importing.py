@@ -91,14 +91,14 @@ class ImportReport:
         """Return the counts as metrics."""
         counts = {f"dropped/{name}": float(result.count) for name, result in self.checks.items() if result.count}
         own = {name: float(getattr(self, name)) for name in ("rows", "examples", "heldout", "episodes")}
-        return {**own, "dropped": float(self.dropped()), **counts}
+        return {**own, "dropped": float(self.dropped()), **counts, f"form/{self.form}": float(self.examples)}
 
 
 def resolve_form(spec: DataSpec, path: str = "data") -> str:
     """Return the form of the data: `spec.form`, or the recognised one. path: key of the spec, for messages. Raises
     SpecError for a form that does not fit the first rows, and ResourceError if the source cannot be read."""
     first = [row.values for row in islice(rows(spec, lambda broken: None), RECOGNISED_FROM)]
-    seen = ", ".join(dict.fromkeys(name for values in first for name in values)) or "none"
+    names = ", ".join(dict.fromkeys(name for values in first for name in values)) or "none"
     if not first:
         raise SpecError([Problem(f"{path}.path", "the source has no rows that can be read")])
     if spec.form != "auto":
@@ -112,7 +112,7 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
             )
         if not score_form(form, first, spec.mapped):
             reason = _reason(form, first[0], spec)
-            message = f"{spec.form}: does not fit the rows ({reason}). Columns: {seen}"
+            message = f"{spec.form}: does not fit the rows ({reason}). Columns: {names}"
             raise SpecError([Problem(f"{path}.form", message)])
         return spec.form
     name = recognise(first, spec.mapped)
@@ -122,12 +122,12 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
             [
                 Problem(
                     f"{path}.form",
-                    f"auto: no form fits the columns {seen}. Expected the columns of one of the forms {forms}. Name "
+                    f"auto: no form fits the columns {names}. Expected the columns of one of the forms {forms}. Name "
                     f"the form, and map its columns with {path}.columns={{prompt: COLUMN, completion: COLUMN}}",
                 )
             ]
         )
-    log.info("%s: form %s, recognised from the columns %s", path, name, seen)
+    log.info("%s: form %s, recognised from the columns %s", path, name, names)
     return name
 
 
@@ -182,7 +182,7 @@ class DataImport:
 
     def _passing(self, source: SourceSpec, *, leaks: bool) -> Iterator[DataExample]:
         """Yield the examples of a source that pass the checks. leaks: check for held-out prompts."""
-        seen = Fingerprints()
+        fingerprints = Fingerprints()
         similar = SimilarTexts() if self._spec.near_duplicates != "ignore" else None
 
         def on_broken(broken: BrokenRow) -> None:
@@ -199,7 +199,7 @@ class DataImport:
                         self._tokens.check(candidate, example.tools)
                 if leaks and self._held_prompts.find(_prompt(example)) is not None:
                     raise RowProblem("a held-out row has the same prompt", "leaked")
-                _check_repeated(example, number, seen)
+                _check_repeated(example, number, fingerprints)
                 self._check_similar(row, example, number, similar)
             except RowProblem as problem:
                 self.report.checks[problem.check].add(row, str(problem))
@@ -260,8 +260,8 @@ def check_example(example: DataExample) -> None:
             raise RowProblem("no assistant message is trained on", "no_learnable_token")
 
 
-def _check_repeated(example: DataExample, number: int, seen: Fingerprints) -> None:
-    known = seen.add(fingerprint(example.content()), number)
+def _check_repeated(example: DataExample, number: int, fingerprints: Fingerprints) -> None:
+    known = fingerprints.add(fingerprint(example.content()), number)
     if known is not None:
         raise RowProblem(f"repeats row {known} of those that can be read", "duplicate")
 

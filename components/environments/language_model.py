@@ -15,11 +15,13 @@ from pydantic import Field
 
 from components.environments.protocol import Messages
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
-from components.exceptions import PASSING, passes
+from components.exceptions import passes, status_of
+from components.json_client import AGAIN, FailedAttempt
+from components.retry import Backoff
 from components.specs.served import ModelEndpoint
 
-TRIES, PAUSE = 4, 0.5
-"""Maximum number of requests; delay before the second request in seconds, doubled before each further one."""
+RETRIES, PAUSE = 3, 0.5
+"""Maximum number of retries; seconds before the first one."""
 
 
 class ServedModel(ModelEndpoint):
@@ -47,34 +49,38 @@ class ServedModel(ModelEndpoint):
         }
         key = self.key()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        problem, away = "", False
+        backoff = Backoff(retries=RETRIES, first=PAUSE)
         async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
-            for attempt in range(TRIES):
-                if attempt:
-                    await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
+            while True:
                 try:
                     response = await client.post(f"{self.url}/chat/completions", json=body)
-                except httpx.HTTPError as error:
-                    problem, away = f"{type(error).__name__}: {error}", passes(error)
-                    continue
-                away = response.status_code in PASSING
-                problem = f"HTTP {response.status_code}: {response.text[:300]}"
-                if response.status_code in (401, 403, 404):
-                    redacted = problem.replace(key, "***") if key else problem
-                    raise ResourceError(
-                        f"{self.key_path}: {self.url} rejects model {self.model!r} or its key ({redacted}); correct "
-                        f"{self.key_path}.model, url or key_variable"
-                    )
-                if response.status_code == 200:
-                    reply = _content(response)
-                    if reply:
-                        return reply
-                    problem = f"no message in {response.text[:200]!r}"
-                elif response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
-                    break
-        redacted = problem.replace(key, "***") if key else problem
-        kind = EnvironmentUnavailable if away else EnvironmentFailed
-        raise kind(f"the {self.role} at {self.url} returned no reply: {redacted}")
+                    response.raise_for_status()
+                    return _content(response)
+                except (httpx.HTTPError, FailedAttempt) as error:
+                    if (pause := self._pause(error, backoff, key)) is None:
+                        kind = EnvironmentUnavailable if passes(error) else EnvironmentFailed
+                        raise kind(f"the {self.role} at {self.url} returned no reply: {_problem(error, key)}") from None
+                await asyncio.sleep(pause)
+
+    def _pause(self, error: Exception, backoff: Backoff, key: str) -> float | None:
+        """Return the seconds before the next attempt; None if there is none. Raises ResourceError for a status that
+        every request would get."""
+        status = status_of(error)
+        if status in (401, 403, 404):
+            raise ResourceError(
+                f"{self.key_path}: {self.url} rejects model {self.model!r} or its key ({_problem(error, key)}); "
+                f"correct {self.key_path}.model, url or key_variable"
+            ) from None
+        return backoff.pause() if status is None or status in AGAIN else None
+
+
+def _problem(error: Exception, key: str) -> str:
+    """Return the text of a failed attempt with the key masked."""
+    if isinstance(error, httpx.HTTPStatusError):
+        text = f"HTTP {error.response.status_code}: {error.response.text[:300]}"
+    else:
+        text = str(error) if isinstance(error, FailedAttempt) else f"{type(error).__name__}: {error}"
+    return text.replace(key, "***") if key else text
 
 
 @functools.cache
@@ -84,9 +90,11 @@ def _tls() -> ssl.SSLContext:
 
 
 def _content(response: httpx.Response) -> str:
-    """Return the text of a `chat.completion` response; empty if there is none."""
+    """Return the text of a `chat.completion` response. Raises FailedAttempt if there is none."""
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        return ""
-    return content.strip() if isinstance(content, str) else ""
+        content = None
+    if not isinstance(content, str) or not content.strip():
+        raise FailedAttempt(f"no message in {response.text[:200]!r}")
+    return content.strip()

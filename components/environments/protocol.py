@@ -17,6 +17,9 @@ from components.trajectories.schema import Scenario
 
 Messages = list[dict[str, Any]]
 
+ACT_TOOL = "act"
+"""Name of the tool that takes an action as text, in place of an answer in text."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -39,7 +42,8 @@ class Environment(Protocol):
         ...
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the tools offered to the agent, in OpenAI's JSON format; may be empty."""
+        """Return the tools offered to the agent in the current episode, in OpenAI's JSON format; may be empty. Called
+        after `reset`."""
         ...
 
     def reset(self, scenario: Scenario) -> Messages:

@@ -38,7 +38,7 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from components.environments.protocol import Messages, Step
+from components.environments.protocol import ACT_TOOL, Messages, Step
 from components.trajectories.schema import Scenario
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -262,4 +262,4 @@ def _act(self: Any, action: str) -> None:
     """carries out one action"""
 
 
-ACT = _Tool("act", _act)
+ACT = _Tool(ACT_TOOL, _act)

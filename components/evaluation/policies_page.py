@@ -31,6 +31,18 @@ BREAKDOWNS = {"by_type": "Type", "by_difficulty": "Difficulty"}
 
 
 @dataclass(frozen=True)
+class PlayedEpisodes:
+    """Episodes of one evaluation."""
+
+    trajectories: Sequence[Trajectory]
+    """Episodes with their rewards."""
+    scores: Mapping[str, Score]
+    """Scores by episode id."""
+    seconds: Mapping[str, float]
+    """Wall-clock time by episode id, in seconds."""
+
+
+@dataclass(frozen=True)
 class PolicyResult:
     """Figures of one policy."""
 
@@ -82,16 +94,15 @@ def measure_policy(
     name: str,
     description: str,
     key: str,
-    episodes: Sequence[Trajectory],
-    scores: Mapping[str, Score],
+    played: PlayedEpisodes,
     *,
-    seconds: Mapping[str, float],
     cost: float | None,
     samples: int,
     max_turns: int,
 ) -> PolicyResult:
-    """Return the figures of a policy. episodes: with their rewards. seconds: of each episode by id. samples: the k of
-    pass@k; a policy with one episode per scenario, the solver, would repeat it, so it counts k times."""
+    """Return the figures of a policy. samples: the k of pass@k; a policy with one episode per scenario, the solver,
+    would repeat it, so it counts k times."""
+    episodes = played.trajectories
     finished = [episode for episode in episodes if episode.failure is None]
     repeats = samples if samples > 1 and len({episode.group for episode in episodes}) == len(episodes) else 1
     return PolicyResult(
@@ -101,11 +112,11 @@ def measure_policy(
         summary=summarise(episodes),
         passes=pass_at_k([episode for episode in episodes for _ in range(repeats)], samples),
         tokens=mean_measure(finished, lambda episode: episode.metrics.get("sampled_tokens") or None),
-        seconds=mean_measure(finished, lambda episode: seconds.get(episode.id)),
+        seconds=mean_measure(finished, lambda episode: played.seconds.get(episode.id)),
         cost=cost,
         errors=error_classes(episodes, max_turns),
         episodes=episodes,
-        scores=scores,
+        scores=played.scores,
     )
 
 

@@ -33,7 +33,7 @@ class MarksSpec(Spec):
     cost_per_thousand: float | None = Field(None, ge=0)
     """Maximum cost per 1,000 judgements, in the currency of the prices."""
 
-    def asked(self) -> dict[str, float]:
+    def required(self) -> dict[str, float]:
         """Return the requirements that are not None, by measure."""
         return self.model_dump(exclude_none=True)
 

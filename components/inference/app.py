@@ -127,9 +127,9 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             raise HTTPException(401, "this key belongs to no running episode")
         return keyed
 
-    def spoken_by(engine: Engine) -> Collection[str]:
+    def arguments_sampled_by(engine: Engine) -> Collection[str]:
         """Return the call arguments that an engine's model wrote, if the engine records them."""
-        return getattr(engine, "spoken", ())
+        return getattr(engine, "sampled_arguments", ())
 
     async def answers(request: Request, requests: Sequence[ChatRequest], engine: Engine) -> list[ChatCompletion]:
         """Return the engine's responses. Raises WaitTimeout after `options.timeout` seconds."""
@@ -148,7 +148,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             requested_version,
             options.default_max_tokens,
             strict_tools=engines is not None,
-            spoken=spoken_by(request_engine),
+            sampled_arguments=arguments_sampled_by(request_engine),
         )
         completions = await answers(request, [replace(chat, agent=agent) for chat in parsed.requests], request_engine)
         head = {
@@ -159,7 +159,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         if not parsed.stream:
             return JSONResponse(wire.completion_body(completions, parsed, head, decode))
         chunks = wire.completion_chunks(completions, parsed, head, decode)
-        return StreamingResponse(_events(chunks), media_type="text/event-stream")
+        return StreamingResponse(_server_sent(chunks, last="[DONE]"), media_type="text/event-stream")
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
@@ -179,7 +179,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             options.default_max_tokens,
             earlier if engines is not None else None,
             strict_tools=engines is not None,
-            spoken=spoken_by(request_engine),
+            sampled_arguments=arguments_sampled_by(request_engine),
         )
         (answer,) = await answers(request, [replace(parsed.request, agent=agent)], request_engine)
         response_id = f"resp_{uuid.uuid4().hex}"
@@ -193,7 +193,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         if not parsed.stream:
             return JSONResponse(responses.response_body(answer, parsed, head, decode))
         events = responses.response_events(answer, parsed, head, decode)
-        return StreamingResponse(_named_events(events), media_type="text/event-stream")
+        return StreamingResponse(_server_sent(events), media_type="text/event-stream")
 
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
@@ -273,15 +273,13 @@ async def _unless_disconnected(
             await asyncio.gather(answering, return_exceptions=True)
 
 
-async def _events(chunks: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
-    for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-async def _named_events(events: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+async def _server_sent(events: Iterator[dict[str, Any]], last: str = "") -> AsyncIterator[str]:
+    """Yield server-sent events, each named by its `type` if it has one. last: data of a last event."""
     for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        yield f"{name}data: {json.dumps(event)}\n\n"
+    if last:
+        yield f"data: {last}\n\n"
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

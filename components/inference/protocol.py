@@ -59,7 +59,7 @@ class ChatRequest:
 
 
 @dataclass(slots=True, frozen=True)
-class Usage:
+class ReportedTokens:
     """Token counts of a response as its server reports them, and its cost."""
 
     prompt_tokens: int
@@ -84,7 +84,7 @@ class ChatCompletion:
     log-probability at temperature 1, not 0."""
     policy: str
     """Version of the policy that generated the response."""
-    usage: Usage | None = None
+    usage: ReportedTokens | None = None
     """Counts of a server that returns no token ids; None if the token ids are the counts, or if nothing is known."""
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from components.chat_client import empty_answer
-from components.inference.protocol import ChatRequest, Usage
+from components.inference.protocol import ChatRequest, ReportedTokens
 
 
 def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
@@ -18,8 +18,9 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
         "messages": [_sendable(message) for message in request.messages],
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
-        "seed": request.seed % 2**63,
     }
+    if sampling.temperature > 0:  # greedy decoding has no seed
+        body["seed"] = request.seed % 2**63
     if request.tools:
         body["tools"] = request.tools
     return body | sampling.cuts
@@ -38,14 +39,14 @@ def message_of(choice: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return message, str(choice.get("finish_reason") or "stop")
 
 
-def usage_of(completion: dict[str, Any], cost: Callable[[int, int], float | None]) -> Usage | None:
+def usage_of(completion: dict[str, Any], cost: Callable[[int, int], float | None]) -> ReportedTokens | None:
     """Return the token counts that the server reports; None if it reports none. cost: cost of these numbers of prompt
     and completion tokens."""
     usage = completion.get("usage") or {}
     read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not isinstance(read, int) or not isinstance(written, int) or min(read, written) < 0:
         return None
-    return Usage(read, written, cost(read, written))
+    return ReportedTokens(read, written, cost(read, written))
 
 
 def _sendable(message: dict[str, Any]) -> dict[str, Any]:

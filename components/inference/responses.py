@@ -192,13 +192,13 @@ def read_request(
     earlier: Callable[[str], Messages] | None,
     *,
     strict_tools: bool = False,
-    spoken: Collection[str] = (),
+    sampled_arguments: Collection[str] = (),
 ) -> ResponsesRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
     policy: returns the version of a model name. earlier: returns the conversation including a response, by the
     response's id, or raises SpecError; None if the server stores no responses. strict_tools: allow `strict` in tools.
-    spoken: call arguments that the model wrote, which are accepted even if they are invalid JSON.
+    sampled_arguments: call arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
     problems = unsupported(body, _NEUTRAL)
     supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
@@ -219,7 +219,7 @@ def read_request(
             problems += error.problems
     items = [{"role": "user", "content": parsed.input}] if isinstance(parsed.input, str) else parsed.input
     for index, item in enumerate(items):
-        _add(item, conversation, f"input.{index}", spoken, problems)
+        _add(item, conversation, f"input.{index}", sampled_arguments, problems)
     tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(parsed.tools or [])]
     if problems:
         raise SpecError(problems)
@@ -325,7 +325,9 @@ def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode:
     return items
 
 
-def _add(data: dict[str, Any], messages: Messages, path: str, spoken: Collection[str], problems: list[Problem]) -> None:
+def _add(
+    data: dict[str, Any], messages: Messages, path: str, sampled_arguments: Collection[str], problems: list[Problem]
+) -> None:
     """Add an item to the conversation, or its problems to `problems`."""
     kind = data.get("type", "message")
     if not isinstance(kind, str) or kind not in _ITEMS:
@@ -349,7 +351,7 @@ def _add(data: dict[str, Any], messages: Messages, path: str, spoken: Collection
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": _text(item.content)})
         case CallItem():
-            check_arguments(item.arguments, f"{path}.arguments", spoken, problems)
+            check_arguments(item.arguments, f"{path}.arguments", sampled_arguments, problems)
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             if messages and messages[-1]["role"] == "assistant":  # text and calls of one response are one message

@@ -179,12 +179,12 @@ def read_request(
     default_max_tokens: int,
     *,
     strict_tools: bool = False,
-    spoken: Collection[str] = (),
+    sampled_arguments: Collection[str] = (),
 ) -> ChatCompletionsRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
-    policy: returns the version of a model name. strict_tools: allow `strict` in tools. spoken: call arguments that the
-    model wrote, which are accepted even if they are invalid JSON.
+    policy: returns the version of a model name. strict_tools: allow `strict` in tools. sampled_arguments: call
+    arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
     problems = unsupported(body, _NEUTRAL)
     supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
@@ -192,7 +192,10 @@ def read_request(
         chat = validate(ChatBody, supported, configuration=False)
     except SpecError as error:
         raise SpecError([*problems, *error.problems]) from None
-    messages = [_message(message, f"messages.{index}", spoken, problems) for index, message in enumerate(chat.messages)]
+    messages = [
+        _message(message, f"messages.{index}", sampled_arguments, problems)
+        for index, message in enumerate(chat.messages)
+    ]
     tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(chat.tools or [])]
     if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
         problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
@@ -219,7 +222,7 @@ def completion_body(
     for index, answer in enumerate(answers):
         choice: dict[str, Any] = {
             "index": index,
-            "message": _spoken(answer.message),
+            "message": _openai_message(answer.message),
             "finish_reason": answer.finish_reason,
             "logprobs": _logprobs(answer, decode) if parsed.logprobs else None,
         }
@@ -240,7 +243,7 @@ def completion_chunks(
     if parsed.include_usage:
         base["usage"] = None
     for index, answer in enumerate(answers):
-        message = _spoken(answer.message)
+        message = _openai_message(answer.message)
         first: dict[str, Any] = {"index": index, "delta": {"role": "assistant"}, "finish_reason": None}
         opening = {**base, "choices": [first]}
         if parsed.return_token_ids:
@@ -277,7 +280,9 @@ def _same(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _message(message: ChatMessage, path: str, spoken: Collection[str], problems: list[Problem]) -> dict[str, Any]:
+def _message(
+    message: ChatMessage, path: str, sampled_arguments: Collection[str], problems: list[Problem]
+) -> dict[str, Any]:
     """Return the message in the engine's format; add its problems."""
     parts = message.content
     content = "".join(part.text for part in parts) if isinstance(parts, list) else parts
@@ -286,7 +291,9 @@ def _message(message: ChatMessage, path: str, spoken: Collection[str], problems:
     if message.tool_calls and message.role != "assistant":
         problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
     for place, call in enumerate(message.tool_calls or []):
-        check_arguments(call.function.arguments, f"{path}.tool_calls.{place}.function.arguments", spoken, problems)
+        check_arguments(
+            call.function.arguments, f"{path}.tool_calls.{place}.function.arguments", sampled_arguments, problems
+        )
     if (message.role == "tool") != (message.tool_call_id is not None):
         problems.append(Problem(f"{path}.tool_call_id", "belongs to every message of role 'tool', and to no other"))
     result: dict[str, Any] = {
@@ -302,13 +309,13 @@ def _message(message: ChatMessage, path: str, spoken: Collection[str], problems:
     return result
 
 
-def check_arguments(text: str, path: str, spoken: Collection[str], problems: list[Problem]) -> None:
+def check_arguments(text: str, path: str, sampled_arguments: Collection[str], problems: list[Problem]) -> None:
     """Add a problem if the arguments of a call are no JSON object and were not written by the model."""
     try:
         readable = isinstance(parse(text.encode()), dict)
     except ValueError:
         readable = False
-    if not readable and text not in spoken:
+    if not readable and text not in sampled_arguments:
         problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
 
 
@@ -338,7 +345,7 @@ def check_function(function: Mapping[str, Any], path: str, problems: list[Proble
         problems.append(Problem(f"{path}.parameters.properties", text))
 
 
-def _spoken(message: dict[str, Any]) -> dict[str, Any]:
+def _openai_message(message: dict[str, Any]) -> dict[str, Any]:
     """Return an assistant message in OpenAI's format, with null content if it only calls tools."""
     content = message.get("content") or (None if message.get("tool_calls") else "")
     return {**message, "content": content, "refusal": None}

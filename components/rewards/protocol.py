@@ -71,7 +71,7 @@ class RewardResources:
 class ModelReward(Protocol):
     """Reward that computes with a model, or asks one. A reward made of other rewards passes `use` on to them."""
 
-    def use(self, means: RewardResources) -> None:
+    def use(self, resources: RewardResources) -> None:
         """Receive the resources, before the first score."""
         ...
 

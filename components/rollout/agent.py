@@ -168,8 +168,8 @@ class Episode:
 
     async def start(self) -> tuple[Messages, formats.Tools]:
         """Reset the environment and return its initial messages and its tools."""
-        tools = as_tools(await self.world("tools", self.environment.tools))
-        return as_messages(await self.world("reset", self.environment.reset, self.request.scenario), "reset"), tools
+        first = as_messages(await self.world("reset", self.environment.reset, self.request.scenario), "reset")
+        return first, as_tools(await self.world("tools", self.environment.tools))
 
     async def step(self, action: dict[str, Any]) -> Step:
         """Execute an action in the environment and return the step."""

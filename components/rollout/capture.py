@@ -41,7 +41,7 @@ class Capture:
         self.failed: Exception | None = None
         """Exception of the engine at the last call; None after a response. ContextOverflow is left to the agent and not
         recorded."""
-        self.spoken: set[str] = set()
+        self.sampled_arguments: set[str] = set()
         """Arguments of the policy's tool calls. The agent returns them unchanged, even if they are invalid JSON."""
         self._engine = engine
         self._sampling = sampling
@@ -156,7 +156,7 @@ class Capture:
         self._began.setdefault(id(history), began)
         if request.tools:
             self._offered.setdefault(id(history), list(request.tools))
-        self.spoken |= {call["function"]["arguments"] for call in completion.message.get("tool_calls") or []}
+        self.sampled_arguments |= {call["function"]["arguments"] for call in completion.message.get("tool_calls") or []}
         self.answers += 1
         self.sampled += completion.sampled_tokens
         self.truncated += completion.finish_reason == "length"

@@ -35,6 +35,7 @@ from components.errors import (
     WaitTimeout,
 )
 from components.inference.protocol import Engine
+from components.retry import Backoff
 from components.rollout import formats
 from components.rollout.agent import AgentLoop, as_messages, as_step, ask
 from components.rollout.formats import Presentation
@@ -212,17 +213,17 @@ class _Collection:
 
     async def _play_with_retries(self, request: EpisodeRequest) -> tuple[list[Trajectory], float]:
         """Return an episode with those derived from it, and its duration in seconds."""
-        limits, pause = self.limits, FIRST_PAUSE
+        limits, backoff = self.limits, Backoff(first=FIRST_PAUSE, longest=LONGEST_PAUSE)
         request = replace(request, timeout=limits.timeout, step_timeout=limits.step_timeout)
         for remaining in range(limits.retries, 0, -1):
             try:
                 return await self._play(replace(request, raise_unreachable=True))
             except EnvironmentUnavailable as error:
-                wait = random.uniform(0.5, 1.0) * pause
+                wait = backoff.pause()
+                assert wait is not None  # without a limit of time
                 logger.info("%s is retried in %.1f s, %d retries left: %s", request.id, wait, remaining, error)
                 self.listener.retry(error)
             await asyncio.sleep(wait)
-            pause = min(2 * pause, LONGEST_PAUSE)
         return await self._play(request)
 
     async def _play(self, request: EpisodeRequest) -> tuple[list[Trajectory], float]:
@@ -307,8 +308,8 @@ async def _demonstration(
     environment: Environment, solver: Solver, scenario: Scenario, presentation: Presentation
 ) -> Trajectory:
     shown, max_observation = formats.make(presentation.format, presentation.limits), presentation.max_observation
-    tools = as_tools(await ask(environment.tools))
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
+    tools = as_tools(await ask(environment.tools))
     messages, tools = shown.opening(list(first), tools)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}

@@ -18,8 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.protocol import Environment, LegalActions, Messages
-from components.environments.tools import ACT
+from components.environments.protocol import ACT_TOOL, Environment, LegalActions, Messages
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.rollout.agent import AgentLoop, as_messages, ask
@@ -78,10 +77,10 @@ class RandomEngine:
 
 async def check_random(environment: Environment, scenario: Scenario) -> None:
     """Raise SpecError if the environment lists neither tools nor legal actions. scenario: any scenario of it."""
-    tools = as_tools(await ask(environment.tools))
-    if tools and [tool["function"]["name"] for tool in tools] != [ACT.name]:
-        return
     as_messages(await ask(environment.reset, scenario), "reset")
+    tools = as_tools(await ask(environment.tools))
+    if tools and [tool["function"]["name"] for tool in tools] != [ACT_TOOL]:
+        return
     if not await legal_actions(environment):
         raise SpecError(
             [

@@ -28,7 +28,7 @@ LARGEST = 2**63 - 1
 
 MAX_PROBLEMS, MAX_PROBLEMS_OF_REQUEST = 100, 10
 """Limit on reported problems of single fields. A request may be wrong everywhere, on purpose."""
-SHOWN = 80
+MAX_QUOTED = 80
 """Characters of a value that a problem quotes."""
 
 S = TypeVar("S", bound=Spec)
@@ -183,17 +183,17 @@ def shortened(value: Any) -> str:
     for piece in _repr(value):
         text.append(piece)
         length += len(piece)
-        if length > SHOWN:
+        if length > MAX_QUOTED:
             break
     masked = mask_text("".join(text))
-    return masked if len(masked) <= SHOWN else masked[: SHOWN - 3] + "..."
+    return masked if len(masked) <= MAX_QUOTED else masked[: MAX_QUOTED - 3] + "..."
 
 
 def _repr(value: Any) -> Iterator[str]:
     """Yield the pieces of Python's repr. A long text is cut late enough to include a password inside a URL."""
     match value:
         case str():
-            yield repr(value[: 20 * SHOWN])
+            yield repr(value[: 20 * MAX_QUOTED])
         case list():
             yield "["
             for index, item in enumerate(value):
@@ -208,7 +208,7 @@ def _repr(value: Any) -> Iterator[str]:
                 yield ": "
                 yield from _repr(item)
             yield "}"
-        case int() if value.bit_length() > 4 * SHOWN:
+        case int() if value.bit_length() > 4 * MAX_QUOTED:
             yield f"an integer of {value.bit_length()} bits"
         case _:
             yield repr(value)

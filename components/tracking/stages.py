@@ -16,6 +16,8 @@ class StageTracking:
     """Context in which its artifact is listed as a dataset; None: it is no dataset."""
     model: bool = False
     """True if its artifact is listed as a model."""
+    traces: bool = False
+    """True if its episodes and their scores are logged as traces."""
 
 
 METRICS_ONLY = StageTracking()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from components.trajectories.groups import ASIDE, scenario_of
 from components.trajectories.schema import Trajectory
 
-SOLVER, TEACHER, DEMONSTRATION, CORRECTION, IMPORTED = SHOWN = (
+SOLVER, TEACHER, DEMONSTRATION, CORRECTION, IMPORTED = DEMONSTRATION_POLICIES = (
     "solver",
     "teacher",
     "demonstration",
@@ -30,7 +30,7 @@ RANDOM = "random"
 def part_of(trajectory: Trajectory) -> str:
     """Return the name of the part; empty for the policy's own attempts."""
     group = trajectory.group.removeprefix(scenario_of(trajectory.group)).removeprefix(ASIDE)
-    return trajectory.policy if trajectory.policy in SHOWN else group
+    return trajectory.policy if trajectory.policy in DEMONSTRATION_POLICIES else group
 
 
 def main_of(parts: Iterable[str]) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from components.errors import Problem, SpecError
-from flows.advice.rules import ADDITIONS, FEW, RULES, Rule
+from flows.advice.generated_tasks import GENERATED, SERVER, TASKS, with_generated_tasks
+from flows.advice.rules import ADDITIONS, FEW, FILE, RULES, MethodRule
 from flows.advice.situation import Situation
 
 
@@ -40,54 +45,83 @@ def advise(situation: Situation, overrides: Sequence[str] = (), config_dir: str 
     valid."""
     if problems := situation.problems():
         raise SpecError(problems)
+    situation = _looked_up(situation, config_dir)
     rule = next((rule for rule in RULES if rule.applies(situation)), None)
     if rule is None:
         raise SpecError([_nothing_to_learn_from(situation)])
     additions = [addition for addition in ADDITIONS if addition.applies(situation, rule)]
-    lines = [*_named(rule, situation, config_dir), *(line for addition in additions for line in addition.overrides)]
-    lines += overrides
+    lines = [*_named(rule, situation), *(line for addition in additions for line in addition.overrides), *overrides]
+    preparation = None
+    if situation.environment == "mcp" and not any(line.startswith("environment.scenarios=") for line in lines):
+        preparation, lines = with_generated_tasks(lines)
     _check(lines, config_dir)
     reason = " ".join([rule.reason, *(addition.reason for addition in additions)])
     words = ["python", "-m", "flows.run", *lines, *(["--config-dir", config_dir] if config_dir else [])]
-    return Advice(rule.method, reason, shlex.join(words), _notes(situation, rule, lines), lines)
+    command = shlex.join(words) if preparation is None else f"{shlex.join(preparation)} && {shlex.join(words)}"
+    return Advice(rule.method, reason, command, _notes(situation, rule, lines), lines)
 
 
-def _named(rule: Rule, situation: Situation, config_dir: str | None) -> list[str]:
+def _looked_up(situation: Situation, config_dir: str | None) -> Situation:
+    """Return the situation with what the class of its environment can do."""
+    if situation.environment is None:
+        return situation
+    from components.specs.target import locate
+    from flows.experiment.composer import Composer
+
+    composer = Composer(config_dir)
+    data, _ = composer.point(composer.parse([f"environment={situation.environment}"])[0])
+    data = data or {}
+    factory = locate((data.get("environment") or {}).get("_target_"), data.get("allow") or ())[1]
+    methods = dir(factory)
+    return replace(situation, solves="solve" in methods, restores={"save", "restore"} <= set(methods))
+
+
+def _named(rule: MethodRule, situation: Situation) -> list[str]:
     """Return the overrides of a rule with the name of the experiment, the environment and the warmup."""
     lines = list(rule.overrides(situation))
     if situation.environment is not None:
         lines = [f"environment={situation.environment}", *lines]
-        if rule.warms_up and not _has_solver(situation.environment, config_dir):
+        lines += _tasks(situation)
+        if rule.warms_up and situation.labels:
+            lines.append(f"data.path={situation.data or FILE}")
+        elif not rule.warms_up or not situation.solves or situation.environment in ("mcp", "dataset"):
             lines.append("warmup=none")
-    if not any(line.startswith("+experiment=") for line in lines):
-        name = "-".join(filter(str.isalnum, rule.method.lower().replace("+", " ").replace("-", " ").split()))
-        lines = [f"name={name}", *lines]
-    return lines
+    if any(line.startswith("+experiment=") for line in lines):
+        return lines
+    return [f"name={'-'.join(re.findall('[a-z]+', rule.method.lower()))}", *lines]
 
 
-def _has_solver(environment: str, config_dir: str | None) -> bool:
-    """Return True if the class of an option of `conf/environment` solves its own scenarios."""
-    from components.specs import Target
-    from flows.experiment.composer import Composer
-
-    composer = Composer(config_dir)
-    data, _ = composer.point(composer.parse([f"environment={environment}"])[0])
-    target = ((data or {}).get("environment") or {}).get("_target_")
-    if target is None:
-        return True  # the check of the command names the environment as unknown
-    return "solve" in dir(Target.model_validate({"_target_": target}).factory())
+def _tasks(situation: Situation) -> list[str]:
+    """Return the overrides of `environment=dataset`: its file and its columns."""
+    if situation.columns is None:
+        return []
+    prompt, answer = situation.columns
+    path = f"environment.path={situation.data}"
+    return [path, f"environment.prompt={prompt}", f"environment.answer={answer}"]
 
 
 def _check(lines: Sequence[str], config_dir: str | None) -> None:
-    """Raise SpecError if the command is not valid, with the remedy for a value that only the user knows."""
+    """Raise SpecError if the command is not valid, with the remedy for a value that only the user knows. The file of
+    tasks that the command generates is represented by another one."""
     from flows.experiment.compose import check
 
     try:
-        check(lines, config_dir=config_dir, named=True)
+        with tempfile.TemporaryDirectory() as folder:
+            example = Path(folder) / TASKS
+            tasks = [{"task": f"Task {number}", "criteria": "done"} for number in range(GENERATED)]
+            example.write_text(json.dumps(tasks))
+            generated = f"environment.scenarios={TASKS}"
+            composed = [f"environment.scenarios={example}" if line == generated else line for line in lines]
+            check(composed, config_dir=config_dir, named=True)
     except SpecError as error:
-        hint = "add it to flows.advise as key=value"
-        problems = [Problem(item.path, f"{item.message}; {hint}", item.nearest) for item in error.problems]
-        raise SpecError(problems) from None
+        raise SpecError([_with_remedy(problem) for problem in error.problems]) from None
+
+
+def _with_remedy(problem: Problem) -> Problem:
+    if "needs a value" not in problem.message:
+        return problem
+    message = f"{problem.message}; add it to the command, as in flows.advise --environment NAME {problem.path}=VALUE"
+    return Problem(problem.path, message, problem.nearest)
 
 
 def _nothing_to_learn_from(situation: Situation) -> Problem:
@@ -109,11 +143,15 @@ def _nothing_to_learn_from(situation: Situation) -> Problem:
     )
 
 
-def _notes(situation: Situation, rule: Rule, lines: Sequence[str]) -> list[str]:
+def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list[str]:
     """Return what the user still has to do or to know."""
     notes = []
-    if not rule.rounds and situation.data is None:
-        notes.append("give your file as --data FILE to have its content checked")
+    if f"data.path={FILE}" in lines:
+        notes.append(f"replace {FILE} by your data, or give it as --data FILE to have its content recognized")
+    if not rule.rounds and situation.environment is None:
+        notes.append("set environment=NAME to one that tests what you train for; the evaluations play it")
+    if rule.method == "reward model + PPO":
+        notes.append("its reward model learns from the reward of new episodes; your preferences themselves train DPO")
     amounts = {"demonstrations": situation.labels, "preferences": situation.preferences}
     for name, amount in amounts.items():
         if 0 < amount < FEW and not rule.rounds:
@@ -123,5 +161,9 @@ def _notes(situation: Situation, rule: Rule, lines: Sequence[str]) -> list[str]:
     if situation.judge is not None and any(line.startswith("judge_model@") for line in lines):
         notes.append("measure the judge before you train on it: python -m flows.calibrate with the same overrides")
     if rule.warms_up and "warmup=none" in lines:
-        notes.append("the environment has no solver, so there is no warmup; warmup=teacher takes a larger model's episodes")
+        notes.append("the environment has no solver for a warmup; warmup=teacher imitates a larger model's episodes")
+    if SERVER in lines:
+        notes.append("replace my_server.py by your MCP server, or set environment.url=URL in place of the command")
+    if any(line.endswith(TASKS) for line in lines):
+        notes.append(f"read and correct {TASKS} before the training")
     return notes

@@ -18,7 +18,7 @@ FEW = 32
 
 
 @dataclass(frozen=True)
-class Rule:
+class MethodRule:
     """Method for a situation."""
 
     method: str
@@ -31,7 +31,7 @@ class Rule:
     rounds: bool = True
     """True if the method collects episodes in rounds, in which overlap is possible."""
     warms_up: bool = False
-    """True if the warmup imitates the environment's solutions, if it has any."""
+    """True if a warmup imitates the user's demonstrations, or else the environment's solutions, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Addition:
     """Settings for a machine or a kind of environment, in addition to a rule's."""
 
     condition: str
-    applies: Callable[[Situation, Rule], bool]
+    applies: Callable[[Situation, MethodRule], bool]
     reason: str
     overrides: Sequence[str]
 
@@ -48,21 +48,22 @@ def _judged(situation: Situation) -> list[str]:
     return ["reward=ruler", "judge_model@reward.model=litellm", f"reward.model.model={situation.judge or JUDGE}"]
 
 
-def _offline(algorithm: str) -> Callable[[Situation], list[str]]:
+def _offline(experiment: str) -> Callable[[Situation], list[str]]:
     """Return the overrides of training on the user's file."""
-    return lambda situation: [f"+experiment={algorithm}"]
+    return lambda situation: [f"+experiment={experiment}", f"data.path={situation.data or FILE}"]
 
 
 RULES = (
-    Rule(
+    MethodRule(
         "generated scenarios + RULER",
         "an MCP server whose tools are all there is",
         lambda it: it.environment == "mcp" and not it.success,
         "An MCP server has tools, but neither tasks nor a success signal. A language model writes the tasks, and RULER "
         "lets a judge compare the episodes of each task, which GRPO needs only relatively.",
-        lambda it: ["algorithm=grpo", "warmup=none", *_judged(it)],
+        lambda it: ["algorithm=grpo", *_judged(it)],
+        warms_up=True,
     ),
-    Rule(
+    MethodRule(
         "on-policy distillation",
         "a larger teacher model and an environment",
         lambda it: it.teacher is not None and it.environment is not None,
@@ -71,21 +72,22 @@ RULES = (
         lambda it: ["algorithm=distill", f"algorithm.teacher.name={it.teacher}", "filter=everything"],
         warms_up=True,
     ),
-    Rule(
+    MethodRule(
         "process reward + RL",
-        "an environment that reports success, with long episodes that rarely succeed",
-        lambda it: it.environment is not None and it.success and it.sparse,
+        "an environment that reports success and can continue from any turn, with long episodes that rarely succeed",
+        lambda it: it.environment is not None and it.success and it.sparse and it.restores,
         "With rare success, most groups of episodes have no signal. A process reward model learns from continuations "
         "how promising each turn is, so that every turn is rewarded.",
         lambda it: [
             "algorithm=grpo",
             "reward_model=process",
             "reward_model.continuations=2",
-            "reward_model.algorithm.heads={overall:0.0,continued:1.0}",
+            "reward_model.algorithm.heads.overall=0.0",
+            "+reward_model.algorithm.heads.continued=1.0",
         ],
         warms_up=True,
     ),
-    Rule(
+    MethodRule(
         "SFT + GRPO",
         "an environment that reports success",
         lambda it: it.environment is not None and it.success,
@@ -94,7 +96,7 @@ RULES = (
         lambda it: ["algorithm=grpo"],
         warms_up=True,
     ),
-    Rule(
+    MethodRule(
         "reward model + PPO",
         "ranked answers, or pairs and an environment without success",
         lambda it: it.environment is not None and it.form in ("pairs", "ranked"),
@@ -103,7 +105,7 @@ RULES = (
         lambda it: ["algorithm=ppo", "reward_model=bradley_terry", "filter=everything"],
         warms_up=True,
     ),
-    Rule(
+    MethodRule(
         "RULER + GRPO",
         "an environment without success, and a judge",
         lambda it: it.environment is not None and it.judge is not None,
@@ -112,8 +114,8 @@ RULES = (
         lambda it: ["algorithm=grpo", *_judged(it)],
         warms_up=True,
     ),
-    Rule(
-        "ranking",
+    MethodRule(
+        "DPO on rankings",
         "ranked answers",
         lambda it: it.form == "ranked",
         "An order of several answers is split into its pairs, on which DPO raises the better answer above the worse "
@@ -121,7 +123,7 @@ RULES = (
         _offline("dpo"),
         rounds=False,
     ),
-    Rule(
+    MethodRule(
         "DPO",
         "pairs of a better and a worse answer",
         lambda it: it.form == "pairs",
@@ -129,7 +131,7 @@ RULES = (
         _offline("dpo"),
         rounds=False,
     ),
-    Rule(
+    MethodRule(
         "KTO",
         "answers marked good or bad",
         lambda it: it.form == "thumbs",
@@ -137,12 +139,12 @@ RULES = (
         _offline("kto"),
         rounds=False,
     ),
-    Rule(
+    MethodRule(
         "SFT",
         "demonstrations only",
         lambda it: it.labels > 0,
         "Demonstrations show what to do and nothing says what to avoid, so imitation is what they allow.",
-        _offline("behaviour_cloning"),
+        _offline("sft"),
         rounds=False,
     ),
 )

@@ -1,26 +1,25 @@
-"""What a user has to train on and with, and the questions about it."""
+"""Situation of a user: data, environment, judge and machines to train with."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from components.errors import Problem, ResourceError, SpecError
+from components.errors import Problem, SpecError
 
 Form = Literal["pairs", "thumbs", "ranked"]
 """Form of preferences: a better and a worse answer, one answer marked good or bad, or several answers in order."""
-FIRST_ROWS = 20
-"""Number of rows from which the content of a file is recognized."""
+PREFERENCES: dict[str, Form] = {"preference": "pairs", "thumbs": "thumbs", "ranking": "ranked"}
+"""Forms of preferences, by the form of the data."""
+DEMONSTRATIONS = ("messages", "sharegpt", "agenttraj", "prompt_completion", "trajectories")
+"""Forms of data that hold demonstrations."""
 JUDGE = "openai/gpt-5-mini"
 """Judge model of an advice that names none."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a user has."""
+    """Data, environment, judge and machines that a user has."""
 
     labels: int = 0
     """Number of demonstrations: conversations or answers to imitate."""
@@ -44,7 +43,13 @@ class Situation:
     """True if the model hardly fits the GPU memory."""
     compute: Literal["cpu", "gpu", "cluster"] = "cpu"
     data: str | None = None
-    """File with the demonstrations or preferences."""
+    """File with the demonstrations, the preferences, or prompts and their answers."""
+    columns: tuple[str, str] | None = None
+    """Columns of prompt and answer in `data`, if it has the tasks of `environment=dataset`."""
+    solves: bool = True
+    """True if the environment has solutions of its scenarios; `advise` looks it up."""
+    restores: bool = True
+    """True if the environment can continue from any point of an episode; `advise` looks it up."""
 
     @property
     def preferred(self) -> bool:
@@ -53,71 +58,49 @@ class Situation:
 
     def problems(self) -> list[Problem]:
         """Return the contradictions."""
-        found = []
+        problems = []
         for name in ("labels", "preferences"):
             if getattr(self, name) < 0:
-                found.append(Problem(f"--{name}", f"is {getattr(self, name)}; expected 0 or more"))
+                problems.append(Problem(f"--{name}", f"is {getattr(self, name)}; expected 0 or more"))
         if self.preferred and self.form is None:
-            found.append(Problem("--preferences", "have no form; expected --pairs, --thumbs or --ranked"))
+            problems.append(Problem("--preferences", "have no form; expected --pairs, --thumbs or --ranked"))
         if self.form is not None and not self.preferred:
-            found.append(Problem(f"--{self.form}", "needs the number of preferences; expected --preferences N"))
+            problems.append(Problem(f"--{self.form}", "needs the number of preferences; expected --preferences N"))
         if self.sparse and self.environment is None:
-            found.append(Problem("--sparse", "is about an environment; expected --environment NAME"))
-        return found
+            problems.append(Problem("--sparse", "is about an environment; expected --environment NAME"))
+        return problems
 
 
-def with_data(situation: dict[str, Any], path: str | None) -> dict[str, Any]:
-    """Return the answers, completed by the content of a file of JSON lines or of a JSON list. Answers stay as they are.
-
-    Raises ResourceError for a file that cannot be read, SpecError for one whose rows have no known form.
-    """
+def with_data(answers: dict[str, Any], path: str | None) -> dict[str, Any]:
+    """Return the answers, completed by the content of a file: its form, and the number of its rows. Answers stay as
+    they are. Raises SpecError or ResourceError for data that cannot be read, that has no known form, or a form that no
+    method here learns from."""
     if path is None:
-        return situation
-    rows, count = _first_rows(Path(path))
-    form = next((name for name, fits in _FORMS.items() if all(fits(row) for row in rows)), None)
-    if form is None:
-        columns = ", ".join(sorted(rows[0])) if rows and isinstance(rows[0], dict) else "no object"
-        known = "messages, conversations, prompt and completion, chosen and rejected, label, or ranking"
-        raise SpecError([Problem("--data", f"{path}: its first rows have {columns}; expected {known}")])
-    if form == "demonstrations":
-        return {"labels": count, **situation, "data": path}
-    return {"preferences": count, "form": form, **situation, "data": path}
+        return answers
+    from components.data.importing import resolve_form
+    from components.data.sources import rows
+    from components.data.spec import DataSpec
 
-
-def _first_rows(path: Path) -> tuple[list[Any], int]:
-    """Return the first rows of a file and the number of all rows."""
+    spec = DataSpec(path=path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResourceError(f"--data: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else None
-    except ValueError as error:
-        raise ResourceError(f"--data: {path} is no valid JSON: {error}") from None
-    if rows is not None:
-        return rows[:FIRST_ROWS], len(rows)
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    rows = []
-    for number, line in lines[:FIRST_ROWS]:
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise ResourceError(f"--data: {path}, line {number} is no valid JSON: {error}") from None
-    if not rows:
-        raise ResourceError(f"--data: {path} has no row")
-    return rows, len(lines)
+        name = resolve_form(spec)
+    except SpecError as error:
+        raise SpecError([Problem("--data", problem.message, problem.nearest) for problem in error.problems]) from None
+    count = sum(1 for _ in rows(spec, lambda broken: None))
+    if name in PREFERENCES:
+        return {"preferences": count, "form": PREFERENCES[name], **answers, "data": path}
+    if name in DEMONSTRATIONS:
+        return {"labels": count, **answers, "data": path}
+    if name == "ground_truth":
+        columns = _columns(name, next(rows(spec, lambda broken: None)).values)
+        return {"environment": "dataset", **answers, "data": path, "columns": columns}
+    expected = ", ".join([*DEMONSTRATIONS, *PREFERENCES, "ground_truth"])
+    raise SpecError([Problem("--data", f"{path} has the form {name}; expected one of {expected}")])
 
 
-def _has(*names: str) -> Callable[[Any], bool]:
-    return lambda row: isinstance(row, dict) and set(names) <= row.keys()
+def _columns(form: str, values: dict[str, Any]) -> tuple[str, str]:
+    """Return the names of the columns of prompt and answer in a row."""
+    from components.data.forms import FORMS
 
-
-_FORMS: dict[str, Callable[[Any], bool]] = {
-    "pairs": _has("chosen", "rejected"),
-    "ranked": _has("ranking"),
-    "thumbs": _has("label"),
-    "demonstrations": lambda row: any(
-        fits(row) for fits in (_has("messages"), _has("conversations"), _has("prompt", "completion"))
-    ),
-}
-"""Forms by name, each with its test of a row; the first one that fits all rows counts."""
+    prompt, answer = (next(name for name in names if name in values) for names in FORMS[form].columns.values())
+    return prompt, answer

@@ -189,7 +189,7 @@ def calibration(
         "seconds_per_thousand": 1000 * metrics["judging_seconds"] / judgements if judgements else None,
     }
     values = {name: measure["value"] for name, measure in measured.items() if isinstance(measure, dict)} | counts
-    marks = judge_by(spec.calibrate.marks.asked(), values)
+    marks = judge_by(spec.calibrate.marks.required(), values)
     return Calibration(
         experiment=spec.name,
         reward=spec.reward.target.rpartition(".")[2],

@@ -64,18 +64,17 @@ def comparison(
 
 
 def _result(policy: NamedPolicy, artifact: Artifact, samples: int) -> PolicyResult:
-    from components.evaluation.policies_page import measure_policy
+    from components.evaluation.policies_page import PlayedEpisodes, measure_policy
     from components.trajectories.store import load_scored, read_scores
 
     folder = artifact.path
     scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
+    trajectories = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
     return measure_policy(
         policy.name,
         policy.description,
         artifact.key,
-        load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None),
-        scores,
-        seconds=read_json(folder / "times.json"),
+        PlayedEpisodes(trajectories, scores, read_json(folder / "times.json")),
         cost=_cost(policy, artifact),
         samples=samples,
         max_turns=policy.spec.agent.max_turns,

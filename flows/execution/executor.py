@@ -36,7 +36,7 @@ from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
-from flows.stages import ROUND_STAGES, STAGES, episode_failures
+from flows.stages import DISTRIBUTED, ROUND_STAGES, STAGES, episode_failures
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.servers import with_server_urls
@@ -125,6 +125,7 @@ class Execution:
             environment(),
             _options(spec),
             spec.compute.stage_timeout,
+            distributed=DISTRIBUTED,
         )
         self._runner_context = RunnerContext(
             run=record.run.short if record is not None else str(os.getpid()),
@@ -268,7 +269,7 @@ class Execution:
             lambda: tracker.log_stage(artifact, done.label, done.status, done.seconds, done.step, tags, group, tracking)
         )
         put(lambda: tracker.log_metrics(costs, done.step))
-        if tracking.dataset == "evaluation":
+        if tracking.traces:
             from components.trajectories.store import load_scored, read_scores
 
             folder = artifact.path

@@ -16,7 +16,7 @@ from components.errors import Problem
 from components.specs import Target
 from components.specs.target import is_below, locate, target_error
 
-SHARED_KEYS = ("rounds", "fork", "early_stopping", "warmup", "replay", "ewc", "feedback", "reward_model")
+SHARED_KEYS = ("rounds", "fork", "early_stopping", "warmup", "replay", "ewc", "feedback", "reward_model", "data")
 """Top-level keys that only some recipes read."""
 DEFAULT_FLOW = "flows.recipes.online_rl.online_rl"
 
@@ -72,8 +72,16 @@ def unread_keys(data: Mapping[str, Any], allow: list[str]) -> Iterator[Problem]:
     """Yield a problem for each shared key in the data of an experiment that its recipe does not read."""
     flow = data.get("flow")
     for key in SHARED_KEYS:
-        if key in data and isinstance(flow, Mapping) and not reads(flow, key, allow):
+        if _is_set(data, key) and isinstance(flow, Mapping) and not reads(flow, key, allow):
             yield Problem(key, unread_message(flow))
+
+
+def _is_set(data: Mapping[str, Any], key: str) -> bool:
+    """Return True if a shared key is set. `data` is set if it names a source."""
+    if key != "data":
+        return key in data
+    source = data.get("data")
+    return isinstance(source, Mapping) and any(source.get(name) is not None for name in ("path", "dataset"))
 
 
 def reads(flow: Mapping[str, Any], key: str, allow: list[str]) -> bool:

@@ -14,7 +14,7 @@ from components.errors import Problem, SpecError
 from components.redaction import mask
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord, checkpoints
-from flows.stages.train import FED
+from flows.stages import STAGES
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         raise _problem(
             f"run {run.short} has no checkpoint of step {step}; expected one of {', '.join(map(str, steps))}"
         )
-    if step >= spec.rounds and spec.feedback is None:
+    if "rounds" in spec.flow.reads and step >= spec.rounds and spec.feedback is None:
         raise _problem(
             f"step {step} of run {run.short} leaves nothing to do with rounds={spec.rounds}, which counts from the "
             f"start of that run; expected rounds={step + 1} or more, or feedback to train on"
@@ -125,7 +125,7 @@ def _data(store: Store, run: RunRecord, key: str, step: int) -> dict[str, Artifa
     """Return the artifacts that the checkpoint of a step was trained on, by input name."""
     recorded = {stage.key: stage.request["inputs"] for stage in run.stages}
     inputs, artifacts = recorded[key] if key in recorded else _artifact(store, run, key, step).inputs, {}
-    for name in filter(FED.fullmatch, inputs):
+    for name in [name for name in inputs if STAGES["train"].rounds_ago(name) == 0]:
         artifact = store.find(inputs[name])
         if artifact is None:
             raise _problem(

@@ -22,7 +22,7 @@ from components.artifacts import Store
 from components.errors import ResourceError
 from components.redaction import mask
 from flows.history.records import SHORTEST, Records, RunRecord, StageRecord, checkpoints
-from flows.history.store_reader import StoreReader, peek_through, targets
+from flows.history.store_reader import StoreReader, open_reader, targets
 from flows.stages import STAGES
 
 _BY_ROLE = {role: [stage for stage in STAGES.values() if stage.lineage == role] for role in ("step", "input", "result")}
@@ -78,10 +78,10 @@ class Lineage:
     def __init__(self, root: str | Path, *, through: bool = False):
         self.records = Records(root)
         self._through = through
-        self._peeks: dict[str, StoreReader] = {}
+        self._readers: dict[str, StoreReader] = {}
         """Views of remote stores, by URI."""
         self.runs: dict[str, RunRecord] = {}
-        self._peek = StoreReader(Store(self.records.root / "artifacts"))
+        self._reader = StoreReader(Store(self.records.root / "artifacts"))
         self._recorded: dict[str, tuple[RunRecord, StageRecord]] = {}
         """Latest run that produced an artifact, or else the first run that had it cached, by key."""
         self._nodes: dict[str, Node] = {}
@@ -128,7 +128,7 @@ class Lineage:
 
     def _node(self, key: str, through: bool) -> Node:
         run, stage = self._recorded.get(key, (None, None))
-        manifest = self._peek.manifest(key) or (self._remote(run).manifest(key) if run and through else None)
+        manifest = self._reader.manifest(key) or (self._remote(run).manifest(key) if run and through else None)
         if manifest is not None:
             kind, stage_name, digest, spec = (manifest[part] for part in ("kind", "stage", "digest", "spec"))
             inputs = {name: entry["key"] for name, entry in manifest["inputs"].items()}
@@ -154,14 +154,14 @@ class Lineage:
     def _remote(self, run: RunRecord) -> StoreReader:
         """Return the view of the store of a run."""
         uri = run.spec.get("store") or ""
-        if uri not in self._peeks:
-            self._peeks[uri] = peek_through(self.records.root, uri or None)
-        return self._peeks[uri]
+        if uri not in self._readers:
+            self._readers[uri] = open_reader(self.records.root, uri or None)
+        return self._readers[uri]
 
     @property
     def unread(self) -> list[str]:
         """Errors of unreachable stores."""
-        return [peek.unread for peek in self._peeks.values() if peek.unread]
+        return [reader.unread for reader in self._readers.values() if reader.unread]
 
     def ancestors(self, key: str) -> list[Node]:
         """Return an artifact and all its inputs, direct and indirect, in topological order, itself first."""
@@ -246,14 +246,14 @@ class Lineage:
         current = [
             below
             for name, below in node.inputs.items()
-            if node.stage not in STAGES or not STAGES[node.stage].is_earlier(name)
+            if node.stage not in STAGES or not STAGES[node.stage].rounds_ago(name)
         ]
         return [below for below in current if self.node(below).kind not in TRAINED]
 
     @cached_property
     def _keys(self) -> set[str]:
         """Keys of all artifacts in the folder and in the records."""
-        return {*self._peek.keys(), *self._recorded}
+        return {*self._reader.keys(), *self._recorded}
 
     @cached_property
     def _children(self) -> dict[str, list[str]]:

@@ -15,7 +15,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +31,6 @@ from components.redaction import mask
 from components.specs import nearest
 from flows.terminal.console import printable
 from flows.terminal.overrides import mask_overrides
-
-_POLICY_TRAINING = re.compile(r"train\[(sft|feedback|\d+)\]")
 
 logger = logging.getLogger(__name__)
 
@@ -347,4 +344,4 @@ def recording(root: Path, run: RunRecord) -> Iterator[RecordWriter]:
 def checkpoints(run: RunRecord) -> dict[int, str]:
     """Return the keys of a run's checkpoints by step; for a fork, including the starting step."""
     inherited = {int(step): key for step, key in run.forked.items()}
-    return inherited | {stage.step: stage.key for stage in run.stages if _POLICY_TRAINING.fullmatch(stage.label)}
+    return inherited | {stage.step: stage.key for stage in run.stages if stage.request["stage"] == "train"}

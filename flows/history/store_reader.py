@@ -99,7 +99,7 @@ class StoreReader:
             yield artifact.key
 
 
-def peek_through(root: Path, uri: str | None) -> StoreReader:
+def open_reader(root: Path, uri: str | None) -> StoreReader:
     """Return a view of the artifacts below a root, and for missing ones of the remote store at `uri`."""
     return StoreReader(Store(root / "artifacts", uri, Times(patience=PATIENCE)), through=True)
 

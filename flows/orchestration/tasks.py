@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.errors import EngineError, EnvironmentFailed, EspalierError, ResourceError
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 RETRIES = 3
 """Retries of a request to an unreliable Prefect server, 14 s in total. A server that has stopped gets no retries."""
-Found = TypeVar("Found")
 
 
 def run_flow(

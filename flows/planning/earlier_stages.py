@@ -1,4 +1,4 @@
-"""Stages of earlier runs: the basis of a plan's reasons and estimates.
+"""Stages of earlier runs: the basis of the reasons why a stage is not cached, and of a plan's estimates.
 
 Times are medians over the most similar earlier stages, scaled by the size that each stage declares: per episode if the
 numbers of episodes differ, per collection if a reward model learns from several. The cost of judges is their cost per
@@ -7,11 +7,11 @@ episode in the latest stage with the same reward. A stage that was killed and re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.history.records import Records, RunRecord, StageRecord
+from flows.history.records import RunRecord, StageRecord
 from flows.history.store_reader import StoreReader
 from flows.planning.differences import Difference, differences
 from flows.stages import STAGES
@@ -37,16 +37,16 @@ class SimilarStage:
         planned, earlier = size(request), size(Request.from_json(self.stage.request))
         return self.seconds * planned / earlier if planned and earlier else self.seconds
 
-    def reasons(self, request: Request, recomputed: Mapping[str, str]) -> list[str]:
-        """Return the reasons why a planned stage has another key. recomputed: labels of the stages that recompute its
-        inputs, by input name."""
+    def reasons(self, request: Request, recomputed: Mapping[str, str], version: int) -> list[str]:
+        """Return the reasons why a stage of this version has another key. recomputed: labels of the stages that
+        recompute its inputs, by input name."""
         reasons = list(map(str, self.differences[:MAX_DIFFERENCES]))
         if len(self.differences) > MAX_DIFFERENCES:
             reasons.append(f"{len(self.differences) - MAX_DIFFERENCES} more differences")
         if self.stage.request["seed"] != request.seed:
             reasons.append(f"seed: {self.stage.request['seed']} → {request.seed}")
-        if self.stage.version != STAGES[request.stage].version:
-            reasons.append(f"version of the stage: {self.stage.version} → {STAGES[request.stage].version}")
+        if self.stage.version != version:
+            reasons.append(f"version of the stage: {self.stage.version} → {version}")
         reasons += [f"{name}: {label} is recomputed" for name, label in recomputed.items()]
         inputs = self.stage.request["inputs"]
         for name, key in request.inputs.items():
@@ -57,10 +57,10 @@ class SimilarStage:
 
 
 class EarlierStages:
-    """Stages of the runs below one root, latest run first."""
+    """Stages of runs below one root. runs: latest first."""
 
-    def __init__(self, records: Records, store: StoreReader):
-        self._stages = [(run, stage) for run in records.all() for stage in run.stages]
+    def __init__(self, runs: Iterable[RunRecord], store: StoreReader):
+        self._stages = [(run, stage) for run in runs for stage in run.stages]
         self._store = store
 
     def run_of(self, key: str) -> RunRecord | None:

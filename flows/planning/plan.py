@@ -154,7 +154,7 @@ class _Planner:
         self.context = context
         self.planned: list[PlannedStage] = []
         self._store = StoreReader(context.store)
-        self._earlier = EarlierStages(records, self._store)
+        self._earlier = EarlierStages(records.all(), self._store)
         self._labels: dict[str, str] = {}
         self._requests: list[tuple[Request, Artifact]] = []
 
@@ -302,7 +302,7 @@ class _Planner:
             return ["no similar stage has run"]
         known = self._store.known
         recomputed = {name: self._labels[key] for name, key in request.inputs.items() if key not in known}
-        return nearest.reasons(request, recomputed)
+        return nearest.reasons(request, recomputed, STAGES[request.stage].version)
 
 
 def _has_scratch(store: Store, key: str) -> bool:

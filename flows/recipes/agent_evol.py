@@ -13,7 +13,7 @@ from flows.recipes.stage_calls import PolicyVersion
 EvolveFrom = Literal["base", "start", "last"]
 
 
-@recipe("rounds", "early_stopping", "warmup")
+@recipe("rounds", "early_stopping", "warmup", "data")
 def agent_evol(run: Run, spec: ExperimentSpec, *, evolve_from: EvolveFrom = "base") -> PolicyVersion:
     """Clone demonstrations; in each round explore with the current policy, select episodes, and train on the union of
     the demonstrations and of all selected episodes.

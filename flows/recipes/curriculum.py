@@ -13,7 +13,7 @@ from flows.recipes.run import Run
 from flows.recipes.stage_calls import PolicyVersion
 
 
-@recipe("rounds", "early_stopping", "warmup")
+@recipe("rounds", "early_stopping", "warmup", "data")
 def curriculum(
     run: Run,
     spec: ExperimentSpec,

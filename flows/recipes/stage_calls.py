@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
+from components.errors import Problem, SpecError
 from flows.execution.overlap import BackgroundRunner, sequential
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
@@ -116,6 +117,14 @@ class StageCalls:
         episodes = Episodes("sft", 0, self.call("collect[sft]", 0, self.requests.demonstrate()))
         return self.filter(self.judge(episodes), demonstrations=True)
 
+    def import_data(self) -> Episodes:
+        """Return the episodes of the data of `data`, checked, scored and selected, as the stage `import`.
+
+        Raises SpecError if no data is set, or if it cannot be read."""
+        if not self.spec.data.is_set:
+            raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
+        return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
+
     def collect(self, policy: PolicyVersion, name: str | None = None) -> Episodes:
         """Return episodes of the policy on train scenarios, as `collect[name]`. name: by default the next step."""
         number = policy.step + 1
@@ -155,13 +164,19 @@ class StageCalls:
         self.trained_before = [first, *self.trained_before]
         return policy
 
-    def warm_up(self, policy: PolicyVersion) -> tuple[PolicyVersion, list[Episodes]]:
-        """Return the policy after the supervised `warmup`, evaluated as `sft`, and the demonstrations. Without a warmup
-        return the policy itself."""
+    def warm_up(
+        self, policy: PolicyVersion, source: Callable[[], Episodes] | None = None
+    ) -> tuple[PolicyVersion, list[Episodes]]:
+        """Return the policy after the supervised `warmup`, evaluated as `sft`, and what it was trained on. Without a
+        warmup return the policy itself.
+
+        source: returns the episodes to train on; by default the data of `data` if it is set, else demonstrations."""
         if not self.warms_up:
             return policy, []
         assert self.spec.warmup is not None
-        demonstrations = self.demonstrations()
+        if source is None:
+            source = self.import_data if self.spec.data.is_set else self.demonstrations
+        demonstrations = source()
         policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
         self.evaluate(policy, "sft")
         return policy, [demonstrations]

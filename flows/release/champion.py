@@ -70,7 +70,7 @@ def tags(execution: Execution, outcome: RunOutcome) -> dict[str, str]:
     return {
         "policy_key": outcome.checkpoint.key,
         "evaluation_key": outcome.last.key,
-        "asked": evaluation_digest(_evaluation(execution, outcome)),
+        "evaluation_setup": evaluation_digest(_evaluation(execution, outcome)),
         "model": json.dumps(model, sort_keys=True),
     }
 
@@ -157,7 +157,7 @@ def _champions_evaluation(execution: Execution, outcome: RunOutcome, champion: V
     """Return the champion's evaluation with the setup of the new policy's, or the reason why there is none."""
     store, tags = execution.context.store, champion.tags
     request = _evaluation(execution, outcome)
-    if tags.get("asked") == evaluation_digest(request) and "evaluation_key" in tags:
+    if tags.get("evaluation_setup") == evaluation_digest(request) and "evaluation_key" in tags:
         evaluation = store.find(tags["evaluation_key"])
         if evaluation is not None:
             return evaluation

@@ -22,7 +22,7 @@ from components.errors import ResourceError
 from components.json_text import read_json
 from components.specs.target import key_name
 from flows.history.records import Records, RunRecord
-from flows.history.store_reader import StoreReader, peek_through, targets
+from flows.history.store_reader import StoreReader, open_reader, targets
 from flows.stages import ROUND_STAGES
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ def compare(root: Path, references: Sequence[str]) -> RunComparison:
         if run.id in by_id:
             raise ResourceError(f"run {run.short} ({run.name}) is given twice, the second time as {reference!r}")
         by_id[run.id] = run
-    peeks = {run.id: peek_through(records.root, run.spec.get("store")) for run in by_id.values()}
-    runs = [_run(letter, run, records, peeks[run.id]) for letter, run in zip(LETTERS, by_id.values(), strict=False)]
-    specs = [_with_defaults(run.spec, _resolved_targets(run, peeks[run.id])) for run in by_id.values()]
+    readers = {run.id: open_reader(records.root, run.spec.get("store")) for run in by_id.values()}
+    runs = [_run(letter, run, records, readers[run.id]) for letter, run in zip(LETTERS, by_id.values(), strict=False)]
+    specs = [_with_defaults(run.spec, _resolved_targets(run, readers[run.id])) for run in by_id.values()]
     differing = dict(_differing(specs))
     relevant = {path: values for path, values in differing.items() if _affects_results(path, specs)}
     return RunComparison(
         runs=runs,
-        results=_texts(relevant | dict(_differing([_code(run, peeks[run.id]) for run in by_id.values()]))),
+        results=_texts(relevant | dict(_differing([_code(run, readers[run.id]) for run in by_id.values()]))),
         rest=_texts(
             {path: values for path, values in differing.items() if path not in relevant}
             | dict(_differing([{"git commit": run.git_commit} for run in by_id.values()]))
@@ -75,18 +75,18 @@ def compare(root: Path, references: Sequence[str]) -> RunComparison:
     )
 
 
-def _run(letter: str, run: RunRecord, records: Records, peek: StoreReader) -> ComparedRun:
+def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
     from components.evaluation.comparison import ComparedRun
 
     status = records.status(run)
     notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
     ended = time.time() if status == "running" else run.ended
     missing: list[str] = []
-    evaluations = _evaluations(letter, run, peek, notes)
-    heldout = _heldout(run, evaluations, peek, notes, missing)
-    rounds = _rounds(run, peek, missing)
-    if peek.unread:
-        notes.append(f"its store cannot be read, so artifacts that only it has are missing: {peek.unread}")
+    evaluations = _evaluations(letter, run, reader, notes)
+    heldout = _heldout(run, evaluations, reader, notes, missing)
+    rounds = _rounds(run, reader, missing)
+    if reader.unread:
+        notes.append(f"its store cannot be read, so artifacts that only it has are missing: {reader.unread}")
     if missing:
         notes.append(f"no longer in the store, or damaged, so curves are incomplete: {join_names(missing)}")
     return ComparedRun(
@@ -108,7 +108,7 @@ def _run(letter: str, run: RunRecord, records: Records, peek: StoreReader) -> Co
     )
 
 
-def _evaluations(letter: str, run: RunRecord, peek: StoreReader, notes: list[str]) -> dict[str, Evaluation]:
+def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[str]) -> dict[str, Evaluation]:
     """Return the run's finished evaluations that are still in the store; missing ones are added to the notes.
 
     For a run that did not finish, the last evaluation within its rounds replaces the final one.
@@ -132,7 +132,7 @@ def _evaluations(letter: str, run: RunRecord, peek: StoreReader, notes: list[str
     for label, (name, title) in titles.items():
         if label not in keys:
             continue
-        with peek.opened(keys[label]) as artifact:
+        with reader.opened(keys[label]) as artifact:
             if artifact is None:
                 notes.append(f"{label} is no longer in the store, or is damaged: run it again")
                 continue
@@ -150,7 +150,7 @@ def _evaluations(letter: str, run: RunRecord, peek: StoreReader, notes: list[str
 
 
 def _heldout(
-    run: RunRecord, evaluations: Mapping[str, Evaluation], peek: StoreReader, notes: list[str], missing: list[str]
+    run: RunRecord, evaluations: Mapping[str, Evaluation], reader: StoreReader, notes: list[str], missing: list[str]
 ) -> dict[int, Mapping[str, Any]]:
     """Return the summaries of the evaluations by round of the evaluated policy, without the untrained model before a
     warmup. Labels of missing evaluations are added to `missing`."""
@@ -162,7 +162,7 @@ def _heldout(
         if name in evaluations:
             summaries[stage.step] = evaluations[name].summary
         elif name.isdecimal():
-            with peek.opened(stage.key) as artifact:
+            with reader.opened(stage.key) as artifact:
                 if artifact is None:
                     missing.append(stage.label)
                     continue
@@ -173,7 +173,7 @@ def _heldout(
     return dict(sorted(summaries.items()))
 
 
-def _rounds(run: RunRecord, peek: StoreReader, missing: list[str]) -> dict[int, dict[str, float]]:
+def _rounds(run: RunRecord, reader: StoreReader, missing: list[str]) -> dict[int, dict[str, float]]:
     """Return the metrics of each finished round, with the names that the report plots. Labels of missing stages are
     added to `missing`."""
     from flows.reporting.report import round_figures
@@ -185,7 +185,7 @@ def _rounds(run: RunRecord, peek: StoreReader, missing: list[str]) -> dict[int, 
         if kind not in ROUND_STAGES or number not in trained:
             continue
         artifacts = rounds.setdefault(int(number), {})
-        artifact = peek.find(stage.key)
+        artifact = reader.find(stage.key)
         if artifact is None:
             missing.append(stage.label)
         else:
@@ -225,22 +225,22 @@ def _against(baseline: ComparedRun, run: ComparedRun) -> BaselineComparison:
     return replace(against, notes=[f"these are different evaluations, {name} and {baseline_name}", *against.notes])
 
 
-def _code(run: RunRecord, peek: StoreReader) -> dict[str, Any]:
+def _code(run: RunRecord, reader: StoreReader) -> dict[str, Any]:
     """Return the versions of a run's stages and the digests of the user's code, which affect results beside the
     configuration."""
     code: dict[str, Any] = {}
     for stage in run.stages:
         code[f"version of {stage.request['stage']}"] = stage.version
-        manifest = peek.manifest(stage.key)
+        manifest = reader.manifest(stage.key)
         for target in targets(manifest["spec"] if manifest else {}).values():
             if "source_sha256" in target:
                 code[f"source of {target['_target_']}"] = target["source_sha256"][:12]
     return {name: code[name] for name in sorted(code)}
 
 
-def _resolved_targets(run: RunRecord, peek: StoreReader) -> list[Mapping[str, Any]]:
+def _resolved_targets(run: RunRecord, reader: StoreReader) -> list[Mapping[str, Any]]:
     """Return the targets of a run's stages, with all arguments of their signatures."""
-    manifests = [peek.manifest(stage.key) for stage in run.stages]
+    manifests = [reader.manifest(stage.key) for stage in run.stages]
     return [target for manifest in manifests if manifest for target in targets(manifest["spec"]).values()]
 
 

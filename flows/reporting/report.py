@@ -38,7 +38,9 @@ def titles_of(spec: ExperimentSpec, outcome: RunOutcome) -> dict[str, str]:
     experiment's last one, or if it was selected as the best."""
     all_titles = titles_by(spec.algorithm.name, "sft" in outcome.evaluations)
     titles = {name: all_titles.get(name, f"after {name}") for name in outcome.evaluations}
-    if "final" in titles:
+    if "final" in titles and not outcome.measured:
+        titles["final"] = f"after {spec.flow.name.replace('_', ' ')} {spec.algorithm.name.upper()}"
+    elif "final" in titles:
         if outcome.step == outcome.first_step:
             titles["final"] = "start of the rounds"
         elif outcome.step != spec.rounds or spec.deploy.policy == "best":
@@ -76,7 +78,9 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
     return EvaluationResults(titles, summaries, episodes, differences)
 
 
-def struck(execution: Execution, outcome: RunOutcome, overrides: Sequence[str], seconds: float, words: str) -> None:
+def log_stopped_report(
+    execution: Execution, outcome: RunOutcome, overrides: Sequence[str], seconds: float, words: str
+) -> None:
     """Log the report of a run that a guard stopped: the results so far and the guard's finding. words: the finding."""
     tracker = execution.tracker
     assert tracker is not None

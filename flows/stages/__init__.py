@@ -19,6 +19,8 @@ def _declared() -> list[Stage]:
 STAGES.update({stage.name: stage for stage in _declared()})
 PLACED = [stage.name for stage in STAGES.values() if stage.placed]
 """Stages that `compute` can place."""
+DISTRIBUTED = [stage.name for stage in STAGES.values() if stage.distributed]
+"""Stages in which several processes can train together."""
 EPISODE_KINDS = [stage.kind for stage in STAGES.values() if stage.plays]
 """Kinds of artifacts with episodes of a policy."""
 ROUND_STAGES = [stage.name for stage in STAGES.values() if stage.part_of_round]

@@ -74,6 +74,26 @@ def with_progress(rows: Iterable[Row], total: int, progress: Progress) -> Iterat
     progress(done, total)
 
 
+class TrainingProgress:
+    """Progress of a training in gradient steps. Nothing is reported before their number is known."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._done = 0
+        self._total: int | None = None
+
+    def on_total(self, total: int) -> None:
+        """Receive the number of gradient steps, including those that an interrupted run took."""
+        self._total = total
+        self._progress(self._done, total)
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """Receive the metrics of one gradient step, of this or of an interrupted run."""
+        self._done += 1
+        if self._total is not None:
+            self._progress(self._done, self._total, metrics)
+
+
 class Warm:
     """Cache of objects that stay loaded between the stages of one run, each with the recipe that it was built from."""
 
@@ -180,13 +200,13 @@ def unknown(request: Request) -> int | None:
     return None
 
 
-SHOWN = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
+MAIN_METRICS = ("episodes", "failed", "success", "reward", "loss", "heldout_accuracy", "unscored")
 """Metrics in the console line of a stage."""
 
 
 def main_figures(metrics: Mapping[str, float]) -> str:
     """Return the metrics in the console line of a stage as text."""
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in MAIN_METRICS if name in metrics)
 
 
 @dataclass(frozen=True)
@@ -205,6 +225,8 @@ class Stage:
     function: Callable[[Any, Inputs, Draft, Context], dict[str, float]]
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of the artifact by name or glob pattern, each with a description. A name that ends with `/` is a folder."""
+    optional: tuple[str, ...] = ()
+    """Names of `files` that only some artifacts have."""
     volatile: tuple[str, ...] = ()
     """Files that the artifact's digest does not cover."""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -235,10 +257,14 @@ class Stage:
     """Role in the lineage. `step`: its artifact is a model, and each model is a step. `input`: training data, which
     belongs to the step of the model that is trained on it. `result`: belongs to the step of its inputs."""
 
-    def is_earlier(self, name: str) -> bool:
-        """Return True if the input of this name is data of an earlier round or collection."""
-        matches = (re.fullmatch(input_pattern(declared), name) for declared in self.inputs)
-        return any(match.groupdict().get("ago") for match in matches if match is not None)
+    def rounds_ago(self, name: str) -> int | None:
+        """Return the number of rounds or collections ago that the data of an input comes from, 0 for the current one;
+        None for an input that belongs to none, such as a checkpoint."""
+        for declared in self.inputs:
+            match = re.fullmatch(input_pattern(declared), name)
+            if match is not None and "ago" in match.re.groupindex:
+                return int(match["ago"] or 0)
+        return None
 
 
 @functools.cache

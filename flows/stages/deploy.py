@@ -20,8 +20,8 @@ from components.rollout.spec import AgentSpec
 from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
-EVALUATIONS = ("start", "sft", "feedback", "final")
-"""Evaluations in order of training; the inputs are named `evaluation_start` and so on."""
+EVALUATIONS = ("start", "sft", "feedback")
+"""Evaluations before the rounds, in order of training; the inputs are named `evaluation_start` and so on."""
 
 
 class DeployStage(StageSpec):
@@ -65,7 +65,7 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
 
     if spec.deploy.mode == "none":
         raise SpecError([Problem("deploy.mode", "'none' exports nothing; expected export or serve")])
-    evaluations = {name: inputs[f"evaluation_{name}"] for name in EVALUATIONS if f"evaluation_{name}" in inputs}
+    evaluations = _evaluations(inputs)
     episodes = {name: list(read_trajectories(a.path / "trajectories.parquet")) for name, a in evaluations.items()}
     steps = len(spec.deploy.formats) + 1
     context.progress(0, steps)
@@ -86,6 +86,13 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     if spec.deploy.mode == "serve":
         metrics |= _served(spec, draft, requests, answers)
     return metrics
+
+
+def _evaluations(inputs: Inputs) -> dict[str, Artifact]:
+    """Return the evaluations by name, in order of training: those of a recipe's own between EVALUATIONS and `final`."""
+    named = {name.removeprefix("evaluation_"): artifact for name, artifact in inputs.items() if name != "policy"}
+    own = [name for name in named if name not in (*EVALUATIONS, "final")]
+    return {name: named[name] for name in (*EVALUATIONS, *own, "final") if name in named}
 
 
 def _write(
@@ -186,6 +193,7 @@ STAGE = Stage(
         **{f"{name}/": f"model in the format {name}, with its README.md" for name in get_args(Format)},
         "answers.json": "the policy's answers to held-out prompts",
     },
-    inputs={"policy": "checkpoint", **{f"evaluation_{name}": "evaluation" for name in EVALUATIONS}},
+    optional=tuple(f"{name}/" for name in get_args(Format)),
+    inputs={"policy": "checkpoint", "evaluation_*": "evaluation"},
     order=80,
 )

@@ -162,5 +162,5 @@ STAGE = Stage(
     plays=True,
     episodes=episodes,
     size=episodes,
-    tracking=StageTracking("eval", dataset="evaluation"),
+    tracking=StageTracking("eval", dataset="evaluation", traces=True),
 )

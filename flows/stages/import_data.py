@@ -63,10 +63,11 @@ def import_data(spec: ImportStage, inputs: Inputs, draft: Draft, context: Contex
 
 
 def summary_text(metrics: Mapping[str, float]) -> str:
-    """Return the counts of an import as text: `used 9990 of 10000 rows (6 too_long, 4 duplicate)`."""
+    """Return the form and the counts of an import as text: `form thumbs: used 90 of 100 rows (6 too_long, 4 empty)`."""
     if "examples" not in metrics:
         return ""
-    used = f"used {metrics['examples']:.0f} of {metrics['rows']:.0f} rows"
+    form = next((name.removeprefix("form/") for name in metrics if name.startswith("form/")), "unknown")
+    used = f"form {form}: used {metrics['examples']:.0f} of {metrics['rows']:.0f} rows"
     heldout = f", held out {metrics['heldout']:.0f}" if metrics.get("heldout") else ""
     counts = counted(reasons(metrics))
     return f"{used}{heldout} ({counts})" if counts else f"{used}{heldout}"

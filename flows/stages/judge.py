@@ -203,8 +203,8 @@ def judging(
         if model is None:
             problem = "null, but the reward computes with a model; expected the model of the experiment"
             raise SpecError([Problem("judge.model", problem)])
-        means = _means(meter, context, model, policy, inference)
-        reward.use(means if keep_answers else replace(means, answers=None))
+        resources = _resources(meter, context, model, policy, inference)
+        reward.use(resources if keep_answers else replace(resources, answers=None))
     try:
         yield RewardJudge(reward, meter, context, settings, name)
     finally:
@@ -212,7 +212,7 @@ def judging(
             reward.close()
 
 
-def _means(
+def _resources(
     meter: Meter, context: Context, model: ModelSpec, policy: Artifact | None, inference: InferenceSpec | None
 ) -> RewardResources:
     def engine(other: ModelSpec | None) -> ModelEngine:

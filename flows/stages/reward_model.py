@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ from pydantic import Field
 from components.algorithms.choices import AnyRewardAlgorithmSpec
 from components.artifacts import Draft
 from components.models.spec import ModelSpec
-from flows.stages.base import Context, Inputs, Stage, StageSpec
-from flows.stages.train import CHECKPOINT_FILES
+from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
+from flows.stages.train import CHECKPOINT_FILES, OPTIONAL_FILES
 
 if TYPE_CHECKING:
     from components.algorithms.reward_models.examples import JudgedCollection
@@ -44,16 +44,8 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
     from components.models.weights import prepare
 
     judged = [_judged(inputs), *(_judged(inputs, ago) for ago in range(1, collections(inputs)))]
-    total = spec.algorithm.max_steps(sum(len(collection.trajectories) for collection in judged))
-    done = 0
-
-    def on_step(values: Mapping[str, float]) -> None:
-        nonlocal done
-        done += 1
-        context.progress(done, max(total, done), values)
-
-    context.progress(0, total)
     assert context.scratch is not None
+    progress = TrainingProgress(context.progress)
     request = RewardTrainingRequest(
         model=spec.model,
         base_dir=prepare(spec.model, context.cache),
@@ -62,7 +54,8 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
         out=draft.path,
         scratch=context.scratch,
         seed=context.seed,
-        on_step=on_step,
+        on_step=progress.on_step,
+        on_total=progress.on_total,
         save_every=spec.save_every,
         strategy=context.strategy,
     )
@@ -102,6 +95,7 @@ STAGE = Stage(
         "reward_model.json": "base model, heads and their scales",
         "scenarios.json": "training and held-out scenarios",
     },
+    optional=OPTIONAL_FILES,
     volatile=("log.jsonl",),
     inputs={
         "trajectories[-N]": "trajectories or dataset",

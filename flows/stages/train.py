@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +14,11 @@ from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import Trajectory
-from flows.stages.base import Context, Inputs, Stage, StageSpec
+from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
 
 CHECKPOINT_VERSION = 1
 """Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
 with costs."""
-FED = re.compile(r"(trajectories|scores|selection)(\+[1-9]\d*)?")
-"""Names of a round's training inputs; `trajectories+1` belongs to its first refill."""
-EARLIER = re.compile(rf"(anchored-)?{FED.pattern}-([1-9]\d*)")
-"""Names of the inputs of earlier rounds, with the number of rounds ago: `trajectories-2`. With `anchored-`, counted
-from the start of the rounds."""
 
 
 class TrainStage(StageSpec):
@@ -59,7 +52,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     Inputs: `trajectories`, `scores`, `selection`, those of refills `trajectories+K` and so on; `start`, the checkpoint
     to train further; `reference`, the checkpoint of the KL divergence (without: the base model); `trajectories-N`,
     `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the checkpoint of elastic weight consolidation, and its
-    training data, `anchored-trajectories-N` and so on."""
+    training data, `anchored-trajectories-N` and so on, N counted from the start of the rounds."""
     from components.algorithms.continual.replay import mixed
     from components.algorithms.policy_gradient.cost_constraints import mean_costs
     from components.algorithms.request import PolicyTrainingRequest
@@ -84,15 +77,6 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         off_policy := sum(trajectory.policy != version for trajectory in trajectories)
     ):
         figures["off_policy"] = off_policy / len(trajectories)  # share of episodes sampled from another policy
-    total = algorithm.max_steps(len(trajectories), new_critic=not _has_critic(inputs))
-    done = 0
-
-    def on_step(values: Mapping[str, float]) -> None:
-        nonlocal done
-        done += 1
-        context.progress(done, max(total, done), values)
-
-    context.progress(0, total)
     teacher_dir = None
     if algorithm.teacher_model is not None:
         teacher_dir = prepare(algorithm.teacher_model.model(spec.model.max_length), context.cache)
@@ -103,6 +87,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         anchored = [trajectory for ago in _rounds(inputs, "anchored-") for trajectory in _renamed(inputs, ago)]
         anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
     assert context.scratch is not None
+    progress = TrainingProgress(context.progress)
     request = PolicyTrainingRequest(
         model=spec.model,
         base_dir=prepare(spec.model, context.cache),
@@ -112,7 +97,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         out=draft.path,
         scratch=context.scratch,
         seed=context.seed,
-        on_step=on_step,
+        on_step=progress.on_step,
+        on_total=progress.on_total,
         warm=context.warm.trainer,
         save_every=spec.save_every,
         teacher_dir=teacher_dir,
@@ -126,8 +112,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
 
 def _rounds(inputs: Inputs, prefix: str = "") -> list[int]:
     """Return the distances of the earlier rounds among the inputs, in rounds. prefix: `anchored-`, or none."""
-    matches = [EARLIER.fullmatch(name) for name in inputs]
-    return sorted({int(match[4]) for match in matches if match is not None and (match[1] or "") == prefix})
+    names = [name for name in inputs if name.startswith(f"{prefix}trajectories")]
+    return sorted({ago for name in names if (ago := STAGE.rounds_ago(name))})
 
 
 def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
@@ -157,12 +143,6 @@ def _scored(
     return loaded
 
 
-def _has_critic(inputs: Inputs) -> bool:
-    from components.algorithms.loop.checkpoint import CRITIC
-
-    return "start" in inputs and (inputs["start"].path / CRITIC).is_dir()
-
-
 CHECKPOINT_FILES = {
     "adapter/": "LoRA adapter",
     "weights/": "in its place, all weights (`model.lora=null`)",
@@ -170,8 +150,11 @@ CHECKPOINT_FILES = {
     "rng.safetensors": "random state",
     "trainer.json": "algorithm, number of gradient steps",
     "log.jsonl": "metrics of each gradient step",
+    "guards.jsonl": "gradient steps at which a guard warned or skipped",
 }
-"""Files of every trained model."""
+"""Files of trained models."""
+OPTIONAL_FILES = ("adapter/", "weights/", "guards.jsonl")
+"""Those that only some trained models have."""
 
 STAGE = Stage(
     "train",
@@ -185,6 +168,7 @@ STAGE = Stage(
         "critic/": "value model of PPO",
         "multipliers.json": "Lagrange multipliers of costs",
     },
+    optional=(*OPTIONAL_FILES, "critic/", "multipliers.json"),
     volatile=("log.jsonl",),
     inputs={
         "[anchored-]trajectories[+K][-N]": "trajectories or feedback or dataset",

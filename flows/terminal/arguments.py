@@ -13,7 +13,7 @@ from typing import Any
 
 DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "runs"
 KEY = "root="
-_SHOWN = "[root=DIR]"
+_ROOT_USAGE = "[root=DIR]"
 
 
 class RootParser(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ class RootParser(argparse.ArgumentParser):
 
     def format_usage(self) -> str:
         usage = super().format_usage()
-        return usage if _SHOWN in usage else f"{usage.rstrip()} {_SHOWN}\n"
+        return usage if _ROOT_USAGE in usage else f"{usage.rstrip()} {_ROOT_USAGE}\n"
 
     def format_help(self) -> str:
         return super().format_help().replace(super().format_usage().rstrip(), self.format_usage().rstrip(), 1)

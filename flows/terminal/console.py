@@ -35,7 +35,7 @@ PLAIN_EVERY = 15.0
 """Seconds between two progress lines of the same stage if stderr is not a terminal."""
 FILE_ONLY = ("prefect", "py.warnings", "httpx", "httpcore", "uvicorn", "fastapi", "alembic")
 """Loggers that write to the log file only."""
-SHOWN = {
+PROGRESS_METRICS = {
     "running": "running",
     "failed": "failed",
     "loss": "loss",
@@ -126,7 +126,7 @@ class StageView:
         remaining = self.remaining_seconds(now)
         eta = f", about {duration(remaining)} left" if remaining else ""
         elapsed = duration(now - self._start)
-        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {elapsed}{eta}{_shown(values)}")
+        self.console.line(f"  {self.label}: {done}/{total} {self.unit}, {elapsed}{eta}{_metrics_text(values)}")
 
     def remaining_seconds(self, now: float) -> float | None:
         """Return the estimated remaining seconds of the stage, or None if there is no estimate yet.
@@ -163,7 +163,7 @@ class _Bar(StageView):
 
     def __call__(self, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
         self._count(done, total)
-        self._bars.update(self._bar, done, total, _shown(values))
+        self._bars.update(self._bar, done, total, _metrics_text(values))
 
     def close(self) -> None:
         super().close()
@@ -301,6 +301,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _shown(values: Mapping[str, Any] | None) -> str:
-    parts = [f"{title} {values[name]:.3g}" for name, title in SHOWN.items() if values and name in values]
+def _metrics_text(values: Mapping[str, Any] | None) -> str:
+    parts = [f"{title} {values[name]:.3g}" for name, title in PROGRESS_METRICS.items() if values and name in values]
     return "  " + ", ".join(parts) if parts else ""

@@ -11,7 +11,7 @@ from components.specs import nearest
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.overrides import mask_override
 
-SHOWN = ("job", "hydra", "all")
+CFG_VALUES = ("job", "hydra", "all")
 """Parts of the composed config that --cfg prints."""
 ABOUT = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Topics that --info prints."""
@@ -30,7 +30,7 @@ def parse_options(argv: list[str], command: str) -> tuple[argparse.Namespace, ar
     options, unknown = parser.parse_known_intermixed_args(argv)
     invalid = [word for word in unknown if word.startswith("-")] or unknown  # the other words are values of these
     problems = [_unknown(word, parser) for word in invalid]
-    for name, value, expected in (("--cfg", options.cfg, SHOWN), ("--info", options.info, ABOUT)):
+    for name, value, expected in (("--cfg", options.cfg, CFG_VALUES), ("--info", options.info, ABOUT)):
         if value is not None and value not in expected:
             near = nearest(value, expected)
             text = f"{value!r}: expected one of {', '.join(expected)}"
@@ -53,7 +53,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--help", "-h", action="store_true", help="list experiments and config groups")
     parser.add_argument("--multirun", "-m", action="store_true", help="sweep: every combination of the given values")
     parser.add_argument("--run", "-r", action="store_true", help="run (the default)")
-    parser.add_argument("--cfg", "-c", metavar="job", help=f"print the composed config: {', '.join(SHOWN)}")
+    parser.add_argument("--cfg", "-c", metavar="job", help=f"print the composed config: {', '.join(CFG_VALUES)}")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: replace interpolations by their values")
     parser.add_argument("--package", "-p", help="with --cfg: print this part only")
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="folder with your own config groups")

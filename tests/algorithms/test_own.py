@@ -48,7 +48,6 @@ def experiment(root: Path, target: str = TARGET, **algorithm) -> ExperimentSpec:
 def test_it_is_an_algorithm_of_the_experiment(home):
     algorithm = experiment(home, batch_size=4).algorithm
     assert (algorithm.name, algorithm.batch_size, algorithm.learning_rate) == ("reinforce", 4, 1e-4)
-    assert algorithm.max_steps(9) == 3
     assert type(algorithm) not in ALGORITHMS
     data = json.loads(experiment(home, batch_size=4).model_dump_json(by_alias=True))
     assert data["algorithm"]["_target_"] == TARGET
@@ -77,7 +76,7 @@ def test_an_unknown_name_of_an_algorithm_is_one_problem_with_the_nearest_name(tm
         ("stock.reinforce.Reinforc", "'Reinforc' does not exist in stock.reinforce"),
         ("stock.reinforce.Trainer", "is not a subclass of"),
         ("stock.reinforce_trainer.train", "is not a subclass of components.algorithms.spec.AlgorithmSpec"),
-        ("components.algorithms.spec.AlgorithmSpec", "does not define build and max_steps"),
+        ("components.algorithms.spec.AlgorithmSpec", "does not define build"),
         ("other.Algorithm", "outside the allowed packages"),
     ],
 )

@@ -252,6 +252,16 @@ def test_several_histories_are_several_rows(chat):
     assert [row["trajectory_id"] for row in examples(chat, [demo], LONG)] == ["d0/0", "d0/0"]
 
 
+def test_the_number_of_steps_counts_histories(base_dir, tmp_path):
+    demos = demonstrations(2)
+    demos[0].histories.append(History([Message("user", "Hello."), Message("assistant", "Hi.")], agent="helper"))
+    logs: list[dict[str, float]] = []
+    totals: list[int] = []
+    spec = SPEC.model_copy(update={"batch_size": 2, "epochs": 1})
+    run(base_dir, spec, demos, tmp_path, on_step=logs.append, on_total=totals.append)
+    assert totals == [len(logs)] == [2]
+
+
 def run(base_dir, spec, trajectories, folder: Path, **more):
     out, scratch = folder / "out", folder / "scratch"
     out.mkdir(parents=True)

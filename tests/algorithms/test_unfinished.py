@@ -47,12 +47,15 @@ OnStep = Callable[[dict[str, float]], None]
 def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: None, every: float = 0.0) -> Path:
     """Run one training, or resume it in a second call with the same folder. Return the folder of the checkpoint."""
     spec, make = ALGORITHMS[name]
+    totals: list[int] = []
     out, scratch = folder / "out", folder / "scratch"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     scratch.mkdir(exist_ok=True)
     arguments = {"start": None, "reference": None, "out": out, "scratch": scratch, "seed": 11, "save_every": every}
-    train(spec, MODELS.get(name, DROPOUT), base_dir, make(), on_step=on_step, **arguments)  # type: ignore[arg-type]
+    callbacks = {"on_step": on_step, "on_total": totals.append}
+    train(spec, MODELS.get(name, DROPOUT), base_dir, make(), **callbacks, **arguments)  # type: ignore[arg-type]
+    assert set(totals) == {len(lines(out))}
     return out
 
 

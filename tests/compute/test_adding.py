@@ -34,7 +34,7 @@ class NicePlace(Place):
     def describe(self) -> str:
         return f"niceness {self.niceness}"
 
-    def refusal(self, name: str, stage: str) -> str | None:
+    def refusal(self, name: str, stage: str, distributed) -> str | None:
         return f"is too slow for {stage}" if stage == "deploy" else None
 
     def runner(self, name: str, context: RunnerContext) -> ProcessRunner:

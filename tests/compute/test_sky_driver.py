@@ -340,7 +340,7 @@ def test_runner_of_a_place_names_its_log_and_the_end_of_its_cluster(tmp_path, mo
     context = RunnerContext(
         run="ab12",
         log=tmp_path / "run.log",
-        process=StageProcess(tmp_path, tmp_path / "stages.log"),
+        process=StageProcess(tmp_path, tmp_path / "stages.log", distributed=["train"]),
         execute=lambda request, on_event: StageResult("k", "d", "ran"),
         code=tmp_path,
         packages=[],
@@ -350,6 +350,7 @@ def test_runner_of_a_place_names_its_log_and_the_end_of_its_cluster(tmp_path, mo
     runner.close()  # nothing is up before the first stage
     assert runner.run(ASKED, print) == StageResult("k", "d", "ran")
     assert runner.snapshot.path == tmp_path
+    assert json.loads(runner._command[-1])["distributed"] == ["train"]
     runner.close(600)
     assert lines == [f"GPU_1: log of its machines: {tmp_path / 'run.GPU_1.log'}", ending]
     assert not runner.shares_servers

@@ -14,6 +14,7 @@ from components.compute.sky.task import REQUEST, TaskTemplate, render
 from components.errors import SpecError
 from components.specs import validate
 from flows.experiment.config_loader import CONF
+from flows.stages import DISTRIBUTED
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = Path(__file__).parent / "sky_golden"
@@ -55,7 +56,13 @@ Blocks.add_representer(str, Blocks.represent_str)
 
 def rendered(place):
     envs = {"OMP_NUM_THREADS": "4", **place.get("envs", {})}
-    template = TaskTemplate(SkyPlace(**{**place, "envs": envs}), "name", Path("/snapshots/0123456789abcdef"), OPTIONS)
+    template = TaskTemplate(
+        SkyPlace(**{**place, "envs": envs}),
+        "name",
+        Path("/snapshots/0123456789abcdef"),
+        OPTIONS,
+        distributed=DISTRIBUTED,
+    )
     return render(template, ASKED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.models.weights import CHATML
+from components.models.random_weights import CHATML
 
 
 def write_llama(out: Path, *, digits: bool = False) -> Path:

@@ -77,7 +77,13 @@ requests = Requests(spec)
 context = Context.at(spec.root)
 played, status = run_stage(requests.collect(None, 1), context)
 shown, _ = run_stage(requests.demonstrate(), context)
-print(json.dumps([status, played.metrics["episodes"], played.metrics["failed"], shown.metrics["success"]]))
+from docs import environments, reference
+
+pages = [reference.generated(), environments.content()]
+print(json.dumps({
+    "collected": [status, played.metrics["episodes"], played.metrics["failed"], shown.metrics["success"]],
+    "documented": [page.count("coins") for page in pages],
+}))
 """
 
 
@@ -88,20 +94,19 @@ def checkout(tmp_path_factory):
     return checkout
 
 
-def test_the_tiny_model_plays_an_added_environment(checkout):
-    script = COLLECT.replace("{ROOT}", str(checkout.folder / "runs"))
-    assert checkout.run(script) == ["ran", 4.0, 0.0, 1.0]
+def test_the_tiny_model_plays_an_added_environment_and_the_documentation_lists_it(checkout):
+    result = checkout.run(COLLECT.replace("{ROOT}", str(checkout.folder / "runs")))
+    assert result["collected"] == ["ran", 4.0, 0.0, 1.0]
+    assert all(result["documented"])
 
 
 def test_the_tests_of_the_configuration_cover_an_added_environment(checkout):
-    """pytest fails if it collects no test."""
-    checkout.test("tests/test_configs.py", "-k", "coins")
-    checkout.test("tests/test_configs.py", "tests/test_registered.py", "-k", "all_files or registered_name")
-
-
-def test_the_generated_documentation_lists_an_added_environment(checkout):
-    script = (
-        "import json; from docs import environments, reference; texts = [reference.generated(), environments.content()]"
+    """pytest fails if a named test does not exist."""
+    configs, option = "tests/test_configs.py", "[environment/coins]"
+    checkout.test(
+        f"{configs}::test_it_composes_into_a_valid_experiment_with_every_key_written_out{option}",
+        f"{configs}::test_it_begins_with_a_comment_that_says_what_it_is{option}",
+        f"{configs}::test_it_is_plain_yaml_without_repeated_keys{option}",
+        f"{configs}::test_all_files_are_options_of_a_group",
+        "tests/test_registered.py::test_every_component_of_the_configuration_has_a_registered_name_of_its_own",
     )
-    counts = checkout.run(f"{script}; print(json.dumps([text.count('coins') for text in texts]))")
-    assert all(counts)

@@ -202,7 +202,7 @@ def test_the_length_is_what_the_policy_wrote():
 def test_marks_are_minima_of_some_measures_and_maxima_of_others():
     marks = MarksSpec(auc=0.8, agreement=0.7, length_bias=0.3, cost_per_thousand=1.0)
     values = {"auc": 0.75, "agreement": 0.7, "length_bias": -0.4, "cost_per_thousand": None}
-    messages = {mark.measure: None if mark.met else str(mark) for mark in judge_by(marks.asked(), values)}
+    messages = {mark.measure: None if mark.met else str(mark) for mark in judge_by(marks.required(), values)}
     assert messages == {
         "auc": "auc is 0.750, below its mark of 0.8",
         "agreement": None,

@@ -27,6 +27,7 @@ ARGUMENTS = {
     "flows.clean": [],
     "flows.compare": ["latest", "other"],
     "flows.deployments": ["--stop", "shop"],
+    "flows.export": ["latest", "--form", "thumbs", "--out", "out"],
     "flows.lineage": ["latest"],
     "flows.revise": ["latest", "--out", "out.jsonl"],
     "flows.stage": ["collect", "--watch"],

@@ -21,6 +21,7 @@ from flows.experiment.checks.judging import other_rewards
 from flows.stages.base import Request
 from flows.stages.calibrate import CalibrateStage, reseeded, rotated
 from flows.stages.execute import request_key, run_stage
+from tests.flows.declarations import check_artifact
 from tests.flows.pretend import pretend
 from tests.trajectories.builders import FAILURE
 
@@ -82,8 +83,11 @@ def measured(tmp_path, run, capsys, tracked):
     return call
 
 
-def test_a_judge_that_says_the_truth_is_found_to_be_good(measured):
+def test_a_judge_that_says_the_truth_is_found_to_be_good(measured, tmp_path):
+    before = set((tmp_path / "artifacts").iterdir())
     code, result, stderr = measured("components.rewards.rules.outcome.Outcome", "calibrate.marks.auc=0.9", "--strict")
+    new = [path for path in (tmp_path / "artifacts").glob("*/manifest.json") if path.parent not in before]
+    assert [check_artifact(path.parent) for path in new] == ["calibrate"]
     assert (code, result["warnings"]) == (0, [])
     assert (result["auc"]["value"], result["agreement"]["value"]) == (1.0, 1.0)
     assert (result["episodes"], result["groups"], result["truth"], result["reward"]) == (48, 12, "success", "Outcome")

@@ -18,15 +18,15 @@ from tests.flows.pretend import pretend
 SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.4))}
 
 
-def waste(root: Path, **options) -> dict[str, str]:
+def deletable(root: Path, **options) -> dict[str, str]:
     """Return the reasons for deletion by name in the store."""
     forget = options.pop("forget", ())
-    return {Path(item.path).name: item.why for item in Cleaner(root, forget).waste(**options)}
+    return {Path(item.path).name: item.why for item in Cleaner(root, forget).deletable(**options)}
 
 
 def test_what_a_run_needs_stays(tmp_path):
     pretend(tmp_path)
-    assert waste(tmp_path) == {}
+    assert deletable(tmp_path) == {}
 
 
 def test_what_no_run_needs_can_go(tmp_path):
@@ -34,7 +34,7 @@ def test_what_no_run_needs_can_go(tmp_path):
     run = pretend(tmp_path, rounds=1, seed=1)
     keys = {stage.key for stage in run.stages} - {stage.key for stage in kept.stages}
     assert len(keys) == 11  # the start is the same
-    assert waste(tmp_path, forget=[run.short]) == dict.fromkeys(keys, "no run needs it")
+    assert deletable(tmp_path, forget=[run.short]) == dict.fromkeys(keys, "no run needs it")
     assert main([f"root={tmp_path}", "--forget", run.short]) == 0
     assert Records(tmp_path).get(run.id) == run  # dry by default
     assert main([f"root={tmp_path}", "--forget", run.short, "--delete"]) == 0
@@ -48,7 +48,7 @@ def test_what_an_artifact_was_made_from_stays(tmp_path):
     records = Records(tmp_path)
     run.stages[:] = [stage for stage in run.stages if stage.label == "train[1]"]
     records.write(run)
-    kept = {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} - set(waste(tmp_path))
+    kept = {path.name for path in (tmp_path / "artifacts").glob("?" * 64)} - set(deletable(tmp_path))
     manifests = [json.loads((tmp_path / "artifacts" / key / "manifest.json").read_text()) for key in kept]
     assert sorted(one["stage"] for one in manifests) == sorted(
         ["train", "collect", "judge", "filter"] * 2
@@ -58,14 +58,14 @@ def test_what_an_artifact_was_made_from_stays(tmp_path):
 def test_a_fork_holds_what_it_began_with(tmp_path):
     run = pretend(tmp_path)
     pretend(tmp_path, fork=f"{run.short}@1", seed=2)
-    gone = set(waste(tmp_path, forget=[run.short]))
+    gone = set(deletable(tmp_path, forget=[run.short]))
     assert run.stage("train[2]").key in gone
     assert not {run.stage(f"train[{step}]").key for step in ("sft", 1)} & gone
 
 
 def test_the_latest_and_the_best_checkpoint_stay_by_every_metric(tmp_path):
     run = pretend(tmp_path, rounds=6, metrics=SUCCESS)
-    found = Cleaner(tmp_path).waste(intermediate=True)
+    found = Cleaner(tmp_path).deletable(intermediate=True)
     # collect[r] is played by the policy of round r - 1: best 1, worst 2; the start of the rounds and the latest stay.
     assert {Path(one.path).name for one in found} == {run.stage(f"train[{step}]").key for step in (3, 4, 5)}
     assert all("neither its latest nor its best" in one.why for one in found)
@@ -76,7 +76,7 @@ def test_what_reward_models_learn_from_says_nothing_of_a_checkpoint(tmp_path):
     metrics = {f"{label}@{number}]": {"success": number / 4, "heldout_accuracy": number / 4}
                for label in ("collect[reward", "train[reward") for number in (2, 4)}  # fmt: skip
     run = pretend(tmp_path, rounds=6, reward_model=part, metrics=SUCCESS | metrics)
-    found = Cleaner(tmp_path).waste(intermediate=True)
+    found = Cleaner(tmp_path).deletable(intermediate=True)
     assert {Path(one.path).name for one in found} == {run.stage(f"train[{step}]").key for step in (3, 4, 5)}
 
 
@@ -86,7 +86,7 @@ def test_each_kind_of_metric_counts(tmp_path, kind):
     label = "evaluate[final]" if kind == "evaluate" else f"{kind}[{step}]"
     others = {f"{kind}[{number}]": {"loss": 0.5} for number in range(1, 7)}
     run = pretend(tmp_path, rounds=6, metrics={**others, label: {"loss": 0.1}})
-    gone = {Path(item.path).name for item in Cleaner(tmp_path).waste(intermediate=True)}
+    gone = {Path(item.path).name for item in Cleaner(tmp_path).deletable(intermediate=True)}
     best = 6 if kind == "evaluate" else 4
     assert run.stage(f"train[{best}]").key not in gone
     assert run.stage("train[3]").key in gone
@@ -97,7 +97,7 @@ def test_evaluations_in_the_rounds_count_by_what_they_measured(tmp_path):
         f"evaluate[{number}]": {"success": 0.9 if number == 4 else 0.5 - number / 100} for number in range(1, 6)
     }
     run = pretend(tmp_path, rounds=6, evaluate={"every": 1}, metrics=measured)
-    gone = set(waste(tmp_path, intermediate=True))
+    gone = set(deletable(tmp_path, intermediate=True))
     # Best 4, worst 5, latest 6; to have been evaluated keeps nothing.
     assert gone == {run.stage(f"train[{step}]").key for step in (1, 2, 3)}
 
@@ -106,20 +106,20 @@ def test_the_final_policy_stays(tmp_path):
     measured = {"evaluate[sft]": {"success": 0.1}, "evaluate[2]": {"success": 0.9}, "evaluate[4]": {"success": 0.5}}
     run = pretend(tmp_path, rounds=4, evaluate={"every": 1}, deploy={"policy": "best"}, metrics=measured)
     assert run.stage("deploy").request["inputs"]["policy"] == run.stage("train[2]").key
-    gone = set(waste(tmp_path, intermediate=True))
+    gone = set(deletable(tmp_path, intermediate=True))
     assert gone == {run.stage(f"train[{step}]").key for step in (1, 3)}
 
 
 def test_an_unfinished_run_keeps_all_its_checkpoints(tmp_path):
     pretend(tmp_path, rounds=6, stop_at="collect[6]")
-    assert waste(tmp_path, intermediate=True) == {}
+    assert deletable(tmp_path, intermediate=True) == {}
 
 
 def test_what_another_run_keeps_stays(tmp_path):
     run = pretend(tmp_path, rounds=6)
-    assert run.stage("train[3]").key in waste(tmp_path, intermediate=True)
+    assert run.stage("train[3]").key in deletable(tmp_path, intermediate=True)
     pretend(tmp_path, rounds=3)
-    assert run.stage("train[3]").key not in waste(tmp_path, intermediate=True)
+    assert run.stage("train[3]").key not in deletable(tmp_path, intermediate=True)
 
 
 def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
@@ -146,8 +146,8 @@ def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
             Cleaner(tmp_path, ["living-run"])
         new = pretend(tmp_path, rounds=1, seed=1)
         keys = {stage.key for stage in new.stages} - {stage.key for stage in old.stages}
-        assert not keys & set(waste(tmp_path, forget=[new.id]))
-    assert keys <= set(waste(tmp_path, forget=[new.id]))
+        assert not keys & set(deletable(tmp_path, forget=[new.id]))
+    assert keys <= set(deletable(tmp_path, forget=[new.id]))
 
 
 def test_debris_can_go(tmp_path):
@@ -159,16 +159,16 @@ def test_debris_can_go(tmp_path):
     (store.root / ".drafts" / f"{key}.abc").mkdir()
     (store.scratch(run.stage("deploy").key) / "x").write_text("x")
     (store.scratch("f" * 64) / "x").write_text("x")  # of a stage that is not done
-    assert set(waste(tmp_path)) == {f"{key}.damaged-1", f"{key}.abc", run.stage("deploy").key}
+    assert set(deletable(tmp_path)) == {f"{key}.damaged-1", f"{key}.abc", run.stage("deploy").key}
     with store.lock(key, timeout=1):
-        assert f"{key}.abc" not in waste(tmp_path)  # somebody writes it
+        assert f"{key}.abc" not in deletable(tmp_path)  # somebody writes it
 
 
 def test_what_somebody_works_on_stays(tmp_path):
     pretend(tmp_path, rounds=1)
     run = pretend(tmp_path, rounds=1, seed=1)
     cleaner = Cleaner(tmp_path, [run.id])
-    found = cleaner.waste()
+    found = cleaner.deletable()
     key = Path(found[0].path).name
     with cleaner.store.lock(key, timeout=1):
         assert len(cleaner.delete(found)) == len(found) - 1
@@ -180,7 +180,7 @@ def test_the_command_lists_and_sums_up(tmp_path, capsys):
     assert main([f"root={tmp_path}", "--forget", run.id, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["deleted"] is False
-    assert len(data["waste"]) == len(run.stages)
+    assert len(data["deletable"]) == len(run.stages)
     assert main([f"root={tmp_path / 'nowhere'}"]) == 2
     assert "root=DIR" in capsys.readouterr().err
     assert os.listdir(tmp_path / "artifacts")
@@ -191,11 +191,11 @@ def test_answers_of_judges_stay_until_they_are_named(tmp_path):
     answers = tmp_path / "answers"
     answers.mkdir()
     (answers / "answers.sqlite").write_bytes(b"x" * 10)
-    assert waste(tmp_path, intermediate=True) == {}
-    assert waste(tmp_path, answers=True) == {"answers": "the same questions will cost again"}
+    assert deletable(tmp_path, intermediate=True) == {}
+    assert deletable(tmp_path, answers=True) == {"answers": "the same questions will cost again"}
     assert main([f"root={tmp_path}", "--answers", "--delete"]) == 0
     assert not answers.exists()
-    assert waste(tmp_path, answers=True) == {}
+    assert deletable(tmp_path, answers=True) == {}
 
 
 def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
@@ -205,4 +205,4 @@ def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
         recording(tmp_path, RunRecord("a" * 32, "x", 0, time.time())),
         pytest.raises(ResourceError, match=r"--answers: run a+ is running \("),
     ):
-        waste(tmp_path, answers=True)
+        deletable(tmp_path, answers=True)

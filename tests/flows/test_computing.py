@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from components.compute.sky.task import TaskTemplate, render
 from components.errors import SpecError
+from flows.execution.executor import Execution
 from flows.experiment.compose import compose
 from flows.experiment.prerequisites import lacking
+from flows.stages import STAGES
+from flows.stages.base import Context
 
 TORCHRUN, FSDP, PLACE = "compute.places.torchrun", "compute.places.fsdp", "compute.places.sky_slurm"
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
@@ -49,6 +53,18 @@ def test_only_the_training_runs_in_several_processes(lines):
     compute = compose(lines).compute
     assert compute.place("train").name == "torchrun"
     assert compute.place("collect").name == compute.place("reward_model").name == "local"
+
+
+def test_the_runner_of_a_place_knows_the_stages_that_several_processes_train(tmp_path, screen):
+    spec = compose([*SLURM, f"{PLACE}.processes=2", f"root={tmp_path}"])
+    execution = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
+    process = execution._runner("sky_slurm")._process
+    template = TaskTemplate(
+        compute := spec.compute.places["sky_slurm"], "name", tmp_path, distributed=process.distributed
+    )
+    for stage in STAGES.values():
+        task = render(template, {"stage": stage.name})
+        assert (f"--processes {compute.processes}" in task["run"]) is stage.distributed
 
 
 def test_a_place_that_is_no_place_is_refused_with_those_that_are():

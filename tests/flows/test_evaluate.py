@@ -17,8 +17,7 @@ from flows.evaluation.policies import own_keys
 from flows.execution.executor import Execution
 from flows.experiment.compose import compose
 from flows.history.records import RunRecord, recording
-from flows.recipes.online_rl import online_rl
-from flows.recipes.recipe_run import RecipeRun
+from flows.recipes.run import Run
 from flows.stages.base import Context
 from flows.terminal.console import Console
 from tests.docs.pages import ROOT, commands, words
@@ -50,7 +49,7 @@ def trained(tmp_path_factory):
     record = RunRecord(uuid.uuid4().hex, spec.name, 0, time.time(), spec=spec.model_dump(mode="json", by_alias=True))
     with recording(root, record) as writer:
         execution = Execution(spec, context, Console(io.StringIO()), None, root / "log", writer)
-        online_rl(RecipeRun(execution.artifact), spec)
+        Run(spec, execution.artifact).execute()
         execution.close()
     context.warm.close()
     return record, root

@@ -30,6 +30,7 @@ from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
 from tests.flows.annotated import EPISODES, played
+from tests.flows.declarations import check_artifact
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA
 from tests.trajectories.said import chose, corrected, rated
@@ -121,6 +122,8 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     told = Store(root / "artifacts").find(after.stage("feedback").key)
     assert told.metrics == {"episodes": 2.0, "authors": 1.0, "scored": 1.0, "corrected": 1.0, "pairs": 0.0}
     assert told.inputs == {"episodes_1": artifact.key}
+    stages = {check_artifact(path.parent) for path in (root / "artifacts").glob("*/manifest.json")}
+    assert stages == {"collect", "judge", "filter", "train", "evaluate", "feedback"}
     gain, was = (logprob(root, one.checkpoint, b, "512") for one in (learned, outcome))
     assert gain > was + 0.5
     assert learned.evaluations["feedback"].key != outcome.last.key

@@ -149,17 +149,11 @@ def test_the_command_line_sets_the_path_alone(group, tmp_path):
         compose(["+experiment=smoke", f"data.path={path}", "data.heldout=0.1", "data.heldout_path=b.jsonl"])
 
 
-def test_the_summary_names_rows_and_checks():
+def test_the_summary_names_form_rows_and_checks():
     assert summary_text({}) == ""
-    metrics = {
-        "rows": 10.0,
-        "examples": 6.0,
-        "heldout": 1.0,
-        "dropped": 3.0,
-        "dropped/empty": 1.0,
-        "dropped/too_long": 2.0,
-    }
-    assert summary_text(metrics) == "used 6 of 10 rows, held out 1 (2 too_long, 1 empty)"
+    counts = {"rows": 10.0, "examples": 6.0, "heldout": 1.0, "dropped": 3.0, "form/thumbs": 6.0}
+    metrics = {**counts, "dropped/empty": 1.0, "dropped/too_long": 2.0}
+    assert summary_text(metrics) == "form thumbs: used 6 of 10 rows, held out 1 (2 too_long, 1 empty)"
 
 
 def test_every_form_is_tested():

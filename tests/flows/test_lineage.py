@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -345,3 +346,40 @@ print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & s
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def reasons(root: Path, reference: str, capsys) -> dict[str, tuple[str, list[str], str | None]]:
+    assert main([f"root={root}", reference, "--why", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    return {stage["label"]: (stage["status"], stage["why"], stage["compared"]) for stage in stages}
+
+
+def test_the_reasons_of_a_run_are_its_differences_from_the_run_before(tmp_path, capsys):
+    first = pretend(tmp_path)
+    assert reasons(tmp_path, first.id, capsys)["train[1]"] == ("ran", ["no similar stage had run"], None)
+    second = pretend(tmp_path, algorithm={"name": "grpo", "clip_low": 0.1})
+    pretend(tmp_path, algorithm={"name": "grpo", "clip_low": 0.4})  # a later run is not compared with
+    why = reasons(tmp_path, second.id, capsys)
+    assert why["collect[1]"] == ("cached", [], None)
+    assert why["train[1]"] == ("ran", ["algorithm.clip_low: 0.2 → 0.1"], f"train[1] of run {first.short}")
+    status, changes, compared = why["collect[2]"]
+    assert (status, changes, compared) == (
+        "ran",
+        ["policy: train[1] is recomputed"],
+        f"collect[2] of run {first.short}",
+    )
+    assert main([f"root={tmp_path}", second.id, "--why"]) == 0
+    text = capsys.readouterr().out
+    assert f"algorithm.clip_low: 0.2 → 0.1 (against train[1] of run {first.short})" in text
+    assert re.search(r"\n  collect\[1\] +cached\n", text)
+
+
+def test_the_reasons_name_a_deleted_artifact(tmp_path, capsys):
+    first = pretend(tmp_path)
+    shutil.rmtree(tmp_path / "artifacts" / first.stage("judge[1]").key)
+    second = pretend(tmp_path)
+    why = reasons(tmp_path, second.id, capsys)
+    assert why["judge[1]"] == ("ran", [f"run {first.short} had it, but it was no longer in the store"], None)
+    assert {status for label, (status, _, _) in why.items() if label != "judge[1]"} == {"cached"}
+    shutil.rmtree(tmp_path / "artifacts" / first.stage("judge[2]").key)
+    assert reasons(tmp_path, first.id, capsys)["judge[2]"][1] == ["unknown: its artifact is no longer in the store"]

@@ -354,9 +354,5 @@ def test_every_input_is_one_that_its_stage_declares(tmp_path):
             assert kinds[key] in " or ".join(accepted).split(" or "), (request.stage, name)
             names.add(name)
     assert {"trajectories+1", "scores-1", "selection+1-1", "anchored-scores-1", "reward_model_2"} <= names
-    assert [STAGES["train"].is_earlier(name) for name in ("scores", "scores+1", "scores+1-1", "anchor")] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    names = ("scores", "scores+1", "scores+1-2", "anchored-scores-3", "anchor", "other")
+    assert [STAGES["train"].rounds_ago(name) for name in names] == [0, 0, 2, 3, None, None]

@@ -52,7 +52,7 @@ def test_a_curriculum_needs_an_environment_with_difficulties(tmp_path):
         Recorder(tmp_path, flow=CURRICULUM)
 
 
-@pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup"}))
+@pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"}))
 def test_a_shared_key_that_a_flow_does_not_read_is_rejected(key):
     lines = ["none", "+none"] if key in ("feedback", "reward_model") else ["null", "+null", "+part"]
     for line in lines:
@@ -167,3 +167,62 @@ def test_only_known_keys_can_be_shared():
 
     with pytest.raises(ValueError, match=r"recipe\(round\): expected some of rounds, fork"):
         recipe("round")
+
+
+# --- data of one's own ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chats(tmp_path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    rows = [[{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}] for n in range(3)]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return path
+
+
+OFFLINE = {"flow": {"_target_": "flows.recipes.offline.offline"}, "rounds": 0}
+
+
+def test_offline_training_continues_from_the_warmup_on_imported_data(tmp_path, chats):
+    run = Recorder(tmp_path, **OFFLINE, **SFT, data={"path": str(chats)})
+    assert list(run.keys) == ["evaluate[start]", *WARMUP, "import", "train[data]", "evaluate[final]", "deploy"]
+    assert run.steps["evaluate[start]"] == -1
+
+
+def test_a_warmup_trains_on_the_data_if_it_is_set(tmp_path, chats):
+    run = Recorder(tmp_path, data={"path": str(chats)})
+    assert list(run.keys)[:4] == ["evaluate[start]", "import", "train[sft]", "evaluate[sft]"]
+    assert run.requests["train[sft]"].inputs["selection"] == run.keys["import"]
+
+
+def test_offline_training_needs_data(tmp_path):
+    with pytest.raises(SpecError, match=r"data.path: needs a value: data.path=FILE, or data.dataset=NAME"):
+        Recorder(tmp_path, **OFFLINE, **SFT)
+
+
+def test_data_that_no_training_reads_is_refused(tmp_path, chats):
+    with pytest.raises(SpecError, match=r"data.path: is set, but warmup=none, and flow=online_rl"):
+        Recorder(tmp_path, data={"path": str(chats)}, warmup=None)
+
+
+def test_the_whole_of_offline_training(chats, monkeypatch):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", "filter=everything", f"data.path={chats}"]
+    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
+    result = run(compose([*lines, *limits]))
+    assert list(result["stages"]) == ["evaluate[start]", "import", "train[data]", "evaluate[final]", "deploy"]
+    assert Path(result["export"]).is_dir()
+
+
+def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_path, monkeypatch, capsys):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    lines = ["name=offline", "model=tiny", "flow=offline", "filter=everything", f"data.path={chats}"]
+    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
+    with pytest.raises(SpecError, match=r"algorithm=dpo learns nothing from this data; it needs preference pairs"):
+        run(compose([*lines, *limits, "algorithm=dpo"]))
+    with pytest.raises(SpecError, match=r"algorithm.name: grpo learns from episodes that the policy itself plays"):
+        compose([*lines, *limits, "algorithm=grpo"])

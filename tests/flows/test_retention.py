@@ -133,7 +133,7 @@ def test_a_version_that_is_not_champion_is_kept_too(tmp_path, registered, clean)
     other, version = registered(seed=2, alias=None)
     done = clean("--forget", other.short, "--delete", "--json")
     data = json.loads(done.out)
-    assert {(item["what"], item["why"]) for item in data["kept"]} == {
+    assert {(item["kind"], item["why"]) for item in data["retained"]} == {
         (kind, f"shop version {version} points to it") for kind in ("checkpoint", "evaluation", "export")
     }
     assert kept(tmp_path) == {stage.key for stage in first.stages} | keys(other)

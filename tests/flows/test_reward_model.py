@@ -21,6 +21,7 @@ from flows.planning.plan import plan
 from flows.recipes.run import Run
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
+from tests.flows.declarations import check_artifact
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_online_rl import DATA, WARMUP, Recorder, changed, rounds
 
@@ -352,6 +353,7 @@ def test_from_the_first_episode_to_the_last(tmp_path, part):
     model = made["train[reward]"]
     assert read_card(model.path).kind == part["algorithm"]["name"]
     assert model.kind == "reward_model"
+    assert {check_artifact(artifact.path) for artifact in made.values()} >= {"reward_model", "judge", "train"}
     assert {
         "loss",
         "heldout_loss",

@@ -78,3 +78,12 @@ def test_stages_that_do_not_sample_run_once(tmp_path, monkeypatch, capsys):
     assert second["stages"] == {"evaluate[start]": "cached"}
     assert means["seeds"][0]["seeds"] == [0, 1]
     assert means["seeds"][0]["success"]["n"] == 2
+
+
+def test_a_plan_says_that_it_is_that_of_the_first_seed(tmp_path, capsys):
+    from flows.plan import main
+
+    assert main(["+experiment=smoke", f"root={tmp_path}", "seeds=[3,5]", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"][-1] == (
+        "this is the plan of seed 3; the command runs the seeds 3, 5, and stages that do not sample are computed once"
+    )

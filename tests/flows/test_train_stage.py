@@ -10,6 +10,7 @@ from components.algorithms.policy_gradient.cost_constraints import mean_costs
 from components.algorithms.policy_gradient.spec import CostSpec
 from components.trajectories.schema import Score, Selection
 from components.trajectories.store import write_scores, write_selection, write_trajectories
+from flows.stages.base import TrainingProgress
 from flows.stages.train import _rounds, _scored
 from tests.algorithms.builders import batch
 
@@ -41,3 +42,12 @@ def test_inputs_of_earlier_rounds_are_told_from_those_of_the_anchor(inputs):
     assert _rounds(inputs) == [1, 3]
     assert _rounds(inputs, "anchored-") == [2]
     assert len(_scored(inputs, "-3")) == len(_scored(inputs, "-2", prefix="anchored-")) == 6
+
+
+def test_progress_begins_with_the_steps_of_an_interrupted_training():
+    reports = []
+    progress = TrainingProgress(lambda done, total, values=None: reports.append((done, total, values)))
+    progress.on_step({"loss": 2.0})  # of the interrupted training, before the number of steps is known
+    progress.on_total(2)
+    progress.on_step({"loss": 1.0})
+    assert reports == [(1, 2, None), (2, 2, {"loss": 1.0})]

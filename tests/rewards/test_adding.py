@@ -50,7 +50,10 @@ played, _ = run_stage(requests.collect(None, 1), context)
 judged, status = run_stage(requests.judge(played), context)
 tokens = played.metrics["sampled_tokens"] / played.metrics["episodes"]
 expected = played.metrics["success"] - 0.5 * tokens
-print(json.dumps([status, judged.metrics["unscored"], judged.metrics["reward"], expected]))
+from docs import reference
+
+documented = reference.generated().count("`reward.token_cost`")
+print(json.dumps([status, judged.metrics["unscored"], judged.metrics["reward"], expected, documented]))
 """
 
 
@@ -61,18 +64,22 @@ def checkout(tmp_path_factory):
     return checkout
 
 
-def test_an_added_reward_judges_episodes_of_the_tiny_model(checkout):
-    status, unscored, reward, expected = checkout.run(JUDGE.replace("{ROOT}", str(checkout.folder / "runs")))
+def test_an_added_reward_judges_episodes_of_the_tiny_model_and_the_documentation_lists_it(checkout):
+    status, unscored, reward, expected, documented = checkout.run(
+        JUDGE.replace("{ROOT}", str(checkout.folder / "runs"))
+    )
     assert (status, unscored) == ("ran", 0.0)
     assert reward == pytest.approx(expected)
+    assert documented == 1
 
 
 def test_the_tests_of_the_configuration_cover_an_added_reward(checkout):
-    """pytest fails if it collects no test."""
-    checkout.test("tests/test_configs.py", "-k", "terse")
-    checkout.test("tests/test_configs.py", "tests/test_registered.py", "-k", "all_files or registered_name")
-
-
-def test_the_generated_documentation_lists_an_added_reward(checkout):
-    script = "import json; from docs import reference; text = reference.generated()"
-    assert checkout.run(f"{script}; print(json.dumps(text.count('`reward.token_cost`')))") == 1
+    """pytest fails if a named test does not exist."""
+    configs, option = "tests/test_configs.py", "[reward/terse]"
+    checkout.test(
+        f"{configs}::test_it_composes_into_a_valid_experiment_with_every_key_written_out{option}",
+        f"{configs}::test_it_begins_with_a_comment_that_says_what_it_is{option}",
+        f"{configs}::test_it_is_plain_yaml_without_repeated_keys{option}",
+        f"{configs}::test_all_files_are_options_of_a_group",
+        "tests/test_registered.py::test_every_component_of_the_configuration_has_a_registered_name_of_its_own",
+    )

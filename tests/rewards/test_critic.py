@@ -348,6 +348,6 @@ def test_the_key_of_its_stage_knows_what_decides_and_not_where_the_judge_is():
         assert key(**change) != key()
 
 
-def test_without_means_it_says_so():
-    with judge_server() as server, pytest.raises(ResourceError, match=r"use\(means\)"):
+def test_without_resources_it_says_so():
+    with judge_server() as server, pytest.raises(ResourceError, match=r"use\(resources\)"):
         list(judge(Critic(spec(server)), [episode()]))

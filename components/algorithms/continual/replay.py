@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from components.algorithms.continual.spec import ReplaySpec
 from components.trajectories.groups import by_scenario, have_spread
-from components.trajectories.parts import SHOWN
+from components.trajectories.parts import DEMONSTRATION_POLICIES
 from components.trajectories.schema import Trajectory
 
 log = logging.getLogger(__name__)
@@ -46,13 +46,16 @@ def mixed(
     differ, so that only these are drawn and counted in the share.
     """
     sampling_policies = [
-        trajectory.policy for round_ in (fresh, *earlier) for trajectory in round_ if trajectory.policy not in SHOWN
+        trajectory.policy
+        for round_ in (fresh, *earlier)
+        for trajectory in round_
+        if trajectory.policy not in DEMONSTRATION_POLICIES
     ]
     versions = list(dict.fromkeys([version, *sampling_policies]))
     rounds = [list(fresh), *(_renamed(round_, ago) for ago, round_ in enumerate(earlier, 1))]
     stale: list[Trajectory] = []
     if spec.max_staleness is not None:
-        recent = {*versions[: spec.max_staleness + 1], *SHOWN}
+        recent = {*versions[: spec.max_staleness + 1], *DEMONSTRATION_POLICIES}
         stale = [trajectory for round_ in rounds for trajectory in round_ if trajectory.policy not in recent]
         rounds = [[trajectory for trajectory in round_ if trajectory.policy in recent] for round_ in rounds]
     fresh_groups, *earlier_groups = (

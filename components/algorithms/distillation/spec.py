@@ -38,9 +38,6 @@ class DistillSpec(DecaySpec):
         teacher = load_teacher(context.policy, context.base_dir, self.teacher, context.teacher_dir, context.warm)
         return FunctionTrainer(lambda: train_distill(self, context, teacher))
 
-    def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        return self.epochs * -(-trajectories // self.batch_size)
-
     @property
     def teacher_model(self) -> TeacherSpec:
         return self.teacher

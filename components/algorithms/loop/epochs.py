@@ -95,6 +95,7 @@ def take_gradient_steps(
     step and of the fraction of batches before it.
     """
     logs = list(context.earlier_steps)
+    context.on_total(len(batches))
     for index in range(len(logs), len(batches)):
         number = context.step + index + 1
         factor = share(number, index / len(batches))

@@ -78,8 +78,8 @@ class TrainingGuards:
             "step": step,
             "guard": rule.guard,
             "action": rule.action,
-            **_shown(measured),
-            "worst": [{"trajectory": name, **_shown(measured_alone[name])} for name in worst],
+            **_json_values(measured),
+            "worst": [{"trajectory": name, **_json_values(measured_alone[name])} for name in worst],
             "trajectories": list(measured_alone),
         }
         advice = rule.advice
@@ -128,7 +128,7 @@ def _size(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _shown(measured: Mapping[str, float]) -> dict[str, float | str]:
+def _json_values(measured: Mapping[str, float]) -> dict[str, float | str]:
     """Return the metrics with values that are not finite as text, because JSON cannot represent them."""
     return {name: value if math.isfinite(value) else str(value) for name, value in measured.items()}
 

@@ -95,10 +95,10 @@ class MinibatchStep:
         started = time.monotonic()
         trajectories = [trajectory for group in groups for trajectory in group]
         measured, counts = self._backward(trajectories)
-        skipped = not self._loss_scale.overflowed(measured) and self._struck(measured, trajectories, number)
+        skipped = not self._loss_scale.overflowed(measured) and self._skips_step(measured, trajectories, number)
         return finish(self._optimizer, measured, counts, self._loss_scale, skipped=skipped, started=started)
 
-    def _struck(self, measured: dict[str, float], trajectories: list[Trajectory], number: int) -> bool:
+    def _skips_step(self, measured: dict[str, float], trajectories: list[Trajectory], number: int) -> bool:
         """Return True if a guard skips the step. If a guard strikes, each trajectory is measured separately; the
         gradient of the batch is restored afterwards."""
         checked = {name: measured[name] for name in GUARDED_METRICS if name in measured}

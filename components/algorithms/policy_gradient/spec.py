@@ -123,9 +123,6 @@ class PolicyGradientSpec(DecaySpec):
     def constraints(self) -> Mapping[str, CostSpec]:
         return self.costs or {}
 
-    def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        return self.epochs * self.minibatches
-
     def problems(self) -> Iterator[Problem]:
         if self.credits_turns and self.reward_cap is not None:
             yield Problem(

@@ -83,10 +83,6 @@ class PPOSpec(PolicyGradientSpec):
 
         return ValueCritic(policy, self)
 
-    def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        pretraining = self.value_pretraining_steps if new_critic else 0
-        return pretraining + super().max_steps(trajectories)
-
     def round_problems(self, rounds: RoundFacts) -> Iterator[Problem]:
         yield from super().round_problems(rounds)
         if self.kl_target is not None and not self.kl_coefficient:

@@ -79,7 +79,11 @@ def train_ppo(spec: PPOSpec, context: TrainingContext) -> TrainingResult:
         return _backward(spec, policy, critic, packs, actions), token_counts([pack for _, pack in packs])
 
     rates = [spec.learning_rate, spec.learning_rate * spec.value_learning_rate_ratio]
-    policy_context = replace(context, earlier_steps=_policy_steps(context))
+    policy_context = replace(
+        context,
+        earlier_steps=_policy_steps(context),
+        on_total=lambda total: context.on_total(total + len(pretraining_steps)),
+    )
     outlier = partial(largest_log_ratio, policy, actions)
     step, metrics = take_steps(spec, policy_context, actions.groups, backward, outlier, rates)
     if actions.groups:

@@ -61,7 +61,7 @@ def pretrain(spec: PPOSpec, context: TrainingContext, critic: ValueCritic, actio
     advice = "Lower algorithm.learning_rate or algorithm.value_learning_rate_ratio"
     rate = spec.learning_rate * spec.value_learning_rate_ratio  # of the policy's group too, which has no gradient
     return take_gradient_steps(
-        replace(context, step=-steps),
+        replace(context, step=-steps, on_total=lambda total: context.on_total(total + spec.epochs * len(minibatches))),
         [minibatches[index % len(minibatches)] for index in range(steps)],
         GuardedStep(spec, context, backward, lambda trajectory: trajectory, advice),
         [rate] * len(context.optimizer.param_groups),

@@ -40,9 +40,6 @@ class PreferenceSpec(DecaySpec):
     beta: float = Field(0.1, gt=0)
     """Strength of the regularisation towards the reference; for ORPO, weight of the preference term."""
 
-    def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        return self.epochs * -(-trajectories // self.batch_size)
-
 
 class PairSpec(PreferenceSpec):
     """Hyperparameters of the algorithms that learn from pairs of episodes."""

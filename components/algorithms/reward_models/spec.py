@@ -44,10 +44,6 @@ class RewardTrainingSpec(OptimizerSpec, DeclaredSpec):
         """True if training uses labels of single turns and no comparisons."""
         return False
 
-    def max_steps(self, trajectories: int) -> int:
-        """Return the largest number of gradient steps on these trajectories, for the progress display."""
-        return self.epochs * -(-trajectories // self.batch_size)
-
     @field_validator("heads")
     @classmethod
     def _validate_heads(cls, heads: dict[str, float]) -> dict[str, float]:

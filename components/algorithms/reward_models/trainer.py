@@ -85,6 +85,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
         scratch=scratch,
         seed=seed,
         on_step=unfinished.resume(request.on_step),
+        on_total=request.on_total,
         step=step,
         earlier_steps=tuple(unfinished.steps),
     )

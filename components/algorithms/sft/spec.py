@@ -37,9 +37,6 @@ class SFTSpec(AlgorithmSpec):
 
         return FunctionTrainer(lambda: train_sft(self, context))
 
-    def max_steps(self, trajectories: int, *, new_critic: bool = True) -> int:
-        return self.epochs * -(-trajectories // self.batch_size)
-
     def feedback_problems(self) -> Iterator[Problem]:
         if self.weight_temperature is None:
             yield Problem(

@@ -26,7 +26,7 @@ from typing import Any
 
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_from_json, error_to_json
-from components.compute.sky.failures import LOST, RESUME_HINT, SERVER, explain, full_disk
+from components.compute.sky.failures import LOST_ERRORS, RESUME_HINT, SERVER_ERRORS, explain, full_disk
 from components.compute.sky.report import JobLog, LineLog
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import TaskTemplate, render
@@ -194,7 +194,7 @@ class Driver:
 
     def _is_unreachable(self, error: Exception) -> bool:
         """Return True if only the server could not be reached. Raises MachinesLost if the cluster is gone."""
-        if type(error).__name__ in SERVER:
+        if type(error).__name__ in SERVER_ERRORS:
             return True
         if not self._place.managed and self._is_lost(error):
             raise MachinesLost(_line(error)) from error
@@ -232,7 +232,7 @@ class Driver:
     def _is_lost(self, error: Exception) -> bool:
         """Return True if an error was caused by the loss of the cluster. Without the node, job requests fail in many
         ways."""
-        return type(error).__name__ in LOST or not self._alive()
+        return type(error).__name__ in LOST_ERRORS or not self._alive()
 
     def _alive(self) -> bool:
         """Return True if the cluster stays up according to the cloud. A node that is being preempted counts as up until

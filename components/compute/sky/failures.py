@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 QUOTA = re.compile(r"quota|limit ?exceeded|QOS\w{0,40}Limit|AssocGrp|insufficient(?! capacity)", re.IGNORECASE)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b")
-LOST = ("ClusterDoesNotExist", "ClusterNotUpError", "FetchClusterInfoError")
+LOST_ERRORS = ("ClusterDoesNotExist", "ClusterNotUpError", "FetchClusterInfoError")
 """Error types that mean that the cluster does not exist, or no longer exists."""
-SERVER = (
+SERVER_ERRORS = (
     "ApiServerConnectionError",
     "ServerTemporarilyUnavailableError",
     "RequestInterruptedError",
@@ -53,12 +53,12 @@ def explain(error: BaseException, place: SkyPlace, cluster: str) -> EspalierErro
             f"the cluster {cluster} is up with other resources than {place.describe()}: give this place another "
             f"`cluster`, or end that one with `sky down {cluster}`. {_first(text)}"
         )
-    if kind in SERVER:
+    if kind in SERVER_ERRORS:
         return ResourceError(
             f"SkyPilot's API server cannot be reached: {_first(text)}. Start it (`sky api start`), or correct "
             f"SKYPILOT_API_SERVER_ENDPOINT; {RESUME_HINT}"
         )
-    if kind in LOST:
+    if kind in LOST_ERRORS:
         return ResourceError(f"the cluster {cluster} no longer exists: {_first(text)}; {RESUME_HINT}")
     if kind == "NotSupportedError":
         return ResourceError(f"{place.describe()} does not support this request: {text}")

@@ -59,6 +59,7 @@ class SkyRunner(KeptProcessRunner):
                 "workdir": str(self.snapshot.path),
                 "options": list(self._process.options),
                 "module": self._process.module,
+                "distributed": list(self._process.distributed),
             }
             self._command = [*DRIVER, "--job", json.dumps(job)]
         return super().run(request, on_event)

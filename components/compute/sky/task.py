@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.compute.runners import STAGE
-from components.compute.training_group import TRAINING_STAGES
 
 if TYPE_CHECKING:
     from components.compute.sky.spec import SkyPlace
@@ -45,6 +44,8 @@ class TaskTemplate:
     """Options of the module besides request and root, such as the store."""
     module: str = STAGE
     """Module that runs on the node, as `python -m`, and takes a request."""
+    distributed: Sequence[str] = ()
+    """Stages in which several processes can train together."""
 
 
 def render(template: TaskTemplate, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def _run(template: TaskTemplate, stage: str) -> str:
     output."""
     place, group, module, options = template.place, template.place.group, [template.module], template.options
     python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
-    if stage in TRAINING_STAGES and group.size > 1:
+    if stage in template.distributed and group.size > 1:
         module = ["components.compute.launch", "--processes", str(group.processes), "--", *module]
         options = [*options, *group.options()]
     command = [python, "-m", *module, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]

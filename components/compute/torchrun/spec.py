@@ -6,17 +6,18 @@ torchrun starts the processes (`components.compute.launch`).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from components.compute.place import Place
 from components.compute.runners import ProcessRunner, RunnerContext, StageProcess
-from components.compute.training_group import TRAINING_STAGES, Strategy, TrainingGroup
+from components.compute.training_group import Strategy, TrainingGroup
 
 
 class TorchrunPlace(Place):
-    """Several processes that train together. Only train and reward_model run here."""
+    """Several processes that train together. Only stages that train run here."""
 
     name: Literal["torchrun"] = "torchrun"
     processes: int = Field(2, ge=1)
@@ -31,11 +32,11 @@ class TorchrunPlace(Place):
     def group(self) -> TrainingGroup:
         return TrainingGroup(self.processes, self.strategy, self.timeout)
 
-    def refusal(self, name: str, stage: str) -> str | None:
-        if stage in TRAINING_STAGES:
+    def refusal(self, name: str, stage: str, distributed: Sequence[str]) -> str | None:
+        if stage in distributed:
             return None
         return (
-            f"runs in several processes, which only {' and '.join(TRAINING_STAGES)} support; expected another place. "
+            f"runs in several processes, which only {' and '.join(distributed)} support; expected another place. "
             f"Assign it to a single stage: compute.stages.train={name}"
         )
 

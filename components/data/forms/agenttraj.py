@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample
 from components.data.forms.base import Form, Records, conversation
 from components.data.forms.sharegpt import SPEAKERS
@@ -14,7 +14,7 @@ from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Trajectory
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     name = columns.label("item_id") or columns.text("item_id")
     reward = columns.number("reward")
     messages = read_messages(columns.need("conversations"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.data.columns import OPTIONAL, Columns
+from components.data.columns import OPTIONAL, RowColumns
 from components.data.examples import Candidate, DataExample, RowProblem
 from components.data.messages import context_only, read_messages, read_tools
 from components.trajectories.schema import History, Message, Trajectory
@@ -24,7 +24,7 @@ class Form:
     """Short description for lists of forms."""
     columns: Mapping[str, tuple[str, ...]]
     """Required columns: our names, and the names that they commonly have, in order of preference."""
-    read: Callable[[Columns], DataExample]
+    read: Callable[[RowColumns], DataExample]
     """Conversion of a row. Raises RowProblem for a row that gives no example."""
     write: Callable[[Sequence[Trajectory]], Records] | None = None
     """Conversion of the scored trajectories of one scenario to rows; None if the form is not exported as rows."""
@@ -37,7 +37,7 @@ class Form:
 
     def example(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> DataExample:
         """Return the example of a row. mapped: the user's columns by our names. Raises RowProblem."""
-        columns = Columns(values, {**self.columns, **self.more}, mapped)
+        columns = RowColumns(values, {**self.columns, **self.more}, mapped)
         for name in self.columns:
             columns.need(name)
         example = self.read(columns)
@@ -51,7 +51,7 @@ class Form:
         if isinstance(system, str) and system:
             for candidate in example.candidates:
                 _add_system(candidate, system)
-        example.input = columns.rest()
+        example.input = columns.unread()
         return example
 
 

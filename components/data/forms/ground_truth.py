@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample
 from components.data.forms.base import Form, conversation, prompt_messages
 from components.trajectories.schema import Message
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     answer = Message("assistant", columns.text("ground_truth"))
     return DataExample([conversation([*prompt_messages(columns.need("prompt")), answer])])
 
 
 FORM = Form(
     "ground_truth",
-    "a prompt and its true answer; for its reward-driven use see environment=dataset",
+    "a prompt and its true answer; to learn from rewards instead: environment=dataset",
     {
         "prompt": ("prompt", "question", "problem", "query"),
         "ground_truth": ("ground_truth", "answer", "solution", "target"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample
 from components.data.forms.base import Form, Records, conversation
 from components.data.forms.writing import labels, openai_messages, single
@@ -12,7 +12,7 @@ from components.data.messages import read_messages
 from components.trajectories.schema import Trajectory
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     reward = columns.number("reward")
     return DataExample([conversation(read_messages(columns.need("messages")), 1.0 if reward is None else reward)])
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from components.data.columns import Columns, parsed
+from components.data.columns import RowColumns, parsed
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
 from components.data.forms.writing import labels, openai_messages, plain_or_messages, single
@@ -22,7 +22,7 @@ from components.trajectories.schema import Message, Trajectory
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     chosen, rejected = parsed(columns.need("chosen")), parsed(columns.need("rejected"))
     prompt = columns.get("prompt")
     better, worse = pair(prompt, chosen, rejected)

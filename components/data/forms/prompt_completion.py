@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample
 from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
 from components.data.forms.writing import labels, plain_or_messages, prompt_length, single
 from components.trajectories.schema import Trajectory
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     prompt = columns.need("prompt")
     context = columns.get("context")
     if isinstance(prompt, str) and isinstance(context, str) and context.strip():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, completion_messages, conversation, prompt_messages
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     answers = columns.items("ranked")
     if len(answers) < 2:
         raise RowProblem("a ranked list needs at least two answers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample
 from components.data.forms.base import Form, Records, conversation
 from components.data.forms.writing import labels, sharegpt_value, single
@@ -15,7 +15,7 @@ SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "to
 """Names of the roles in exported rows."""
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     reward = columns.number("reward")
     return DataExample([conversation(read_messages(columns.need("conversations")), 1.0 if reward is None else reward)])
 

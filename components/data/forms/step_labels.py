@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from components.data.columns import Columns, as_number
+from components.data.columns import RowColumns, as_number
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, conversation, prompt_messages
 from components.data.messages import read_messages
 from components.trajectories.schema import Message
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     values = [as_number(value) for value in columns.items("labels")]
     labels = [value for value in values if value is not None]
     if len(labels) < len(values):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
 from components.data.forms.writing import labels, plain_or_messages, prompt_length, single
@@ -29,7 +29,7 @@ _LABELS = {
 }
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     good = _label(columns.need("label"))
     messages = [*prompt_messages(columns.need("prompt")), *completion_messages(columns.need("completion"))]
     return DataExample([conversation(messages, float(good))])

@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.data.columns import Columns
+from components.data.columns import RowColumns
 from components.data.examples import Candidate, DataExample, RowProblem
 from components.data.forms.base import Form
 from components.trajectories import tables
 from components.trajectories.schema import History, Trajectory
 
 
-def _read(columns: Columns) -> DataExample:
+def _read(columns: RowColumns) -> DataExample:
     row = {field.name: columns.get(field.name) for field in tables.TRAJECTORY_SCHEMA}
     try:
         (trajectory,) = tables.trajectories(pa.RecordBatch.from_pylist([row], schema=tables.TRAJECTORY_SCHEMA))

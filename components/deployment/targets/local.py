@@ -34,7 +34,7 @@ CACHE_GB = "2"
 """Size of the KV cache in GB if vLLM runs on a CPU and VLLM_CPU_KVCACHE_SPACE is not set."""
 GRACE = 10.0
 """Seconds that a terminated server has to exit."""
-SHOWN = 20
+LAST_LINES = 20
 """Number of last lines of a server's log that are quoted."""
 
 
@@ -149,7 +149,7 @@ class LocalTarget(DeploymentTarget):
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while True:
             if process.poll() is not None:
-                last = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN:])
+                last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
                 raise DeployError(f"the server exited during startup (exit code {process.returncode}):\n{last}")
             try:
                 direct.open(f"{url.removesuffix('/v1')}/health", timeout=5).close()

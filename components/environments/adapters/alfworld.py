@@ -32,7 +32,7 @@ SYSTEM = (
     "You do a task in a household. Each turn, say one command, such as: go to X, open X, close X, take X from Y, "
     "move X to Y, clean X with Y, heat X with Y, cool X with Y, use X, examine X, look, inventory."
 )
-SHOWN = 100
+MAX_COMMANDS = 100
 """Maximum number of possible commands in an observation."""
 GAMES = "json_2.1.1"
 """Folder of the games in ALFWorld's data."""
@@ -163,7 +163,7 @@ class ALFWorld(RestorableActions):
         text = shorten(text)
         if not self.commands or self.over:
             return text
-        return with_commands(text, list(self.game.state["admissible_commands"]), SHOWN)
+        return with_commands(text, list(self.game.state["admissible_commands"]), MAX_COMMANDS)
 
 
 def data_folder(data: str | None) -> Path:

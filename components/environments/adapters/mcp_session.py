@@ -30,7 +30,7 @@ from components.redaction import mask_text
 EXTRA = "mcp"
 MOST_TOOLS = 1000
 """Maximum number of tools of a server."""
-SHOWN = 500
+MAX_QUOTED = 500
 """Maximum length of the server's stderr in an error message, in characters."""
 SHORTEST_SECRET = 6
 """Minimum length of a masked value in characters: masking the value of DEBUG=1 would mask every 1."""
@@ -226,14 +226,16 @@ class McpSession:
 
     def _reason(self, error: BaseException) -> Exception:
         """Convert an exception of the SDK to the error that `open` raises."""
-        away = passes(error) or self._status in PASSING
+        unavailable = passes(error) or self._status in PASSING
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, ResourceError | EnvironmentFailed):
             return error
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
             return ResourceError(f"environment.command: {self._address}: {error.strerror}; cannot start the program")
-        return (self._lost if away else self._failed)(f"failed to open a session: {type(error).__name__}: {error}")
+        return (self._lost if unavailable else self._failed)(
+            f"failed to open a session: {type(error).__name__}: {error}"
+        )
 
     def _lost(self, action: str) -> EnvironmentFailed:
         """Return EnvironmentUnavailable for a server over HTTP, which may return; EnvironmentFailed for a
@@ -251,8 +253,8 @@ class McpSession:
         if self._errors is None:
             return ""
         size = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size - 4 * SHOWN))
-        return self._errors.read().decode(errors="replace")[-SHOWN:].strip()
+        self._errors.seek(max(0, size - 4 * MAX_QUOTED))
+        return self._errors.read().decode(errors="replace")[-MAX_QUOTED:].strip()
 
     def _printable(self, text: str) -> str:
         """Mask the values of the server's environment variables, except those too short to be secrets."""

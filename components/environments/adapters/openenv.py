@@ -223,10 +223,13 @@ class OpenEnv:
                     response = await client.get(f"{self.url}/schema")
                 if response.status_code == 200:
                     return dict(response.json()["action"])
-                problem, away = f"{self.url}/schema: HTTP {response.status_code}", response.status_code in PASSING
-                again = away
+                problem, unavailable = (
+                    f"{self.url}/schema: HTTP {response.status_code}",
+                    response.status_code in PASSING,
+                )
+                again = unavailable
             except httpx.TransportError as error:
-                problem, away = f"{self.url} cannot be reached: {type(error).__name__}: {error}", passes(error)
+                problem, unavailable = f"{self.url} cannot be reached: {type(error).__name__}: {error}", passes(error)
                 again = True
             except (ValueError, KeyError, TypeError):
                 raise EnvironmentFailed(
@@ -234,7 +237,7 @@ class OpenEnv:
                 ) from None
             pause = backoff.pause() if again else None
             if pause is None:
-                raise (EnvironmentUnavailable if away else EnvironmentFailed)(f"the OpenEnv server {problem}")
+                raise (EnvironmentUnavailable if unavailable else EnvironmentFailed)(f"the OpenEnv server {problem}")
             await asyncio.sleep(pause)
 
     async def _list_tools(self) -> list[dict[str, Any]]:
@@ -274,16 +277,16 @@ class OpenEnv:
                 return
             except (OSError, TimeoutError, errors.WebSocketException) as error:
                 reason = f"{type(error).__name__}: {error}"
-                away = passes(error) or isinstance(error, TimeoutError | errors.InvalidMessage)
+                unavailable = passes(error) or isinstance(error, TimeoutError | errors.InvalidMessage)
             except _Refused as error:
                 if not error.full:
                     return
-                away = True
+                unavailable = True
                 reason = f"{error}; lower collect.concurrency and evaluate.concurrency"
             await self.close()
             pause = backoff.pause()
             if pause is None:
-                kind = EnvironmentUnavailable if away else EnvironmentFailed
+                kind = EnvironmentUnavailable if unavailable else EnvironmentFailed
                 raise kind(f"the OpenEnv server {self.url} accepts no connection: {reason}")
             await asyncio.sleep(pause)
 

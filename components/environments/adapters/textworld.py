@@ -36,7 +36,7 @@ from components.trajectories.schema import Scenario
 SYSTEM = (
     "You play a text adventure. Each turn, say one command, such as: look, inventory, go east, open door, take key."
 )
-SHOWN = 40
+MAX_COMMANDS = 40
 """Maximum number of possible commands in an observation."""
 ALWAYS = ("look", "inventory", "examine", "go")
 COMMAND = re.compile(r"[a-z0-9' -]{1,100}")
@@ -187,7 +187,7 @@ class TextWorld(RestorableActions):
         text = shorten(re.sub(r"\n\s*\n+", "\n", text).strip().rstrip(">").strip())
         if not self.commands or self.over:
             return text
-        return with_commands(text, list(self.state.admissible_commands), SHOWN)
+        return with_commands(text, list(self.state.admissible_commands), MAX_COMMANDS)
 
     def _path(self, scenario: Scenario) -> Path:
         """Return the path of the game; generate it if it is not cached."""

@@ -119,6 +119,10 @@ class Arithmetic(ToolEnvironment):
     def begin(self, scenario: Scenario) -> str:
         return str(scenario.input["question"])
 
+    def legal_actions(self) -> list[str]:
+        """Return a final answer for each possible number, without steps."""
+        return [f"#### {number}" for number in range(2, LARGEST + 1)]
+
     def outcome(self, answer: str) -> dict[str, Any]:
         final = FINAL.findall(answer)
         success = bool(final) and int(final[-1]) == int(self.scenario.input["answer"])

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 REMEMBERED = 65536
 """Maximum number of conversations with a cached server."""
-AWAY = 60.0
+UNAVAILABLE_SECONDS = 60.0
 """Seconds during which a failed server gets no requests if other servers are available."""
 
 
@@ -20,7 +20,7 @@ class Router:
     def __init__(self, count: int):
         self.under_way = [0] * count
         """Number of requests in flight per server."""
-        self._away_until = [0.0] * count
+        self._unavailable_until = [0.0] * count
         self._places: OrderedDict[Hashable, int] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -29,7 +29,7 @@ class Router:
         that the request continues, or None."""
         with self._lock:
             now = time.monotonic()
-            available = [place for place, until in enumerate(self._away_until) if until <= now]
+            available = [place for place, until in enumerate(self._unavailable_until) if until <= now]
             cached = self._places.get(conversation)
             place = cached if cached in available else None
             if place is None:
@@ -55,5 +55,5 @@ class Router:
         """Exclude a failed server for a while. Return True if another server is available."""
         with self._lock:
             now = time.monotonic()
-            self._away_until[place] = now + AWAY
-            return any(until <= now for until in self._away_until)
+            self._unavailable_until[place] = now + UNAVAILABLE_SECONDS
+            return any(until <= now for until in self._unavailable_until)

@@ -47,11 +47,11 @@ class Aggregated:
             raise SpecError([Problem("reward.sources", "no source has a weight above 0; expected one at least")])
         self.sources = sources
 
-    def use(self, means: RewardResources) -> None:
+    def use(self, resources: RewardResources) -> None:
         """Pass the resources on to the sources that compute with a model, or ask one."""
         for source in self.sources.values():
             if isinstance(source, ModelReward):
-                source.use(means)
+                source.use(resources)
 
     def close(self) -> None:
         """Close the sources that hold resources open."""

@@ -89,10 +89,10 @@ class Composed(ABC):
 
     # Calling the parts
 
-    def _use(self, means: RewardResources) -> None:
+    def _use(self, resources: RewardResources) -> None:
         """Pass the resources on to the parts that compute with a model."""
         for part in self._model_parts:
-            part.use(means)
+            part.use(resources)
 
     def _close(self) -> None:
         """Close the parts that hold resources open."""

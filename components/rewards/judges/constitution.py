@@ -29,7 +29,7 @@ from components.rewards.llm.protocol import Messages, add_costs
 from components.rewards.llm.question import InvalidAnswer, Judgement, ask_for_json
 from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
-from components.rewards.llm.transcript import ONLY_DATA, Shown, about, is_turn, shown
+from components.rewards.llm.transcript import ONLY_DATA, MessageView, about, is_turn, message_views
 from components.specs import Spec
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
@@ -197,10 +197,10 @@ class Constitution(EpisodeJudgeReward):
         """Return the question about one answer, with its history up to the answer."""
         principles = "\n".join(f"- {name}: {principle.text}" for name, principle in self.principles.items())
         task = TASK.format(principles=principles, data=ONLY_DATA, names=", ".join(self.principles))
-        messages = shown(trajectory)[history]
+        messages = message_views(trajectory)[history]
         # With several histories, the first entry names the agent.
         header_length = len(messages) - len(trajectory.histories[history].messages)
-        visible: list[Shown] = messages[: header_length + message + 1]
+        visible: list[MessageView] = messages[: header_length + message + 1]
         visible[-1] = MARK | visible[-1]
         return about(trajectory, [visible], task, client.spec.longest)
 

@@ -26,7 +26,7 @@ from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opin
 from components.rewards.llm.question import ask_for_json
 from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
-from components.rewards.llm.transcript import ONLY_DATA, about, shown, turns
+from components.rewards.llm.transcript import ONLY_DATA, about, message_views, turns
 from components.specs import Spec
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -110,7 +110,7 @@ class Critic(EpisodeJudgeReward):
     async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
         """Return the opinion of one judge on an episode."""
         count = turns(trajectory) if self.turn_weight is not None else 0
-        histories = shown(trajectory, numbered=count > 0)
+        histories = message_views(trajectory, numbered=count > 0)
         messages = about(trajectory, histories, self._task(count), client.spec.longest)
         names = list(self.dimensions)
         judgement = await ask_for_json(client, messages, _schema(names, count), lambda data: _parse(data, names, count))

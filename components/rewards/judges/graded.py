@@ -18,7 +18,7 @@ from components.rewards.llm.answers import read_scores
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.llm.spec import JudgeModel
-from components.rewards.llm.transcript import as_text, shown
+from components.rewards.llm.transcript import as_text, message_views
 from components.rewards.protocol import RewardResources
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -55,9 +55,9 @@ class Graded:
         """Return the arguments for stage keys: what determines the judge's answers."""
         return {**arguments, "model": arguments["model"].key_part()}
 
-    def use(self, means: RewardResources) -> None:
+    def use(self, resources: RewardResources) -> None:
         """Create the client. Raises ResourceError if an API key is not in the environment."""
-        self._client = JudgeClient(self.model, means)
+        self._client = JudgeClient(self.model, resources)
 
     def close(self) -> None:
         if self._client is not None:
@@ -66,13 +66,13 @@ class Graded:
     async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetExceeded."""
         if self._client is None:
-            raise ResourceError("the judge has no client yet: call use(means) first")
+            raise ResourceError("the judge has no client yet: call use(resources) first")
         return list(await asyncio.gather(*(self._score(self._client, trajectory) for trajectory in group)))
 
     async def _score(self, client: JudgeClient, trajectory: Trajectory) -> Score:
         from components.rewards.llm.protocol import add_costs
 
-        histories = shown(trajectory)
+        histories = message_views(trajectory)
         messages = self._messages(as_text(histories[0] if len(histories) == 1 else histories, client.spec.longest))
         cost: float | None = 0.0
         answers: list[JudgeAnswer] = []

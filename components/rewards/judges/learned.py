@@ -90,21 +90,23 @@ class Learned:
 
         return {**arguments, "path": [content_digest(folder) for folder in _folders(arguments["path"])]}
 
-    def use(self, means: RewardResources) -> None:
+    def use(self, resources: RewardResources) -> None:
         """Load the reward models. Raises ArtifactError if one has another base model or is damaged, or if the models of
         an ensemble are incompatible."""
         from components.algorithms.reward_models.card import content_digest
 
-        recipe = [content_digest(folder) for folder in self.folders], self.pack_tokens, means.model.model_dump()
-        model = means.model
-        self._scorer = means.keep("reward", recipe, lambda: _Scorer(self.folders, means.cache, model, self.pack_tokens))
+        recipe = [content_digest(folder) for folder in self.folders], self.pack_tokens, resources.model.model_dump()
+        model = resources.model
+        self._scorer = resources.keep(
+            "reward", recipe, lambda: _Scorer(self.folders, resources.cache, model, self.pack_tokens)
+        )
         if isinstance(self.task, ModelReward):
-            self.task.use(means)
+            self.task.use(resources)
 
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """Return one score for each trajectory. Raises ResourceError before `use`."""
         if self._scorer is None:
-            raise ResourceError("the learned reward has no model yet: call use(means) first")
+            raise ResourceError("the learned reward has no model yet: call use(resources) first")
         tasks = (
             list(judge(self.task, group))
             if self.task is not None

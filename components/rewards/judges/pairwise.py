@@ -183,7 +183,7 @@ class Pairwise(JudgeReward):
     def _question(self, client: JudgeClient, table: DistinctEpisodes, order: Sequence[int]) -> Messages:
         task = TASK.format(rubric=self.rubric, data=ONLY_DATA)
         room = max((client.spec.longest - len(task) - len(table.context) - len(table.tools)) // 2, 500)
-        text = table.shown(list(zip("AB", order, strict=True)), room)
+        text = table.render(list(zip("AB", order, strict=True)), room)
         return [{"role": "system", "content": task}, {"role": "user", "content": text}]
 
     def _opinions(self, results: Sequence[PairResult], table: DistinctEpisodes, group: int) -> dict[int, Opinion]:

@@ -19,7 +19,7 @@ from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opin
 from components.rewards.llm.question import ask_for_json
 from components.rewards.llm.rows import by_name, raise_if_invalid
 from components.rewards.llm.spec import JudgeModel
-from components.rewards.llm.transcript import ONLY_DATA, about, as_text, shown
+from components.rewards.llm.transcript import ONLY_DATA, about, as_text, message_views
 from components.specs import Spec, validate
 from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
@@ -113,7 +113,7 @@ class Rubric(EpisodeJudgeReward):
         names = list(items)
         item_texts = as_text({name: item.text for name, item in items.items()}, client.spec.longest // 2)
         task = TASK.format(items=item_texts, data=ONLY_DATA, names=", ".join(names))
-        messages = about(trajectory, shown(trajectory), task, client.spec.longest)
+        messages = about(trajectory, message_views(trajectory), task, client.spec.longest)
         judgement = await ask_for_json(client, messages, _schema(names), lambda answer: _parse(answer["items"], names))
         answers, explanations = judgement.value or ({}, {})
         parts = {name: float(met) for name, met in answers.items() if met is not None and name in self.items}

@@ -121,12 +121,12 @@ class Ruler(JudgeReward):
         reject_running_statistics(independent, "reward.independent")
         self.independent = independent
 
-    def use(self, means: RewardResources) -> None:
+    def use(self, resources: RewardResources) -> None:
         """Create the clients, and pass the resources on. Raises ResourceError if an API key is not in the
         environment."""
-        super().use(means)
+        super().use(resources)
         if isinstance(self.independent, ModelReward):
-            self.independent.use(means)
+            self.independent.use(resources)
 
     def places(self, group: Sequence[Trajectory]) -> list[int]:
         """Return the position at which each episode is shown, from 0; duplicates share one."""
@@ -275,5 +275,5 @@ class _Table(DistinctEpisodes):
         task = TASK.format(rubric=rubric, ids=", ".join(names))
         return [
             {"role": "system", "content": task},
-            {"role": "user", "content": self.shown(list(zip(names, part, strict=True)), room)},
+            {"role": "user", "content": self.render(list(zip(names, part, strict=True)), room)},
         ]

@@ -18,12 +18,12 @@ CACHED_FIELDS = ("text", "prompt_tokens", "completion_tokens", "cut_off", "refus
 class JudgeClient:
     """Client of one model, for one stage."""
 
-    def __init__(self, spec: JudgeModelSpec, means: RewardResources):
+    def __init__(self, spec: JudgeModelSpec, resources: RewardResources):
         self.spec = spec
-        self._client = spec.build(means)
+        self._client = spec.build(resources)
         self.name = self._client.label
-        self._meter = means.meter
-        self._cache = AnswerCache(means.answers) if means.answers is not None else None
+        self._meter = resources.meter
+        self._cache = AnswerCache(resources.answers) if resources.answers is not None else None
         self._identity = [spec.key_part() | {"price": None}, getattr(self._client, "version", "")]
         self._limits = spec.rate_limits()
         self._tokens = TokenEstimate(spec.max_tokens)

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.rewards.llm.transcript import as_text, common_start, shown
+from components.rewards.llm.transcript import as_text, common_start, message_views
 from components.trajectories.schema import Trajectory
 
 
@@ -17,7 +17,7 @@ class DistinctEpisodes:
     """Group with duplicates merged: each episode has a place, and duplicates share the place of the first one."""
 
     def __init__(self, group: Sequence[Trajectory], seed: int):
-        self._histories = [shown(trajectory) for trajectory in group]
+        self._histories = [message_views(trajectory) for trajectory in group]
         self._start = (
             common_start([histories[0] for histories in self._histories])
             if len(group) > 1 and all(self._histories)
@@ -37,7 +37,7 @@ class DistinctEpisodes:
         tools = [trajectory.tools for trajectory in group]
         self.tools = as_text(tools[0]) if tools[0] and all(specs == tools[0] for specs in tools) else ""
 
-    def shown(self, parts: Sequence[tuple[str, int]], room: int) -> str:
+    def render(self, parts: Sequence[tuple[str, int]], room: int) -> str:
         """Return the text of the tools, the context, and the episodes with these names and places, each in at most
         `room` characters."""
         text = [f"<tools>\n{self.tools}\n</tools>"] if self.tools else []

@@ -58,7 +58,7 @@ class JudgeModelSpec(Spec):
         """Return what determines the answers, for stage keys and the answer cache."""
 
     @abstractmethod
-    def build(self, means: RewardResources) -> ModelClient:
+    def build(self, resources: RewardResources) -> ModelClient:
         """Return the client of the model. Raises ResourceError if an API key or the engine is missing."""
 
     def rate_limits(self) -> RateLimits:

@@ -35,10 +35,10 @@ class JudgeReward:
         """Return the arguments for stage keys: what determines the judges' answers, without addresses and timeouts."""
         return {**arguments, "model": [spec.key_part() for spec in several(arguments["model"])]}
 
-    def use(self, means: RewardResources) -> None:
+    def use(self, resources: RewardResources) -> None:
         """Create the clients. Raises ResourceError if an API key is not in the environment."""
         for name, spec in zip(labels(self.models), self.models, strict=True):
-            self._clients[name] = JudgeClient(spec, means)
+            self._clients[name] = JudgeClient(spec, resources)
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -48,7 +48,7 @@ class JudgeReward:
     def askers(self) -> Mapping[str, JudgeClient]:
         """Return the clients of the judges, by unique name. Raises ResourceError before `use`."""
         if not self._clients:
-            raise ResourceError("the judges have no clients yet: call use(means) first")
+            raise ResourceError("the judges have no clients yet: call use(resources) first")
         return self._clients
 
 

@@ -12,7 +12,7 @@ from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.protocol import JudgeAnswer, Messages, add_costs
 
 T = TypeVar("T")
-SHOWN = 200
+MAX_QUOTED = 200
 """Maximum characters of an answer in a message."""
 
 
@@ -82,7 +82,7 @@ async def ask_for_json(
 def _read(answer: JudgeAnswer, required: Sequence[str], read: Callable[[dict[str, Any]], T]) -> T:
     if answer.refusal:
         raise InvalidAnswer(
-            f"You refused ({answer.refusal[:SHOWN]}), and only a judgement of what others wrote is wanted."
+            f"You refused ({answer.refusal[:MAX_QUOTED]}), and only a judgement of what others wrote is wanted."
         )
     only_key = required[0] if len(required) == 1 else None  # then a bare list is accepted as its value
 
@@ -101,4 +101,4 @@ def _read(answer: JudgeAnswer, required: Sequence[str], read: Callable[[dict[str
 
 def _quoted(answer: JudgeAnswer) -> str:
     text = answer.refusal or answer.text
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")
+    return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…")

@@ -71,7 +71,7 @@ def last_text(trajectory: Trajectory) -> str:
     return next((message.content for message in reversed(messages) if message.role == "assistant"), "")
 
 
-def spoken(trajectory: Trajectory) -> list[tuple[History, int]]:
+def sampled_messages(trajectory: Trajectory) -> list[tuple[History, int]]:
     """Return the sampled messages of the episode's agents as (history, index), each once, in order. Without token data,
     return all assistant messages, except those that a later history of the same agent repeats at its beginning."""
     places = [(history, at) for history in trajectory.histories for at in range(len(history.messages))]
@@ -97,8 +97,8 @@ def spoken(trajectory: Trajectory) -> list[tuple[History, int]]:
 
 
 def agent_messages(trajectory: Trajectory) -> list[Message]:
-    """Return the messages of the episode's agents (`spoken`)."""
-    return [history.messages[at] for history, at in spoken(trajectory)]
+    """Return the messages of the episode's agents (`sampled_messages`)."""
+    return [history.messages[at] for history, at in sampled_messages(trajectory)]
 
 
 def tagged(text: str, name: str) -> str | None:

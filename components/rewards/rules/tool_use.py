@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from components.errors import JudgeError
-from components.rewards.rules.answers import check_field, field, spoken
+from components.rewards.rules.answers import check_field, field, sampled_messages
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
 from components.trajectories.schema import History, Score, ToolCall, Trajectory
@@ -82,7 +82,7 @@ class Calls:
 def _calls(trajectory: Trajectory) -> list[tuple[History, ToolCall, str | None]]:
     """Return all calls, each once, with their results: the messages before the agent's next message."""
     calls = []
-    for history, at in spoken(trajectory):
+    for history, at in sampled_messages(trajectory):
         results: dict[str | None, str] = {}
         for message in history.messages[at + 1 :]:
             if message.role == "assistant":

@@ -43,6 +43,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.replay,
     learning.ewc,
     importing.data,
+    importing.offline_algorithm,
     learning.feedback_weights,
     computing.stages,
     computing.places,

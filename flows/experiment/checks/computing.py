@@ -11,9 +11,7 @@ from components.errors import Problem
 from components.models.spec import ModelSpec
 from components.rollout.spec import CollectSpec
 from components.specs import nearest
-from flows.stages import PLACED, STAGES
-
-DISTRIBUTED = [stage.name for stage in STAGES.values() if stage.distributed]
+from flows.stages import DISTRIBUTED, PLACED
 
 
 def stages(compute: ComputeSpec) -> Iterator[Problem]:
@@ -46,7 +44,9 @@ def several_processes(
     """Check that stages, the number of groups, and the model support training in several processes."""
     for stage in PLACED:
         name = compute.placement(stage)
-        if name in compute.places and (reason := compute.places[name].refusal(name, stage)) is not None:
+        if name not in compute.places:
+            continue
+        if (reason := compute.places[name].refusal(name, stage, DISTRIBUTED)) is not None:
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
             yield Problem(key, f"{name!r} {reason}")
     unsharded = "ewc" if ewc is not None else algorithm.name if algorithm.has_critic else None

@@ -5,11 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from components.algorithms.spec import AlgorithmSpec
 from components.data.spec import DataSpec
 from components.errors import Problem
+from flows.experiment.flow import FlowTarget
+from flows.experiment.sections import WarmupSpec
+
+OFFLINE = "offline"
+"""Recipe that trains on the data after a warmup on demonstrations."""
 
 
-def data(data: DataSpec) -> Iterator[Problem]:
-    """Check that the settings of the source do not exclude each other."""
+def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterator[Problem]:
+    """Check that the settings of the source do not exclude each other, and that a training reads the data."""
     for problem in DataSpec.cross_problems(dict(data)):
         yield replace(problem, path=f"data.{problem.path}")
+    if data.is_set and warmup is None and flow.is_built_in and flow.name != OFFLINE:
+        source = "path" if data.path is not None else "dataset"
+        yield Problem(
+            f"data.{source}",
+            f"is set, but warmup=none, and flow={flow.name} trains on it in the warmup only; expected warmup=sft, or "
+            "flow=offline",
+        )
+
+
+def offline_algorithm(algorithm: AlgorithmSpec, flow: FlowTarget) -> Iterator[Problem]:
+    """Check that the algorithm of the recipe `offline` can learn from data that the policy did not sample."""
+    if flow.is_built_in and flow.name == OFFLINE and not algorithm.feedback_kinds:
+        yield Problem(
+            "algorithm.name",
+            f"{algorithm.name} learns from episodes that the policy itself plays; with flow=offline, expected sft, "
+            "dpo, ipo, orpo or kto",
+        )
+
+
+def demonstrated(warmup: WarmupSpec | None, data: DataSpec, flow: FlowTarget) -> WarmupSpec | None:
+    """Return the warmup if it plays demonstrations; None if it trains on imported data, or without one."""
+    return warmup if not data.is_set or flow.name == OFFLINE else None

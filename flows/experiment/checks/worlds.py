@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from components.data.spec import DataSpec
 from components.environments.protocol import Environment
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import EvaluateSpec
@@ -19,6 +20,8 @@ from components.rollout.spec import CollectSpec
 from components.specs import Target
 from components.trajectories.groups import misnamed
 from components.trajectories.schema import Scenario
+from flows.experiment.checks.importing import demonstrated
+from flows.experiment.flow import FlowTarget
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
 TRAIN = "train"
@@ -32,8 +35,11 @@ def environment(
     rounds: int,
     warmup: WarmupSpec | None,
     reward_model: RewardModelPartSpec | None,
+    data: DataSpec,
+    flow: FlowTarget,
 ) -> Iterator[Problem]:
     """Check the methods of the environment, its scenarios, and their number against what the run needs."""
+    warmup = demonstrated(warmup, data, flow)
     factory = environment.factory()
     methods = [name for name in vars(Environment) if not name.startswith("_") and callable(getattr(Environment, name))]
     missing = [name for name in methods if name not in dir(factory)]
@@ -137,8 +143,11 @@ def input_fields(environment: Target, splits: Sequence[str]) -> set[str] | None:
     return fields
 
 
-def demonstrations(environment: Target, warmup: WarmupSpec | None, seed: int) -> Iterator[Problem]:
+def demonstrations(
+    environment: Target, warmup: WarmupSpec | None, seed: int, data: DataSpec, flow: FlowTarget
+) -> Iterator[Problem]:
     """Check that the scenarios of the warmup have a solution, if the environment has a method `check_solutions`."""
+    warmup = demonstrated(warmup, data, flow)
     if warmup is None or warmup.teacher is not None or "check_solutions" not in dir(environment.factory()):
         return
     try:

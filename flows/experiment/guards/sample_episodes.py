@@ -79,7 +79,7 @@ def most_disputed(trajectories: Artifact, scores: Artifact, label: str, componen
     )
 
 
-def liked_in_vain(trajectories: Artifact, scores: Artifact, label: str) -> list[SampleEpisode]:
+def high_reward_failures(trajectories: Artifact, scores: Artifact, label: str) -> list[SampleEpisode]:
     """Return the episodes without success that have the highest reward."""
     return _first(
         trajectories,

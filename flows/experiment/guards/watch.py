@@ -35,7 +35,7 @@ class RunGuards:
         self._rounds: dict[int, RoundMetrics] = {}
         self._judged: dict[int, RoundMetrics] = {}
         self._last: tuple[int, Artifact, Artifact] | None = None
-        self._striking: set[str] = set()
+        self._triggering: set[str] = set()
 
     def filtered(self, label: str, step: int, selection: Artifact) -> None:
         """Check the selection of a filter. Raises GuardTriggered."""
@@ -120,7 +120,7 @@ class RunGuards:
         if self._last is None:
             return []
         number, trajectories, scores = self._last
-        return sample_episodes.liked_in_vain(trajectories, scores, f"collect[{number}]")
+        return sample_episodes.high_reward_failures(trajectories, scores, f"collect[{number}]")
 
     def _report(
         self, name: GuardName, step: int, message: str | None, examples: Callable[[], list[SampleEpisode]]
@@ -129,9 +129,9 @@ class RunGuards:
         if getattr(self.spec, name) == "off":
             return
         if message is None:
-            self._striking.discard(name)
-        elif name not in self._striking:
-            self._striking.add(name)
+            self._triggering.discard(name)
+        elif name not in self._triggering:
+            self._triggering.add(name)
             self._act(name, step, message, examples())
 
     def _act(self, name: GuardName, step: int, message: str, episodes: Sequence[SampleEpisode] = ()) -> None:

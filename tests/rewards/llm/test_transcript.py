@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.rewards.llm.transcript import CUT, TAGS, as_text, common_start, shown
+from components.rewards.llm.transcript import CUT, TAGS, as_text, common_start, message_views
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 
 
@@ -24,21 +24,21 @@ def called(identity: str) -> History:
 
 
 def test_ids_of_calls_have_no_part_in_it():
-    assert shown(episode(called("x1"))) == shown(episode(called("x2")))
-    assert shown(episode(called("x1")))[0][0] == {
+    assert message_views(episode(called("x1"))) == message_views(episode(called("x2")))
+    assert message_views(episode(called("x1")))[0][0] == {
         "role": "assistant",
         "calls": [{"tool": "find", "arguments": {"what": "<b>"}}],
     }
 
 
 def test_several_histories_say_who_spoke():
-    two = shown(episode(History([Message("user", "a")]), History([Message("user", "b")], agent="worker")))
+    two = message_views(episode(History([Message("user", "a")]), History([Message("user", "b")], agent="worker")))
     assert [history[0] for history in two] == [{"agent": "main"}, {"agent": "worker"}]
 
 
 def test_arguments_that_are_no_json_are_shown_as_they_were_written():
     call = ToolCall("1", "find", "{what")
-    assert shown(episode(History([Message("assistant", "", [call])])))[0][0]["calls"][0]["arguments"] == "{what"
+    assert message_views(episode(History([Message("assistant", "", [call])])))[0][0]["calls"][0]["arguments"] == "{what"
 
 
 @pytest.mark.parametrize("tag", TAGS)

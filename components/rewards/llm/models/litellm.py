@@ -14,14 +14,7 @@ from components.json_client import ClientTimeouts, FailedAttempt, patiently
 from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
 from components.rewards.llm.judge_model import PaidSpec
-from components.rewards.llm.models.served import (
-    FALLBACK_FORMAT,
-    Structured,
-    UnsupportedFormat,
-    about_format,
-    body,
-    of_completion,
-)
+from components.rewards.llm.models.served import AnswerFormat, UnsupportedFormat, about_format, of_completion
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
 from components.specs.served import VARIABLE
@@ -40,7 +33,7 @@ class LiteLLMJudge(PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: RewardResources) -> LiteLLMClient:
+    def build(self, resources: RewardResources) -> LiteLLMClient:
         return LiteLLMClient(self)
 
     def check_prerequisites(self, budget: float | None) -> None:
@@ -73,7 +66,7 @@ class LiteLLMClient:
         self._spec = spec
         self._model = spec.remote_model()
         self._key = self._model.key()
-        self._structured: Structured = spec.structured
+        self._format = AnswerFormat(spec, spec.model)
         self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "reward.model")
         self.priced = spec.price is not None or listed(spec.model)
 
@@ -85,18 +78,12 @@ class LiteLLMClient:
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
     ) -> JudgeAnswer:
-        while True:
-            structured: Structured = self._structured if schema is not None else "none"
-            request = body(self._spec, self._spec.model, messages, schema, structured)
-            try:
-                return await patiently(lambda: self._send(request), self._patience)  # noqa: B023  awaited at once
-            except FailedAttempt as error:
-                raise JudgeError(f"{self.label}: {error}") from None
-            except UnsupportedFormat:
-                if structured not in FALLBACK_FORMAT:
-                    raise
-                if self._structured == structured:
-                    self._structured = FALLBACK_FORMAT[structured]
+        try:
+            return await self._format.ask(
+                messages, schema, lambda request, structured: patiently(lambda: self._send(request), self._patience)
+            )
+        except FailedAttempt as error:
+            raise JudgeError(f"{self.label}: {error}") from None
 
     async def _send(self, request: dict[str, Any]) -> JudgeAnswer:
         import openai

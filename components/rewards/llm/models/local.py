@@ -31,8 +31,8 @@ class EmbeddedJudge(JudgeModelSpec):
     def local_model(self) -> ModelSpec:
         return self.model.model(self.context)
 
-    def build(self, means: RewardResources) -> LocalModelClient:
-        return LocalModelClient(self, means, self.model.model(self.context, LoraSpec()))
+    def build(self, resources: RewardResources) -> LocalModelClient:
+        return LocalModelClient(self, resources, self.model.model(self.context, LoraSpec()))
 
     def key_part(self) -> dict[str, Any]:
         return {**self.model_dump(mode="json", exclude={"model"}), "model": self.model.key_part()}
@@ -49,8 +49,8 @@ class PolicyJudge(JudgeModelSpec):
     def label(self) -> str:
         return "policy"
 
-    def build(self, means: RewardResources) -> LocalModelClient:
-        return LocalModelClient(self, means)
+    def build(self, resources: RewardResources) -> LocalModelClient:
+        return LocalModelClient(self, resources)
 
     def key_part(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -62,12 +62,12 @@ class LocalModelClient:
 
     priced = True
 
-    def __init__(self, spec: JudgeModelSpec, means: RewardResources, model: ModelSpec | None = None):
-        if means.engine is None:
+    def __init__(self, spec: JudgeModelSpec, resources: RewardResources, model: ModelSpec | None = None):
+        if resources.engine is None:
             raise ResourceError("a judge on this machine needs an engine; expected RewardResources(engine=...)")
         self._spec = spec
         self.label = "the policy itself" if model is None else spec.label
-        self._engine = means.engine(model)
+        self._engine = resources.engine(model)
         self.version = self._engine.policy if model is None else ""
 
     def price(self, read: int, written: int) -> float:

@@ -6,7 +6,7 @@ JSON is requested by its schema. A server that does not support this is asked fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -56,8 +56,8 @@ class ServedJudge(ModelEndpoint, PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, means: RewardResources) -> OpenAIClient:
-        return OpenAIClient(self, means.answers, means.waiting)
+    def build(self, resources: RewardResources) -> OpenAIClient:
+        return OpenAIClient(self, resources.answers, resources.waiting)
 
     def check_prerequisites(self, budget: float | None) -> None:
         self.key()
@@ -94,7 +94,7 @@ class OpenAIClient:
         self.label = f"{spec.model} at {spec.url}"
         self.priced = spec.price is not None
         self._spec = spec
-        self._structured = spec.structured
+        self._format = AnswerFormat(spec, spec.model)
         self._client = spec.client(spec.timeout, spec.retry_for, JudgeError)
         self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
 
@@ -105,20 +105,17 @@ class OpenAIClient:
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
     ) -> JudgeAnswer:
-        while True:
-            structured: Structured = self._structured if schema is not None else "none"
-            request = body(self._spec, self._spec.model, messages, schema, structured)
-            try:
-                if self._batches is not None and not immediate:
-                    reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
-                    if (answer := self._batch_answer(reply, structured)) is not None:
-                        return answer
-                return await self._client.complete(request, of_completion, self._error_mapper(structured))
-            except ContextOverflow as error:
-                raise JudgeError(f"{error}; show the judge less: reward.model.longest={self._spec.longest}") from None
-            except UnsupportedFormat:
-                if self._structured == structured:
-                    self._structured = FALLBACK_FORMAT[structured]
+        async def send(request: dict[str, Any], structured: Structured) -> JudgeAnswer:
+            if self._batches is not None and not immediate:
+                reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
+                if (answer := self._batch_answer(reply, structured)) is not None:
+                    return answer
+            return await self._client.complete(request, of_completion, self._error_mapper(structured))
+
+        try:
+            return await self._format.ask(messages, schema, send)
+        except ContextOverflow as error:
+            raise JudgeError(f"{error}; show the judge less: reward.model.longest={self._spec.longest}") from None
 
     def _batch_answer(self, reply: Reply | None, structured: Structured) -> JudgeAnswer | None:
         """Return the answer of a batch; None if the question must be asked again, alone. Raises UnsupportedFormat."""
@@ -163,23 +160,46 @@ def about_format(message: str) -> bool:
     )
 
 
-def body(
-    spec: PaidSpec, model: str, messages: Messages, schema: dict[str, Any] | None, structured: Structured
-) -> dict[str, Any]:
-    """Return the body of a request. Parameters that `extra` sets to null are left out."""
-    request: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
-        "temperature": spec.temperature,
-        "max_tokens": spec.max_tokens,
-    }
-    if structured == "schema":
-        named_schema = {"name": "judgement", "schema": schema, "strict": True}
-        request["response_format"] = {"type": "json_schema", "json_schema": named_schema}
-    elif structured == "object":
-        request["response_format"] = {"type": "json_object"}
-    extra = dereference(spec.extra, "reward.model.extra")
-    return {name: value for name, value in (request | extra).items() if value is not None}
+class AnswerFormat:
+    """Form in which one model is asked for JSON: the strictest that its server supports."""
+
+    def __init__(self, spec: PaidSpec, model: str):
+        self._spec = spec
+        self._model = model
+        self._structured: Structured = spec.structured
+
+    async def ask(
+        self,
+        messages: Messages,
+        schema: dict[str, Any] | None,
+        send: Callable[[dict[str, Any], Structured], Awaitable[JudgeAnswer]],
+    ) -> JudgeAnswer:
+        """Return the answer of `send` to a request body; while it raises UnsupportedFormat, request the next form."""
+        while True:
+            structured: Structured = self._structured if schema is not None else "none"
+            try:
+                return await send(self._body(messages, schema, structured), structured)
+            except UnsupportedFormat:
+                if structured not in FALLBACK_FORMAT:
+                    raise
+                if self._structured == structured:
+                    self._structured = FALLBACK_FORMAT[structured]
+
+    def _body(self, messages: Messages, schema: dict[str, Any] | None, structured: Structured) -> dict[str, Any]:
+        """Return the body of a request. Parameters that `extra` sets to null are left out."""
+        request: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "temperature": self._spec.temperature,
+            "max_tokens": self._spec.max_tokens,
+        }
+        if structured == "schema":
+            named_schema = {"name": "judgement", "schema": schema, "strict": True}
+            request["response_format"] = {"type": "json_schema", "json_schema": named_schema}
+        elif structured == "object":
+            request["response_format"] = {"type": "json_object"}
+        extra = dereference(self._spec.extra, "reward.model.extra")
+        return {name: value for name, value in (request | extra).items() if value is not None}
 
 
 def of_completion(completion: dict[str, Any]) -> JudgeAnswer:

@@ -1,0 +1,27 @@
+"""Tasks for the tools of an MCP server, which `flows.scenarios` writes before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flows.advice.situation import JUDGE
+
+TASKS = "tasks.json"
+"""File of the tasks."""
+GENERATED = 64
+"""Number of tasks."""
+SERVER = "environment.command=[python,my_server.py]"
+"""Override that names the server, if the user does not."""
+
+
+def with_generated_tasks(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the command that writes the tasks, and the overrides of the run that reads them."""
+    servers = [line for line in lines if line.startswith(("environment.command=", "environment.url="))]
+    server = servers[-1] if servers else SERVER
+    key, _, value = server.partition("=")
+    author = ["--author", JUDGE.partition("/")[2], "--author-url", "https://api.openai.com/v1"]
+    author += ["--key-variable", "OPENAI_API_KEY"]
+    words = [word.strip() for word in value.strip("[]").split(",")]
+    address = ["--url", value] if key.endswith("url") else ["--", *words]
+    command = ["python", "-m", "flows.scenarios", "--out", TASKS, "--count", str(GENERATED), *author, *address]
+    return command, [*lines, *([] if servers else [server]), f"environment.scenarios={TASKS}"]

@@ -1,0 +1,222 @@
+"""Advice: every rule composes, and every situation gets an answer or a clear refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.errors import EspalierError, SpecError
+from flows import advise as command
+from flows.advice.advice import advise
+from flows.advice.rules import ADDITIONS, RULES
+from flows.advice.situation import Situation, with_data
+from flows.experiment.compose import check
+from tests.test_configs import TASKS
+
+SITUATIONS = {
+    "generated scenarios + RULER": Situation(environment="mcp", success=False),
+    "on-policy distillation": Situation(environment="shop", teacher="organisation/large"),
+    "process reward + RL": Situation(environment="tictactoe", sparse=True),
+    "SFT + GRPO": Situation(environment="retail"),
+    "reward model + PPO": Situation(environment="shop", success=False, preferences=500, form="ranked"),
+    "RULER + GRPO": Situation(environment="shop", success=False, judge="openai/gpt-5-mini"),
+    "DPO on rankings": Situation(preferences=500, form="ranked"),
+    "DPO": Situation(preferences=500, form="pairs"),
+    "KTO": Situation(preferences=500, form="thumbs"),
+    "SFT": Situation(labels=500),
+}
+"""A situation for each rule."""
+
+
+def composed(advice):
+    """Compose the run of an advice as a shell would start it."""
+    last = advice.command.rpartition(" && ")[2]
+    words = shlex.split(last)
+    assert words[:3] == ["python", "-m", "flows.run"]
+    assert words[3:] == list(advice.overrides)
+    lines = [line.replace("scenarios=tasks.json", f"scenarios={TASKS}") for line in words[3:]]
+    lines += ["collect.scenarios=2", "warmup=none"] if f"environment.scenarios={TASKS}" in lines else []
+    return check(lines, named=True)[0]
+
+
+def test_every_rule_has_a_situation():
+    assert [rule.method for rule in RULES] == list(SITUATIONS)
+
+
+@pytest.mark.parametrize("method", SITUATIONS)
+def test_every_rule_applies_and_composes(method):
+    advice = advise(SITUATIONS[method])
+    assert advice.method == method
+    assert composed(advice)
+
+
+@pytest.mark.parametrize("method", SITUATIONS)
+@pytest.mark.parametrize(
+    "changes", [{"tight": True, "slow": True}, {"compute": "gpu"}, {"compute": "cluster"}], ids=str
+)
+def test_additions_compose_with_every_rule(method, changes):
+    rule = next(rule for rule in RULES if rule.method == method)
+    situation = Situation(**{**vars(SITUATIONS[method]), **changes})
+    advice = advise(situation)
+    additions = [addition for addition in ADDITIONS if addition.applies(situation, rule)]
+    assert additions
+    for addition in additions:
+        assert set(addition.overrides) <= set(advice.overrides)
+        assert addition.reason in advice.reason
+
+
+@settings(max_examples=30)
+@given(
+    st.builds(
+        Situation,
+        labels=st.sampled_from([0, 10, 5000, -1]),
+        preferences=st.sampled_from([0, 10, 5000]),
+        form=st.sampled_from([None, "pairs", "thumbs", "ranked"]),
+        environment=st.sampled_from([None, "shop", "tictactoe", "sql", "mcp", "agentgym", "nowhere"]),
+        success=st.booleans(),
+        judge=st.sampled_from([None, "openai/gpt-5-mini"]),
+        teacher=st.sampled_from([None, "organisation/large"]),
+        sparse=st.booleans(),
+        slow=st.booleans(),
+        tight=st.booleans(),
+        compute=st.sampled_from(["cpu", "gpu", "cluster"]),
+    )
+)
+def test_every_situation_gets_an_answer_or_a_clear_refusal(situation):
+    known = situation.environment not in ("agentgym", "nowhere")  # these need values, or do not exist
+    enough = situation.labels > 0 or (situation.environment and (situation.success or situation.judge))
+    try:
+        advice = advise(situation)
+    except SpecError as error:
+        problems = error.problems
+    else:
+        problems = []
+        assert advice.method in SITUATIONS
+        assert advice.reason
+    assert all(problem.path and len(problem.message) > 5 for problem in problems)
+    assert not (problems and known and enough and not situation.problems()), problems
+
+
+def run(capsys, *arguments):
+    code = command.main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_json_has_method_reason_and_command(capsys):
+    code, out, _ = run(capsys, "--environment", "retail", "--compute", "cpu", "--json")
+    data = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert data["method"] == "SFT + GRPO"
+    assert data["command"] == "python -m flows.run name=sft-grpo environment=retail algorithm=grpo"
+    assert data["reason"].startswith("Success is the objective")
+
+
+def test_text_and_further_overrides(capsys):
+    code, out, _ = run(capsys, "--environment", "movie", "--success", "no", "--judge", "yes", "rounds=2")
+    assert code == 0
+    assert re.search(r"^method:  RULER \+ GRPO$", out, re.MULTILINE)
+    assert re.search(r"^command: .* reward.model.model=openai/gpt-5-mini rounds=2$", out, re.MULTILINE)
+    assert "note:    measure the judge" in out
+
+
+def test_an_mcp_server_gets_its_tasks_first(capsys):
+    server = "environment.command=[python,shop_server.py]"
+    _, out, _ = run(capsys, "--environment", "mcp", "--json", server)
+    first, _, second = json.loads(out)["command"].partition(" && ")
+    assert first.endswith("-- python shop_server.py")
+    assert shlex.quote(server) in second
+    assert "environment.scenarios=tasks.json" in second
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 2, {"preferences": 2, "form": "pairs"}),
+        ('{"prompt": "q", "completion": "b", "label": true}\n', {"preferences": 1, "form": "thumbs"}),
+        ('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n', {"labels": 1}),
+        ('{"question": "q", "answer": "a"}\n', {"environment": "dataset", "columns": ("question", "answer")}),
+    ],
+)
+def test_the_content_of_a_file_is_recognized(tmp_path, rows, expected):
+    path = tmp_path / "data.jsonl"
+    path.write_text(rows)
+    assert with_data({}, str(path)) == {**expected, "data": str(path)}
+    assert with_data({"labels": 7, "compute": "gpu"}, str(path))["labels"] == 7
+
+
+def test_a_file_becomes_part_of_the_command(tmp_path, capsys):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 40)
+    code, out, _ = run(capsys, "--data", str(pairs), "--json")
+    assert code == 0
+    expected = f"python -m flows.run +experiment=dpo data.path={pairs}"
+    assert (json.loads(out)["method"], json.loads(out)["command"]) == ("DPO", expected)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(200)))
+    code, out, err = run(capsys, "--data", str(questions), "--json")
+    assert code == 0, err
+    assert f"environment=dataset algorithm=grpo environment.path={questions}" in json.loads(out)["command"]
+    shown = tmp_path / "shown.jsonl"
+    shown.write_text('{"prompt": "q", "completion": "a"}\n' * 40)
+    code, out, err = run(capsys, "--data", str(shown), "--environment", "retail", "--json")
+    assert code == 0, err
+    assert json.loads(out)["command"].endswith(f"environment=retail algorithm=grpo data.path={shown}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"chosen": 1}\n', "no form fits the columns chosen"),
+        ("", "no rows"),
+        ("[1, 2", "no rows"),
+    ],
+)
+def test_a_file_without_known_rows_is_refused(tmp_path, capsys, text, message):
+    path = tmp_path / "data.jsonl"
+    path.write_text(text)
+    with pytest.raises(EspalierError, match=re.escape(message)):
+        with_data({}, str(path))
+    code, _, err = run(capsys, "--data", str(path))
+    assert code == 2
+    assert message in err
+    assert run(capsys, "--data", str(tmp_path / "missing.jsonl"))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "got no option, and asks on a terminal only"),
+        (["--environment", "none"], "--labels: 0: there is nothing to learn from"),
+        (["--preferences", "5"], "have no form; expected --pairs, --thumbs or --ranked"),
+        (["--pairs"], "needs the number of preferences"),
+        (["--labels", "-1"], "is -1; expected 0 or more"),
+        (["--judge", "maybe"], "is 'maybe'; expected yes, no or PROVIDER/MODEL"),
+        (["--environment", "movie", "--success", "no"], "reports no success, and there is no judge"),
+        (["--teacher", "organisation/large"], "a teacher or a judge needs episodes"),
+        (["--environment", "nowhere"], "'nowhere': expected one of agentgym"),
+        (["--environment", "agentgym"], "environment.url: needs a value"),
+        (["--environment", "shop", "rounds=-1"], "rounds"),
+    ],
+)
+def test_refusals_are_sentences(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_without_options_it_asks(capsys, monkeypatch):
+    answers = iter(["", "many", "0", "", "shop", "no", "", "", "yes", "", "", ""])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    code, out, err = run(capsys, "--json")
+    assert code == 0, err
+    assert "'many' is no whole number" in err
+    assert json.loads(out)["method"] == "RULER + GRPO"
+    assert next(answers, None) is None

@@ -1,0 +1,214 @@
+"""Episodes of a run exported in each form, and imported again."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.data.export import EXPORTED
+from components.trajectories.schema import Failure, History, Message, Scenario, Score, Trajectory
+from components.trajectories.store import load_scored, write_scores, write_trajectories
+from flows.experiment.requests import Requests
+from flows.export import FORMS, main
+from flows.history.records import RunRecord, StageRecord, recording
+from flows.stages import STAGES
+from flows.stages.base import Context, Request
+from flows.stages.execute import run_stage
+from tests.data import rows as samples
+from tests.flows.pretend import spec_of
+from tests.flows.test_import import MODEL, write
+
+SOURCES = {
+    "messages": "messages",
+    "sharegpt": "messages",
+    "prompt_completion": "prompt_completion",
+    "preference": "preference",
+    "thumbs": "thumbs",
+    "agenttraj": "agenttraj",
+    "parquet": "ranking",
+}
+"""Form of the rows whose import is exported, by form of the export."""
+
+
+def request(root: Path, path: Path, **data):
+    return Requests(spec_of(root, model=MODEL, data={"path": str(path), **data})).import_data()
+
+
+def recorded(root: Path, *stages) -> RunRecord:
+    """Record a finished run with these stages: pairs of label and (request, artifact)."""
+    spec = spec_of(root, model=MODEL).model_dump(mode="json", by_alias=True)
+    with recording(root, RunRecord("0abcdef01", "shop", 0, time.time(), spec=spec, git_commit="f00d")) as writer:
+        for label, (made, artifact) in stages:
+            version = STAGES[made.stage].version
+            keys = (artifact.key, artifact.digest, artifact.kind)
+            writer.add(StageRecord(label, 0, made.to_json(), version, *keys, "ran", 1.0))
+        writer.finish("FINISHED")
+    return writer.run
+
+
+def imported(context: Context, path: Path, **data):
+    made = request(context.cache.parent, path, **data)
+    return made, run_stage(made, context)[0]
+
+
+def content(artifact) -> list:
+    """Return what training reads, without ids."""
+    files = [artifact.path / name for name in ("trajectories.parquet", "scores.parquet", "selection.parquet")]
+    groups: dict[str, int] = {}
+    return [
+        (
+            groups.setdefault(trajectory.group, len(groups)),
+            trajectory.reward,
+            trajectory.tools,
+            trajectory.scenario.type,
+            [
+                (message.role, message.content, [(c.name, c.arguments) for c in message.tool_calls], message.trained)
+                for history in trajectory.histories
+                for message in history.messages
+            ],
+        )
+        for trajectory in load_scored(*files)
+    ]
+
+
+def test_the_command_offers_every_form_that_can_be_written():
+    assert set(FORMS) == set(EXPORTED) == set(SOURCES)
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_an_export_imports_as_the_same_examples(form, tmp_path, capsys):
+    root = tmp_path / "root"
+    context = Context.at(root)
+    rows = [{**row, "type": "easy"} for row in samples.FORMS[SOURCES[form]]]
+    first = imported(context, write(tmp_path / "a.jsonl", rows))
+    recorded(root, ("import", first))
+    out = tmp_path / "out"
+    assert main(["latest", "--form", form, "--out", str(out), "--json", f"root={root}"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["exported"] == result["episodes"] == first[1].metrics["episodes"]
+    made, again = imported(context, out)
+    assert made.spec["data"]["form"] == ("trajectories" if form == "parquet" else form)
+    expected = content(first[1])
+    if form == "agenttraj":  # it has no column for the type
+        expected = [(*item[:3], "", item[4]) for item in expected]
+    assert content(again) == expected
+
+
+def test_the_card_has_counts_provenance_and_a_command(tmp_path, capsys):
+    root = tmp_path / "root"
+    first = imported(Context.at(root), write(tmp_path / "a.jsonl", samples.FORMS["thumbs"]))
+    recorded(root, ("import", first))
+    assert main(["shop", "--form", "thumbs", "--out", str(tmp_path / "out"), f"root={root}"]) == 0
+    assert "rows: 4" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    metadata = yaml.safe_load(card.split("---")[1])
+    assert metadata["configs"][0]["data_files"] == [{"split": "train", "path": "train.jsonl"}]
+    assert "license" not in metadata
+    for text in ("| Rows | 4 |", "`shop`, seed 0", "`f00d`", "`tiny`", "`import`", "Not set.", "data.form=thumbs"):
+        assert text in card
+    assert str(tmp_path) not in card
+
+
+def episode(name: str, histories: list[History], **fields) -> Trajectory:
+    return Trajectory(f"{name}/0", Scenario(name, {}, "train"), 0, histories, policy="abc", **fields)
+
+
+def talk(answer: str) -> list[Message]:
+    return [Message("user", "q"), Message("assistant", answer, span=(2, 3))]
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """A run of two rounds whose episodes were judged: sampled, failed, unscored, and of two histories."""
+    root = tmp_path / "root"
+    context = Context.at(root)
+    stages = []
+    for number in (1, 2):
+        sampled = [
+            episode("a", [History(talk("good"), [5, 6, 7], [float("nan"), float("nan"), -1.0])]),
+            episode("b", [History(talk("bad"), [5, 6, 8], [float("nan"), float("nan"), -1.0])]),
+            replace(episode("c", [History(talk("x"))]), failure=Failure("engine", "EngineError", "gone")),
+            episode("d", [History(talk("x"))]),
+            episode("e", [History(talk("x")), History(talk("y"))]),
+        ]
+        rewards = [1.0, 0.25, None, None, 1.0]
+        made = [STAGES[name] for name in ("collect", "judge")]
+        keys = [f"{number}{place}".ljust(64, "0") for place in range(2)]
+        for stage, key in zip(made, keys, strict=True):
+            inputs = {} if stage.name == "collect" else {"trajectories": context.store.find(keys[0])}
+            draft = context.store.draft(
+                key, stage=stage.name, kind=stage.kind, schema_version=1, inputs=inputs, volatile=(), spec={}
+            )
+            with draft as folder:
+                if stage.name == "collect":
+                    write_trajectories(folder.path / "trajectories.parquet", sampled)
+                else:
+                    scores = [Score(t.id, reward) for t, reward in zip(sampled, rewards, strict=True)]
+                    write_scores(folder.path / "scores.parquet", scores)
+            artifact = context.store.find(key)
+            keyed = {name: artifact.key for name, artifact in inputs.items()}
+            stages.append((f"{stage.name}[{number}]", (Request(stage.name, {"round": number}, keyed), artifact)))
+    recorded(root, *stages)
+    return root
+
+
+def test_judged_episodes_of_all_rounds_are_exported_and_the_others_counted(judged, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["latest", "--form", "messages", "--out", str(out), "--json", f"root={judged}"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    counts = {name: result[name] for name in ("episodes", "failed", "unscored", "several", "low", "exported", "rows")}
+    assert counts == {"episodes": 10, "failed": 2, "unscored": 2, "several": 2, "low": 0, "exported": 4, "rows": 4}
+    rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["reward"], row["messages"][-1]["content"]) for row in rows[:2]] == [
+        ("a", 1.0, "good"),
+        ("b", 0.25, "bad"),
+    ]
+    options = ["--form", "messages", "--json", f"root={judged}", "--min-reward", "0.5", "--stages", "judge[[]2]"]
+    assert main(["latest", "--out", str(tmp_path / "best"), *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["episodes"], result["low"], result["rows"]) == (5, 1, 1)
+
+
+def test_parquet_holds_all_histories_and_an_import_drops_their_tokens(judged, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["latest", "--form", "parquet", "--out", str(out), f"root={judged}"]) == 0
+    _, artifact = imported(Context.at(judged), out, near_duplicates="ignore")
+    assert artifact.metrics["episodes"] == 3  # the second round repeats the first
+    trajectories = load_scored(artifact.path / "trajectories.parquet", artifact.path / "scores.parquet", None)
+    assert [len(trajectory.histories) for trajectory in trajectories] == [1, 1, 2]
+    assert [trajectory.reward for trajectory in trajectories] == [1.0, 0.25, 1.0]
+    assert {trajectory.group for trajectory in trajectories} == {f"{name}~judge[1]" for name in "abe"}
+    assert not any(history.token_ids for trajectory in trajectories for history in trajectory.histories)
+
+
+def test_mistakes_are_reported(judged, tmp_path, capsys):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "a").write_text("a")
+    common = ["--form", "preference", f"root={judged}"]
+    for arguments, message in (
+        (["latest", "--out", str(full)], "is not empty; expected a new folder"),
+        (["latest", "--out", str(tmp_path / "a")], "no row of form preference results from 10 episodes"),
+        (["latest", "--out", str(tmp_path / "b"), "--stages", "train*"], "has no such scored episodes"),
+        (["nothing", "--out", str(tmp_path / "c")], "nothing"),
+    ):
+        assert main([*arguments, *common]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_push_that_the_hub_refuses_is_reported(judged, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
+    out = tmp_path / "out"
+    options = ["--form", "thumbs", "--out", str(out), "--push", "me/shop", f"root={judged}"]
+    assert main(["latest", *options]) == 2
+    error = capsys.readouterr().err
+    assert "--push me/shop: the hub did not accept the data" in error
+    assert "hf_secret" not in error
+    assert (out / "README.md").exists()
