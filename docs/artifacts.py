@@ -43,7 +43,7 @@ def _inputs(inputs: Mapping[str, str]) -> str:
     names: dict[str, list[str]] = {}
     for name, kinds in inputs.items():
         names.setdefault(kinds.replace("_", " "), []).append(f"`{name}`" if name != "*" else "any name")
-    return "; ".join(f"{', '.join(same)}: {kinds}" for kinds, same in names.items())
+    return "; ".join(f"{', '.join(same)}: {kinds}" for kinds, same in names.items()) or "none"
 
 
 if __name__ == "__main__":
