@@ -31,7 +31,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class ArchitectureSpec(Spec):
     """Size of a Llama model with random weights, and of its tokenizer."""
 
-    layers: int = Field(4, ge=1, le=64)
+    layers: int = Field(3, ge=1, le=64)
     """Number of transformer layers."""
     hidden: int = Field(128, ge=16, le=4096)
     """Dimension of the hidden states. That of the feed-forward layers is three times as large."""

@@ -8,7 +8,7 @@ environment reports success; otherwise only the reward scores the episode.
 from __future__ import annotations
 
 import functools
-import re
+import string
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -246,7 +246,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain(text: str) -> str:
-    return " ".join(re.sub(r"^[\s*_`\"'$]+|[\s*_`\"'$.]+$", "", text).split()).casefold()
+    marks = string.whitespace + "*_`\"'$"
+    return " ".join(text.lstrip(marks).rstrip(f"{marks}.").split()).casefold()
 
 
 def _invalid(key: str, message: str) -> SpecError:
