@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
@@ -196,12 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             people=options.people,
             html=options.html,
         )
-    except (SpecError, ResourceError) as error:
-        print(error, file=sys.stderr)
-        return 2
     except EspalierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return print_error(error)
     except KeyboardInterrupt:
         return 130
     print(json.dumps(result), file=out, flush=True)

@@ -27,8 +27,9 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, ResourceError, SpecError
+from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
@@ -214,12 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         names, samples, remaining = own_keys(options.overrides)
         spec = check(remaining, config_dir=options.config_dir, named=True)[0]
         result = evaluate(spec, names, samples, overrides=mask_overrides(options.overrides), html=options.html)
-    except (SpecError, ResourceError) as error:
-        print(error, file=sys.stderr)
-        return 2
     except EspalierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return print_error(error)
     except KeyboardInterrupt:
         return 130
     print(json.dumps(result) if options.json else show(result), file=out, flush=True)

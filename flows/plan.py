@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.errors import EspalierError, ResourceError, SpecError
+from components.errors import EspalierError
 from flows.planning.plan import RunPlan, plan
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.exit_codes import print_error
 
 
 def show(planned: RunPlan) -> str:
@@ -85,12 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
         planned = plan(specs[0])
-    except (SpecError, ResourceError) as error:
-        print(error, file=sys.stderr)
-        return 2
     except EspalierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return print_error(error)
     if len(specs) > 1:
         seeds = ", ".join(str(spec.seed) for spec in specs)
         note = f"this is the plan of seed {specs[0].seed}; the command runs the seeds {seeds}, and stages that do not "

@@ -97,6 +97,11 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
         return False
 
     @property
+    def imitates(self) -> bool:
+        """True if it makes every selected episode more likely, the rejected ones too."""
+        return False
+
+    @property
     def compares_within_group(self) -> bool:
         """True if it compares the episodes of a group with each other."""
         return False

@@ -62,6 +62,10 @@ class CheckResult:
             self.examples.append({"source": row.source, "number": row.number, "reason": reason})
 
 
+COUNTS = ("rows", "examples", "heldout", "episodes", "rejected")
+"""Fields of a report that are counts."""
+
+
 @dataclass
 class ImportReport:
     """Counts of an import."""
@@ -75,6 +79,8 @@ class ImportReport:
     """Rows that are held out."""
     episodes: int = 0
     """Trajectories that are trained on; a preference pair has two."""
+    rejected: int = 0
+    """Trajectories of these with a reward of at most 0.5, such as the rejected answer of a pair."""
     checks: dict[str, CheckResult] = field(default_factory=lambda: {name: CheckResult() for name in CHECKS})
 
     def dropped(self) -> int:
@@ -84,13 +90,13 @@ class ImportReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""
         checks = {name: {"count": result.count, "examples": result.examples} for name, result in self.checks.items()}
-        counts = {name: getattr(self, name) for name in ("rows", "examples", "heldout", "episodes")}
+        counts = {name: getattr(self, name) for name in COUNTS}
         return {"form": self.form, **counts, "dropped": self.dropped(), "checks": checks}
 
     def metrics(self) -> dict[str, float]:
         """Return the counts as metrics."""
         counts = {f"dropped/{name}": float(result.count) for name, result in self.checks.items() if result.count}
-        own = {name: float(getattr(self, name)) for name in ("rows", "examples", "heldout", "episodes")}
+        own = {name: float(getattr(self, name)) for name in COUNTS}
         return {**own, "dropped": float(self.dropped()), **counts, f"form/{self.form}": float(self.examples)}
 
 
@@ -163,6 +169,7 @@ class DataImport:
                 for trajectory, score in example.scored(number, split):
                     add[split](trajectory, score)
                     self.report.episodes += split == "train"
+                    self.report.rejected += split == "train" and not trajectory.success
         self._finish(HELDOUT in add)
         return self.report
 

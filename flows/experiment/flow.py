@@ -23,13 +23,17 @@ DEFAULT_FLOW = "flows.recipes.online_rl.online_rl"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def recipe(*reads: str) -> Callable[[F], F]:
-    """Declare a function as a recipe. reads: the shared keys that it reads. Raises ValueError for another key."""
+def recipe(*reads: str, offline: bool = False) -> Callable[[F], F]:
+    """Declare a function as a recipe. Raises ValueError for a key that is not shared.
+
+    reads: the shared keys that it reads. offline: `algorithm` trains on imported data, so a warmup trains on
+    demonstrations; otherwise a warmup trains on the imported data, if there is any."""
     if unknown := sorted(set(reads) - set(SHARED_KEYS)):
         raise ValueError(f"recipe({', '.join(unknown)}): expected some of {', '.join(SHARED_KEYS)}")
 
     def declare(function: F) -> F:
         function.reads = frozenset(reads)  # type: ignore[attr-defined]
+        function.offline = offline  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -61,6 +65,11 @@ class FlowTarget(Target):
     def is_built_in(self) -> bool:
         """True for a recipe of the project."""
         return any(is_below(self.target, package) for package in self.built_in)
+
+    @property
+    def offline(self) -> bool:
+        """True if its `algorithm` trains on imported data."""
+        return self.factory().offline  # type: ignore[attr-defined]
 
     @property
     def reads(self) -> frozenset[str]:

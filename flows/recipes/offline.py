@@ -5,6 +5,7 @@ from __future__ import annotations
 from components.errors import Problem, SpecError
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
+from flows.recipes.episodes import Episodes
 from flows.recipes.run import Run
 from flows.recipes.stage_calls import PolicyVersion
 
@@ -16,14 +17,33 @@ NEEDED = {
 """Data that an algorithm learns from, by `AlgorithmSpec.feedback_kinds`."""
 
 
-@recipe("warmup", "fork", "data")
+@recipe("warmup", "fork", "data", offline=True)
 def offline(run: Run, spec: ExperimentSpec) -> PolicyVersion:
-    """Train `algorithm` on the data of `data`: from the base model, the policy of `fork`, or that after a `warmup` on
-    demonstrations. Evaluate before and after. Raises SpecError if the algorithm learns nothing from the data."""
-    policy, _ = run.warm_up(run.begin(pretrains=True), source=run.demonstrations)
-    policy = run.train([run.import_data()], "data", algorithm=spec.algorithm, start=policy)
+    """Train `algorithm` on the data of `data` that `filter` selects: from the base model, the policy of `fork`, or that
+    after a `warmup` on demonstrations. Evaluate before and after. Raises SpecError if the algorithm learns nothing from
+    the data, or would imitate rejected answers."""
+    policy, _ = run.warm_up(run.begin(pretrains=True))
+    data = run.filter(run.import_data())
+    _check_imitation(spec, data)
+    policy = run.train([data], "data", algorithm=spec.algorithm, start=policy)
     if policy.checkpoint is not None and policy.checkpoint.metrics.get("skipped"):
         needed = " or ".join(NEEDED[kind] for kind in spec.algorithm.feedback_kinds)
         text = f"algorithm={spec.algorithm.name} learns nothing from this data; it needs {needed}"
         raise SpecError([Problem("data", text)])
     return policy
+
+
+def _check_imitation(spec: ExperimentSpec, data: Episodes) -> None:
+    """Raise SpecError if the algorithm would imitate rejected answers, because the filter drops none."""
+    assert data.selection is not None
+    rejected = data.trajectories.metrics.get("rejected", 0.0)
+    if spec.algorithm.imitates and rejected and not data.selection.metrics.get("dropped", 0.0):
+        raise SpecError(
+            [
+                Problem(
+                    "filter",
+                    f"keeps {rejected:.0f} rejected answers, which algorithm={spec.algorithm.name} would imitate; "
+                    "expected filter=successful, or an algorithm that learns from both, such as dpo or kto",
+                )
+            ]
+        )

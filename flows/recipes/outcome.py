@@ -13,7 +13,7 @@ class RunOutcome:
     """Artifacts and decisions of a run."""
 
     evaluations: dict[str, Artifact] = field(default_factory=dict)
-    """Evaluations `start`, `sft`, `feedback` and `final`, as far as they exist, in this order."""
+    """Evaluations by name, in order: `start`, `sft`, `feedback`, those of the recipe's own, `final`."""
     measured: list[EvaluatedPolicy] = field(default_factory=list)
     """Policies evaluated from the start of the rounds on, in order of training."""
     reward_models: dict[int, list[Artifact]] = field(default_factory=dict)

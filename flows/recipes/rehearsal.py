@@ -43,7 +43,7 @@ def rehearse(spec: ExperimentSpec, start: StartingPoint) -> None:
         Run(spec, call, start=start).execute()
     except EspalierError:
         raise
-    except Exception as error:  # user code: any exception is reported as the problem
+    except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise order_error(f"{spec.flow.target} raises {type(error).__name__}: {error} ({place})") from error

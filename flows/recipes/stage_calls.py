@@ -115,7 +115,7 @@ class StageCalls:
     def demonstrations(self) -> Episodes:
         """Return scored and selected demonstrations by the environment's solver or by the teacher, from `warmup`."""
         episodes = Episodes("sft", 0, self.call("collect[sft]", 0, self.requests.demonstrate()))
-        return self.filter(self.judge(episodes), demonstrations=True)
+        return self.filter(self.judge(episodes), warmup=True)
 
     def import_data(self) -> Episodes:
         """Return the episodes of the data of `data`, checked, scored and selected, as the stage `import`.
@@ -138,15 +138,15 @@ class StageCalls:
         request = self.requests.judge(episodes.trajectories, policy.checkpoint if policy else None, reward_models)
         return replace(episodes, scores=self.call(f"judge[{episodes.name}]", episodes.step, request))
 
-    def filter(self, episodes: Episodes, *, demonstrations: bool = False) -> Episodes:
-        """Return the episodes with the selection that `filter` makes. demonstrations: select with `warmup.filter`.
+    def filter(self, episodes: Episodes, *, warmup: bool = False) -> Episodes:
+        """Return the episodes with the selection that `filter` makes. warmup: select with `warmup.filter`.
         Raises SpecError for episodes without scores."""
         if episodes.scores is None:
             raise order_error(f"filters the episodes {episodes.name} before they are judged; call run.judge first")
-        request = self.requests.filter(episodes.trajectories, episodes.scores, warmup=demonstrations)
+        request = self.requests.filter(episodes.trajectories, episodes.scores, warmup=warmup)
         label = f"filter[{episodes.name}]"
         selection = self.call(label, episodes.step, request)
-        if demonstrations:
+        if warmup:
             self.guards.filtered(label, episodes.step, selection)
         return replace(episodes, selection=selection)
 
@@ -164,22 +164,18 @@ class StageCalls:
         self.trained_before = [first, *self.trained_before]
         return policy
 
-    def warm_up(
-        self, policy: PolicyVersion, source: Callable[[], Episodes] | None = None
-    ) -> tuple[PolicyVersion, list[Episodes]]:
-        """Return the policy after the supervised `warmup`, evaluated as `sft`, and what it was trained on. Without a
-        warmup return the policy itself.
-
-        source: returns the episodes to train on; by default the data of `data` if it is set, else demonstrations."""
+    def warm_up(self, policy: PolicyVersion) -> tuple[PolicyVersion, list[Episodes]]:
+        """Return the policy after the supervised `warmup`, evaluated as `sft`, and what it was trained on: the data of
+        `data` if it is set and the recipe is not offline, else demonstrations. Without a warmup return the policy
+        itself."""
         if not self.warms_up:
             return policy, []
         assert self.spec.warmup is not None
-        if source is None:
-            source = self.import_data if self.spec.data.is_set else self.demonstrations
-        demonstrations = source()
-        policy = self.train([demonstrations], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
+        imports = self.spec.data.is_set and not self.spec.flow.offline
+        episodes = self.filter(self.import_data(), warmup=True) if imports else self.demonstrations()
+        policy = self.train([episodes], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
         self.evaluate(policy, "sft")
-        return policy, [demonstrations]
+        return policy, [episodes]
 
     def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
         """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the

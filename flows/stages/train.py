@@ -154,7 +154,7 @@ CHECKPOINT_FILES = {
 }
 """Files of trained models."""
 OPTIONAL_FILES = ("adapter/", "weights/", "guards.jsonl")
-"""Those that only some trained models have."""
+"""Files that only some trained models have."""
 
 STAGE = Stage(
     "train",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from components.errors import EspalierError, ResourceError, SpecError
 from components.exceptions import out_of_space
 from components.redaction import mask_text
@@ -19,3 +21,12 @@ def describe_error(error: BaseException) -> tuple[str, int] | None:
             return f"{limit} ({detail}). Raise the limit, then run the same command again to resume", 1
         return f"no space left on the disk of root ({detail}). Free space, then run the same command again to resume", 1
     return None
+
+
+def print_error(error: EspalierError) -> int:
+    """Print the message of an error that ends a command on stderr; return the command's exit code."""
+    described = describe_error(error)
+    assert described is not None
+    message, code = described
+    print(message, file=sys.stderr)
+    return code

@@ -152,15 +152,21 @@ def test_every_path_and_name_exists(page):
 @each_page
 def test_every_key_exists(page):
     """`group.key` and `group=option` in prose."""
-    groups, composed = every_option()
+    groups, _ = every_option()
     for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
         *parents, last = key.split(".")
-        known = {name for one in composed for name in names_below(ExperimentSpec, one, parents)}
+        known = known_below(tuple(parents))
         assert last in known or last in ("yaml", "json", "jsonl", "mjs") or parents[-1] == "stages", key
     for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
         package = PACKAGES.get(option.partition("=")[2])
         if option != "environment=stock" and (package is None or find_spec(package) is not None):
             composes(option)
+
+
+@functools.cache  # many keys have the same parents
+def known_below(parents: tuple[str, ...]) -> set[str]:
+    """Return the valid keys below these, with any option."""
+    return {name for composed in every_option()[1] for name in names_below(ExperimentSpec, composed, parents)}
 
 
 @functools.cache  # for all pages

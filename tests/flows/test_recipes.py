@@ -185,14 +185,23 @@ OFFLINE = {"flow": {"_target_": "flows.recipes.offline.offline"}, "rounds": 0}
 
 def test_offline_training_continues_from_the_warmup_on_imported_data(tmp_path, chats):
     run = Recorder(tmp_path, **OFFLINE, **SFT, data={"path": str(chats)})
-    assert list(run.keys) == ["evaluate[start]", *WARMUP, "import", "train[data]", "evaluate[final]", "deploy"]
+    assert list(run.keys) == [
+        "evaluate[start]",
+        *WARMUP,
+        "import",
+        "filter[import]",
+        "train[data]",
+        "evaluate[final]",
+        "deploy",
+    ]
     assert run.steps["evaluate[start]"] == -1
 
 
 def test_a_warmup_trains_on_the_data_if_it_is_set(tmp_path, chats):
     run = Recorder(tmp_path, data={"path": str(chats)})
-    assert list(run.keys)[:4] == ["evaluate[start]", "import", "train[sft]", "evaluate[sft]"]
-    assert run.requests["train[sft]"].inputs["selection"] == run.keys["import"]
+    assert list(run.keys)[:4] == ["evaluate[start]", "import", "filter[import]", "train[sft]"]
+    assert run.requests["train[sft]"].inputs["trajectories"] == run.keys["import"]
+    assert run.requests["train[sft]"].inputs["selection"] == run.keys["filter[import]"]
 
 
 def test_offline_training_needs_data(tmp_path):
@@ -212,7 +221,9 @@ def test_the_whole_of_offline_training(chats, monkeypatch):
     lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", "filter=everything", f"data.path={chats}"]
     limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
     result = run(compose([*lines, *limits]))
-    assert list(result["stages"]) == ["evaluate[start]", "import", "train[data]", "evaluate[final]", "deploy"]
+    assert list(result["stages"]) == [
+        *("evaluate[start]", "import", "filter[import]", "train[data]", "evaluate[final]", "deploy")
+    ]
     assert Path(result["export"]).is_dir()
 
 
@@ -226,3 +237,18 @@ def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_pat
         run(compose([*lines, *limits, "algorithm=dpo"]))
     with pytest.raises(SpecError, match=r"algorithm.name: grpo learns from episodes that the policy itself plays"):
         compose([*lines, *limits, "algorithm=grpo"])
+
+
+def test_rejected_answers_are_not_imitated(tmp_path, monkeypatch):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"{n} + 1?", "chosen": str(n + 1), "rejected": "7 or so"} for n in range(3)]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", f"data.path={pairs}", "deploy.mode=none"]
+    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={tmp_path}/runs"]
+    with pytest.raises(SpecError, match=r"filter: keeps 3 rejected answers, which algorithm=sft would imitate"):
+        run(compose([*lines, *limits]))
+    spec = compose([*lines, *limits, "filter=successful"])
+    assert run(spec)["stages"]["train[data]"] == "ran"

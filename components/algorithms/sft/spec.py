@@ -31,6 +31,10 @@ class SFTSpec(AlgorithmSpec):
 
     feedback_kinds: ClassVar[tuple[Learns, ...]] = ("scores", "corrections")
 
+    @property
+    def imitates(self) -> bool:
+        return self.weight_temperature is None
+
     def build(self, context: TrainingContext) -> Trainer:
         from components.algorithms.sft.trainer import train_sft
         from components.algorithms.trainer import FunctionTrainer

@@ -11,15 +11,12 @@ from components.errors import Problem
 from flows.experiment.flow import FlowTarget
 from flows.experiment.sections import WarmupSpec
 
-OFFLINE = "offline"
-"""Recipe that trains on the data after a warmup on demonstrations."""
-
 
 def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterator[Problem]:
     """Check that the settings of the source do not exclude each other, and that a training reads the data."""
     for problem in DataSpec.cross_problems(dict(data)):
         yield replace(problem, path=f"data.{problem.path}")
-    if data.is_set and warmup is None and flow.is_built_in and flow.name != OFFLINE:
+    if data.is_set and warmup is None and flow.is_built_in and not flow.offline:
         source = "path" if data.path is not None else "dataset"
         yield Problem(
             f"data.{source}",
@@ -29,15 +26,15 @@ def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterato
 
 
 def offline_algorithm(algorithm: AlgorithmSpec, flow: FlowTarget) -> Iterator[Problem]:
-    """Check that the algorithm of the recipe `offline` can learn from data that the policy did not sample."""
-    if flow.is_built_in and flow.name == OFFLINE and not algorithm.feedback_kinds:
+    """Check that the algorithm of an offline recipe can learn from data that the policy did not sample."""
+    if flow.offline and not algorithm.feedback_kinds:
         yield Problem(
             "algorithm.name",
-            f"{algorithm.name} learns from episodes that the policy itself plays; with flow=offline, expected sft, "
-            "dpo, ipo, orpo or kto",
+            f"{algorithm.name} learns from episodes that the policy itself plays; with flow={flow.name}, expected "
+            "sft, dpo, ipo, orpo or kto",
         )
 
 
 def demonstrated(warmup: WarmupSpec | None, data: DataSpec, flow: FlowTarget) -> WarmupSpec | None:
     """Return the warmup if it plays demonstrations; None if it trains on imported data, or without one."""
-    return warmup if not data.is_set or flow.name == OFFLINE else None
+    return warmup if not data.is_set or flow.offline else None
