@@ -27,7 +27,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError
+from components.errors import EspalierError, ResourceError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave

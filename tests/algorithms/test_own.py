@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.train import TrainStage
 from tests.algorithms.builders import MODEL, batch, train, write_start
-from tests.docs.pages import ROOT, blocks, commands
+from tests.docs.pages import ROOT, commands, own_package
 from tests.flows.test_online_rl import DATA
 
 PAGE = ROOT / "docs" / "guides" / "own_algorithm.md"
@@ -26,18 +26,10 @@ TARGET = "stock.reinforce.Reinforce"
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
+def home(tmp_path) -> Iterator[Path]:
     """Write the files of the page, and make their package importable."""
-    for block in blocks(PAGE):
-        if block.file:
-            path = tmp_path / "mine" / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
-    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
-    importlib.invalidate_caches()
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "stock"]:
-        del sys.modules[name]
+    with own_package(PAGE, tmp_path, "stock"):
+        yield tmp_path
 
 
 def experiment(root: Path, target: str = TARGET, **algorithm) -> ExperimentSpec:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,3 +66,23 @@ def anchors(page: Path) -> set[str]:
     """What a link to a heading of the page may name, made as GitHub makes it."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@contextmanager
+def own_package(page: Path, home: Path, package: str) -> Iterator[Path]:
+    """Write the user's files of a page below `home`, and make their package importable inside the block. Yield their
+    folder."""
+    mine = home / "mine"
+    for block in blocks(page):
+        if block.file:
+            path = mine / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    sys.path.insert(0, str(mine))
+    importlib.invalidate_caches()
+    try:
+        yield mine
+    finally:
+        sys.path.remove(str(mine))
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]

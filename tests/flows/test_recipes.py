@@ -1,8 +1,7 @@
 """Recipes: the built-in ones by the order of their stages, and one of a user's package."""
 
-import importlib
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.planning.plan import plan
 from flows.recipes.rehearsal import rehearse
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, own_package
 from tests.flows.test_online_rl import WARMUP, Recorder, rounds
 
 PAGE = ROOT / "docs" / "guides" / "own_recipe.md"
@@ -72,18 +71,10 @@ def test_an_unknown_key_of_a_recipe_is_reported_with_the_nearest():
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch) -> Path:
+def mine(tmp_path) -> Iterator[Path]:
     """Write the files of the page, and make their package importable."""
-    for block in blocks(PAGE):
-        if block.file:
-            path = tmp_path / "mine" / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
-    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
-    importlib.invalidate_caches()
-    yield tmp_path / "mine"
-    for name in [name for name in sys.modules if name.partition(".")[0] == "goals"]:
-        del sys.modules[name]
+    with own_package(PAGE, tmp_path, "goals") as folder:
+        yield folder
 
 
 def composed(mine: Path, *overrides: str) -> ExperimentSpec:
