@@ -1,6 +1,6 @@
 """Results of the recipes: docs/results/recipes.json, and the table on docs/results/recipes.md.
 
-    python -m docs.recipes run NAME [NAME ...] [--seeds 0 1 2] [--root DIR] [-- OVERRIDE ...]
+    python -m docs.recipes run NAME [NAME ...] [--seeds 0 1 2] [--root DIR] [--jobs N] [-- OVERRIDE ...]
     python -m docs.recipes flat NAME "REASON"
     python -m docs.recipes
 
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from docs.generated import Generated, table
@@ -34,33 +36,46 @@ def main(arguments: list[str]) -> None:
     run = commands.add_parser("run")
     run.add_argument("names", nargs="+")
     run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    run.add_argument("--root")
+    run.add_argument("--root", help="folder of the runs, which share the stages that they have in common")
+    run.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on one CPU core if several")
     flat = commands.add_parser("flat")
     flat.add_argument("name")
     flat.add_argument("reason")
     own, _, overrides = " ".join(map(shlex.quote, arguments)).partition(" -- ")
     options = parser.parse_args(shlex.split(own))
     if options.command == "run":
-        for name in options.names:
-            for seed in options.seeds:
-                record(name, seed, options.root, shlex.split(overrides))
+        chosen = [(name, seed) for seed in options.seeds for name in options.names]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            runs = [pool.submit(run_experiment, name, seed, options, shlex.split(overrides)) for name, seed in chosen]
+            for done in as_completed(runs):
+                record(done.result())
     elif options.command == "flat":
         explain(options.name, options.reason)
     PAGE.write()
 
 
-def record(experiment: str, seed: int, root: str | None, overrides: list[str]) -> None:
-    """Run an experiment with a seed, and record its result."""
+def run_experiment(experiment: str, seed: int, options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Run an experiment with a seed, and return its row."""
     recorded_commit = commit()
     line = [f"+experiment={experiment}", f"seed={seed}", *overrides]
-    place = [f"root={root}"] if root else []
+    place = [f"root={options.root}"] if options.root else []
+    threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
     run = subprocess.run(
-        [sys.executable, "-m", "flows.run", *line, *place], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "flows.run", *line, *place],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, **threads},
     )
     row = row_of(json.loads(run.stdout.splitlines()[-1]), experiment, shlex.join(["python", "-m", "flows.run", *line]))
-    row |= {"commit": recorded_commit, "processor": processor()}
-    others = [other for other in rows() if (other["experiment"], other["seed"]) != (experiment, seed)]
-    write([*others, row])
+    return row | {"jobs": options.jobs, "commit": recorded_commit, "processor": processor()}
+
+
+def record(row: dict[str, Any]) -> None:
+    """Replace the row of this experiment and seed in the record."""
+    key = (row["experiment"], row["seed"])
+    write([*(other for other in rows() if (other["experiment"], other["seed"]) != key), row])
 
 
 def row_of(result: dict[str, Any], experiment: str, command: str) -> dict[str, Any]:

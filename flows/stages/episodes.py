@@ -328,6 +328,9 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
                 count = sum(t.metrics.get(metric, 0.0) for t in finished)
                 values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + count
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
+        invalid = [float(t.outcome["invalid_actions"]) for t in finished if "invalid_actions" in t.outcome]
+        if invalid:
+            values["invalid_actions"] = sum(invalid) / len(invalid)
         values["repetition"] = sum(repetition(t, NGRAM) for t in finished) / len(finished)
         shares = zip(("identical_within", "identical_between"), identical(finished), strict=True)
         values |= {name: share for name, share in shares if share is not None}
