@@ -40,7 +40,7 @@ GROUPS = {
     "deploy": 6,
     "environment": 31,
     "evaluate": 1,
-    "experiment": 26,
+    "experiment": 38,
     "data": 3,
     "feedback": 3,
     "filter": 12,
@@ -51,6 +51,7 @@ GROUPS = {
     "place": 10,
     "reward": 37,
     "reward_model": 3,
+    "task": 1,
     "tracking": 1,
     "warmup": 4,
 }
@@ -147,7 +148,7 @@ def overrides(file: Path) -> list[str]:
         return [f"+place@compute.places.here={option}", "compute.stages.train=here", *store]
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
-    lines = [f"{'+' if group == 'experiment' else ''}{group}={option}"]
+    lines = [f"{'+' if group in ('experiment', 'task') else ''}{group}={option}"]
     return [*lines, *NEEDED.get(option, [])]
 
 

@@ -88,6 +88,6 @@ class ServeSpec(Spec):
         for key in value:
             if not _KEY.fullmatch(key):
                 raise ValueError(f"keys such as algorithm.learning_rate, or groups such as model; {key!r} is neither")
-            if key.partition(".")[0].partition("/")[0] in ("experiment", "hydra", "serve"):
+            if key.partition(".")[0].partition("/")[0] in ("experiment", "task", "hydra", "serve"):
                 raise ValueError(f"keys of the experiment; {key!r} can be set only by the serving command")
         return value

@@ -32,11 +32,14 @@ def text(folders: Sequence[Path] = (CONF,)) -> str:
     """Return the whole help text. Groups that exist in several folders list the options of all of them."""
     width = shutil.get_terminal_size((120, 24)).columns
     groups = {group: dict(_options(folders, group)) for group in _groups(folders)}
-    experiments = groups.pop("experiment", {})
+    experiments, tasks = groups.pop("experiment", {}), groups.pop("task", {})
     lines = [
         USAGE,
         "Experiments (+experiment=NAME)",
         *_table({f"  {name}": about for name, about in experiments.items()}, width),
+        "",
+        "Tasks of an experiment (+task=NAME): environment, model and sizes",
+        *_table({f"  {name}": about for name, about in tasks.items()}, width),
         "",
     ]
     defaults = _defaults(folders)

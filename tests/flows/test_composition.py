@@ -101,7 +101,7 @@ def test_an_option_of_the_command_line_wins_whole_over_an_inline_block(composed,
     assert {k: v for k, v in data.items() if k != group} == {k: v for k, v in others.items() if k != group}
 
 
-@pytest.mark.parametrize("experiment", ["inline", "smoke", "agent_evol", "process_reward"])
+@pytest.mark.parametrize("experiment", ["inline", "smoke", "agent_evol", "r3"])
 def test_no_warmup_is_none_whatever_the_experiment_sets_in_it(composed, experiment):
     assert composed(f"+experiment={experiment}", "warmup=none", check=False)["warmup"] is None
 
@@ -209,11 +209,11 @@ def test_an_option_that_is_left_out_and_a_block_that_stays_are_refused(folder, l
 
 
 REMEDIES = {
-    ("+experiment=agent_evol", "environment=shop"): ["~environment.difficulties"],
+    ("+experiment=tic_tac_toe", "environment=shop"): ["~environment.difficulties"],
     ("+experiment=agent_evol", "algorithm=dpo"): ["filter.filters.one.count=2"],
     ("+experiment=agent_evol", "algorithm=dpo", "filter=signal"): ["~filter.filters"],
     ("+experiment=quickstart", "algorithm=dpo"): ["~algorithm.minibatches"],
-    ("+experiment=process_reward", "environment=shop"): ["~environment.difficulties"],
+    ("+experiment=r3", "environment=shop"): ["~environment.difficulties"],
 }
 """Choices that the experiment's file stands against, and the override that the message names."""
 
