@@ -5,9 +5,9 @@
     python -m docs.recipes
 
 `run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
-arguments the table is written again. A record has one object for each experiment and seed: `experiment`, `seed`,
+arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`, `seed`,
 `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`, `peak_memory_gb`, `command`, `commit`,
-`processor`, and `flat`: null, or the reason why nothing was learned. `before` is the policy that the recipe's last
+`processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. `before` is the policy that the recipe's last
 training phase starts from: after the supervised warmup, if there is one.
 """
 
@@ -20,9 +20,12 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from statistics import fmean
 from typing import Any
 
+from components.evaluation.metrics import mean_interval
 from docs.generated import Generated, table
+from docs.recipes_plot import plot
 from docs.results import ROOT, commit, processor
 
 RECORD = ROOT / "docs" / "results" / "recipes.json"
@@ -51,7 +54,9 @@ def main(arguments: list[str]) -> None:
                 record(done.result())
     elif options.command == "flat":
         explain(options.name, options.reason)
-    PAGE.write()
+    for page in (SUMMARY, PAGE):
+        page.write()
+    PLOT.write_text(plot(by_experiment()), encoding="utf-8")
 
 
 def run_experiment(experiment: str, seed: int, options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
@@ -113,29 +118,61 @@ def write(new: list[dict[str, Any]]) -> None:
     RECORD.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
 
 
+def summary_table() -> str:
+    """Return a table of the means over the seeds of each experiment, with Student-t intervals of the gain."""
+    head = ["Experiment", "Seeds", "Before", "After", "Gain [95 % over seeds]", "Seeds with gain", "Minutes", "Memory"]
+    cells = []
+    for experiment, runs in by_experiment().items():
+        gain = mean_interval([row["gain"] for row in runs])
+        bounds = "" if gain["low"] is None else f" [{gain['low']:+.2f}, {gain['high']:+.2f}]"
+        cells.append(
+            [
+                f"`{experiment}`",
+                str(len(runs)),
+                f"{fmean(row['before'] for row in runs):.2f}",
+                f"{fmean(row['after'] for row in runs):.2f}",
+                f"{gain['mean']:+.2f}{bounds}",
+                f"{sum(row['flat'] is None for row in runs)} of {len(runs)}",
+                f"{fmean(row['seconds'] for row in runs) / 60:.1f}",
+                f"{max(row['peak_memory_gb'] for row in runs):.1f} GB",
+            ]
+        )
+    reasons = {row["experiment"]: row["flat"] for row in rows() if row["flat"]}
+    flat = "".join(f"\n- `{name}`: {reason}" for name, reason in reasons.items())
+    return table(head, cells) + (f"\nSeeds without gain:\n{flat}\n" if flat else "")
+
+
 def results_table() -> str:
     """Return the table of the recorded results."""
-    head = ["Experiment", "Seed", "Before", "After", "Gain [95 %]", "Minutes", "Memory", "Commit"]
+    head = ["Experiment", "Seed", "Before", "After", "Gain [95 %]", "Seconds", "Runs at once", "Commit"]
     cells = [
         [
             f"`{row['experiment']}`",
             str(row["seed"]),
-            f"{row['before']:.2f}",
-            f"{row['after']:.2f}",
-            f"{row['gain']:+.2f} [{row['interval'][0]:+.2f}, {row['interval'][1]:+.2f}]",
-            f"{row['seconds'] / 60:.1f}",
-            f"{row['peak_memory_gb']:.1f} GB",
+            f"{row['before']:.3f}",
+            f"{row['after']:.3f}",
+            f"{row['gain']:+.3f} [{row['interval'][0]:+.3f}, {row['interval'][1]:+.3f}]",
+            f"{row['seconds']:.0f}",
+            str(row["jobs"]),
             row["commit"],
         ]
         for row in rows()
     ]
-    reasons = {row["experiment"]: row["flat"] for row in rows() if row["flat"]}
-    flat = "".join(f"\n`{name}`: {reason}.\n" for name, reason in reasons.items())
     processors = ", ".join(sorted({row["processor"] for row in rows()}))
-    return f"{table(head, cells)}{flat}\nProcessors: {processors or 'none'}.\n"
+    return f"{table(head, cells)}\nProcessors: {processors or 'none'}.\n"
+
+
+def by_experiment() -> dict[str, list[dict[str, Any]]]:
+    """Return the rows by experiment, ordered by mean success after training, best first."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows():
+        groups.setdefault(row["experiment"], []).append(row)
+    return dict(sorted(groups.items(), key=lambda item: -fmean(row["after"] for row in item[1])))
 
 
 PAGE = Generated("results/recipes.md", "recipes-table", results_table)
+SUMMARY = Generated("results/recipes.md", "recipes-summary", summary_table)
+PLOT = RECORD.with_name("recipes.svg")
 
 if __name__ == "__main__":
     main(sys.argv[1:])

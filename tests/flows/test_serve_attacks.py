@@ -124,7 +124,9 @@ def test_a_key_that_is_named_is_allowed_whatever_it_is(tmp_path):
     assert parameters.resolve(served, [f"root={tmp_path}", "environment=shop"]).root == str(tmp_path)
 
 
-@pytest.mark.parametrize("key", ["serve.overrides", "experiment", "task", "hydra.run.dir", "hydra/launcher", "+rounds", "a b"])
+@pytest.mark.parametrize(
+    "key", ["serve.overrides", "experiment", "task", "hydra.run.dir", "hydra/launcher", "+rounds", "a b"]
+)
 def test_a_list_with_what_is_no_key_of_the_experiment_is_refused(key):
     with pytest.raises(SpecError, match=r"serve\.overrides"):
         parameters.resolve(ServedExperiment("a", "smoke", (f"serve.overrides=['{key}']",)))

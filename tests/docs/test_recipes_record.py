@@ -1,0 +1,70 @@
+"""Record and page of the recipes' results."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from docs import recipes
+from docs.recipes_plot import plot
+
+
+def row(experiment: str, seed: int, after: float, low: float) -> dict:
+    result = {
+        "seed": seed,
+        "success_start": 0.0,
+        "success_sft": 0.4,
+        "success": after,
+        "gain": after - 0.4,
+        "gain_interval": [low, low + 0.1],
+        "seconds": 60.0,
+        "peak_memory_gb": 1.0,
+    }
+    return recipes.row_of(result, experiment, "command") | {"jobs": 1, "commit": "abc", "processor": "2 × CPU"}
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "RECORD", tmp_path / "recipes.json")
+    for seed, after in enumerate((0.5, 0.6, 0.7)):
+        recipes.record(row("better", seed, after, 0.01))
+    recipes.record(row("same", 0, 0.41, -0.04))
+    return tmp_path / "recipes.json"
+
+
+def test_a_second_run_of_a_seed_replaces_its_row(stored):
+    recipes.record(row("better", 1, 0.65, 0.01))
+    rows = json.loads(stored.read_text())
+    assert [(r["experiment"], r["seed"], r["after"]) for r in rows] == [
+        ("better", 0, 0.5),
+        ("better", 1, 0.65),
+        ("better", 2, 0.7),
+        ("same", 0, 0.41),
+    ]
+
+
+def test_a_gain_whose_interval_includes_zero_is_flat_and_can_be_explained(stored):
+    assert [r["flat"] for r in json.loads(stored.read_text())] == [None, None, None, recipes.UNEXPLAINED]
+    recipes.explain("same", "too few rounds")
+    recipes.explain("better", "ignored, because each seed gained")
+    assert [r["flat"] for r in json.loads(stored.read_text())] == [None, None, None, "too few rounds"]
+
+
+def test_the_summary_has_means_with_intervals_over_the_seeds(stored):
+    better, same = recipes.summary_table().splitlines()[2:4]
+    # mean 0.2, standard deviation 0.1, t = 4.303: half width 0.248
+    assert better.startswith("| `better` | 3 | 0.40 | 0.60 | +0.20 [-0.05, +0.45] | 3 of 3 |")
+    assert same.startswith("| `same` | 1 | 0.40 | 0.41 | +0.01 | 0 of 1 |")
+
+
+def test_the_plot_has_two_marks_for_each_run(stored):
+    tree = ElementTree.fromstring(plot(recipes.by_experiment()))
+    assert len(tree.findall("{http://www.w3.org/2000/svg}circle")) == 2 * 4
+
+
+def test_the_page_shows_the_record():
+    for page in (recipes.SUMMARY, recipes.PAGE):
+        assert page.current() == page.stored(), "run `python -m docs.recipes`"
+    assert recipes.PLOT.read_text() == plot(recipes.by_experiment()), "run `python -m docs.recipes`"
