@@ -5,10 +5,10 @@
     python -m docs.recipes
 
 `run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
-arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`, `seed`,
-`metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`, `peak_memory_gb`, `command`, `commit`,
-`processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. `before` is the policy that the recipe's last
-training phase starts from: after the supervised warmup, if there is one.
+arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`,
+`seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`, `peak_memory_gb`, `command`,
+`commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned.
+`before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 """
 
 from __future__ import annotations
