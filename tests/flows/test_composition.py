@@ -210,7 +210,6 @@ def test_an_option_that_is_left_out_and_a_block_that_stays_are_refused(folder, l
 
 REMEDIES = {
     ("+experiment=tic_tac_toe", "environment=shop"): ["~environment.difficulties"],
-    ("+experiment=agent_evol", "algorithm=dpo", "filter=signal"): ["~filter.filters"],
     ("+experiment=quickstart", "algorithm=dpo"): ["~algorithm.minibatches"],
     ("+experiment=r3", "environment=shop"): ["~environment.difficulties"],
 }
