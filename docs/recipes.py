@@ -46,22 +46,38 @@ def main(arguments: list[str]) -> None:
     flat.add_argument("reason")
     own, _, overrides = " ".join(map(shlex.quote, arguments)).partition(" -- ")
     options = parser.parse_args(shlex.split(own))
+    failed: list[str] = []
     if options.command == "run":
-        chosen = [(name, seed) for seed in options.seeds for name in options.names]
-        with ThreadPoolExecutor(options.jobs) as pool:
-            runs = [pool.submit(run_experiment, name, seed, options, shlex.split(overrides)) for name, seed in chosen]
-            for done in as_completed(runs):
-                record(done.result())
+        failed = run_all(options, shlex.split(overrides))
     elif options.command == "flat":
         explain(options.name, options.reason)
     for page in (SUMMARY, PAGE):
         page.write()
     PLOT.write_text(plot(by_experiment()), encoding="utf-8")
+    if failed:
+        sys.exit(f"not recorded, because the run failed: {', '.join(failed)}")
+
+
+def run_all(options: argparse.Namespace, overrides: list[str]) -> list[str]:
+    """Run the experiments for the seeds, and record each when it ends. Return those that failed."""
+    options.commit = commit()
+    failed = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = {
+            pool.submit(run_experiment, name, seed, options, overrides): f"{name} seed {seed}"
+            for seed in options.seeds
+            for name in options.names
+        }
+        for done in as_completed(runs):
+            if isinstance(done.exception(), subprocess.CalledProcessError):
+                failed.append(runs[done])
+            else:
+                record(done.result())
+    return failed
 
 
 def run_experiment(experiment: str, seed: int, options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     """Run an experiment with a seed, and return its row."""
-    recorded_commit = commit()
     line = [f"+experiment={experiment}", f"seed={seed}", *overrides]
     place = [f"root={options.root}"] if options.root else []
     threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
@@ -74,7 +90,7 @@ def run_experiment(experiment: str, seed: int, options: argparse.Namespace, over
         env={**os.environ, **threads},
     )
     row = row_of(json.loads(run.stdout.splitlines()[-1]), experiment, shlex.join(["python", "-m", "flows.run", *line]))
-    return row | {"jobs": options.jobs, "commit": recorded_commit, "processor": processor()}
+    return row | {"jobs": options.jobs, "commit": options.commit, "processor": processor()}
 
 
 def record(row: dict[str, Any]) -> None:

@@ -289,8 +289,9 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
 
 
 def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the metrics of unscored episodes: counts, success rate, mean turns and tokens, total cost of the model's
-    provider, repetition, and the share of identical texts (`components.trajectories.policy_text`).
+    """Return the metrics of unscored episodes: counts, success rate, mean turns, tokens and invalid actions (where the
+    environment counts them), total cost of the model's provider, repetition, and the share of identical texts
+    (`components.trajectories.policy_text`).
 
     Parts of the collection other than the policy's own attempts have separate metrics, such as `second/success`; so
     have continuations, which are not episodes."""
@@ -328,9 +329,9 @@ def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
                 count = sum(t.metrics.get(metric, 0.0) for t in finished)
                 values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + count
         values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
-        invalid = [float(t.outcome["invalid_actions"]) for t in finished if "invalid_actions" in t.outcome]
+        invalid = [value for t in finished if isinstance(value := t.outcome.get("invalid_actions"), int | float)]
         if invalid:
-            values["invalid_actions"] = sum(invalid) / len(invalid)
+            values.setdefault("invalid_actions", sum(invalid) / len(invalid))
         values["repetition"] = sum(repetition(t, NGRAM) for t in finished) / len(finished)
         shares = zip(("identical_within", "identical_between"), identical(finished), strict=True)
         values |= {name: share for name, share in shares if share is not None}

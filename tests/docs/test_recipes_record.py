@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -68,3 +70,19 @@ def test_the_page_shows_the_record():
     for page in (recipes.SUMMARY, recipes.PAGE):
         assert page.current() == page.stored(), "run `python -m docs.recipes`"
     assert recipes.PLOT.read_text() == plot(recipes.by_experiment()), "run `python -m docs.recipes`"
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_recorded(stored, monkeypatch):
+    def run_experiment(name, seed, options, overrides):
+        if name == "broken":
+            raise subprocess.CalledProcessError(1, name)
+        return row(name, seed, 0.8, 0.1)
+
+    monkeypatch.setattr(recipes, "run_experiment", run_experiment)
+    monkeypatch.setattr(recipes, "commit", lambda: "abc")
+    options = argparse.Namespace(names=["broken", "new"], seeds=[0, 1], jobs=2)
+    assert sorted(recipes.run_all(options, [])) == ["broken seed 0", "broken seed 1"]
+    assert [(r["experiment"], r["seed"]) for r in recipes.rows() if r["experiment"] in ("broken", "new")] == [
+        ("new", 0),
+        ("new", 1),
+    ]

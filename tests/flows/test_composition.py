@@ -209,6 +209,7 @@ def test_an_option_that_is_left_out_and_a_block_that_stays_are_refused(folder, l
 
 
 REMEDIES = {
+    ("+experiment=agent_evol", "algorithm=dpo"): ["filter.filters.one.count=2"],
     ("+experiment=tic_tac_toe", "environment=shop"): ["~environment.difficulties"],
     ("+experiment=quickstart", "algorithm=dpo"): ["~algorithm.minibatches"],
     ("+experiment=r3", "environment=shop"): ["~environment.difficulties"],
@@ -223,6 +224,18 @@ def test_what_the_file_stands_against_is_refused_with_the_override_that_works(li
     for remedy in REMEDIES[lines]:
         assert remedy in str(caught.value)
     compose([*lines, *REMEDIES[lines]])
+
+
+def test_the_parts_of_a_chain_that_the_file_sets_stand_against_another_filter(folder):
+    (folder / "experiment" / "chain.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /filter: agent_evol\n  - override /algorithm: sft\n"
+        "name: chain\nfilter: {filters: {share: {share: 0.8}}}\n"
+    )
+    lines = ["+experiment=chain", "filter=signal"]
+    with pytest.raises(SpecError) as caught:
+        compose(lines, config_dir=folder)
+    assert "~filter.filters" in str(caught.value)
+    compose([*lines, "~filter.filters"], config_dir=folder)
 
 
 def test_a_key_of_the_command_line_is_not_blamed_on_the_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -124,6 +124,13 @@ def test_a_collection_states_them_among_its_figures():
     played = climber.play("train", 2, 2, 30, 0.5, 0)
     assert figures(played)["repetition"] == sum(repetition(one, 3) for one in played) / 4
     assert "identical_within" not in figures([spoken("a", 0, "x")])
+
+
+def test_invalid_actions_are_averaged_over_the_episodes_that_count_them():
+    counts = [3, 0, "many"]  # the last one is no number of an environment that we know
+    episodes = [replace(spoken("a", n, "x"), outcome={"invalid_actions": count}) for n, count in enumerate(counts)]
+    assert figures(episodes)["invalid_actions"] == 1.5
+    assert "invalid_actions" not in figures([spoken("a", 0, "x")])
 
 
 def test_the_difference_of_rewards_is_paired_by_scenario():
