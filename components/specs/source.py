@@ -11,10 +11,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from components.errors import Problem, SpecError
+
+_PARSER = threading.Lock()
+"""Python before 3.11.9 counts the depth of trees that several threads build in one number (gh-106905), and fails with a
+SystemError where they overlap."""
 
 
 def source_digest(module: str) -> str:
@@ -85,7 +90,8 @@ def _imports(module: str, path: Path | None) -> Iterator[str]:
         return
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
-        tree = ast.parse(path.read_bytes())
+        with _PARSER:
+            tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # invalid, or for another Python version: its imports are unknown
         return
     for node in ast.walk(tree):
