@@ -9,6 +9,8 @@ arguments the page and its plot are written again. A record has one object for e
 `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`, `peak_memory_gb`, `command`,
 `commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned.
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
+Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
+with the experiment. `success_by_round` and `reported` (numbers of the recipe's own) are those of the result line.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> None:
         failed = run_all(options, shlex.split(overrides))
     elif options.command == "flat":
         explain(options.name, options.reason)
-    for page in (SUMMARY, PAGE):
+    for page in PAGES:
         page.write()
     PLOT.write_text(plot(by_experiment()), encoding="utf-8")
     if failed:
@@ -89,22 +91,28 @@ def run_experiment(experiment: str, seed: int, options: argparse.Namespace, over
         check=True,
         env={**os.environ, **threads},
     )
-    row = row_of(json.loads(run.stdout.splitlines()[-1]), experiment, shlex.join(["python", "-m", "flows.run", *line]))
+    row = row_of(json.loads(run.stdout.splitlines()[-1]), experiment, overrides)
     return row | {"jobs": options.jobs, "commit": options.commit, "processor": processor()}
 
 
 def record(row: dict[str, Any]) -> None:
-    """Replace the row of this experiment and seed in the record."""
-    key = (row["experiment"], row["seed"])
-    write([*(other for other in rows() if (other["experiment"], other["seed"]) != key), row])
+    """Replace the row of this experiment, its overrides and its seed in the record."""
+    write([*(other for other in rows() if _key(other) != _key(row)), row])
 
 
-def row_of(result: dict[str, Any], experiment: str, command: str) -> dict[str, Any]:
+def _key(row: dict[str, Any]) -> tuple[str, list[str], int]:
+    return row["experiment"], row["overrides"], row["seed"]
+
+
+def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dict[str, Any]:
     """Return the row of a run from its result line."""
-    before = result["success_sft"] if result["success_sft"] is not None else result["success_start"]
+    warmed_up = result["rounds"] > 0 and result["success_sft"] is not None
+    before = result["success_sft"] if warmed_up else result["success_start"]
     interval = result["gain_interval"]
+    line = [f"+experiment={experiment}", f"seed={result['seed']}", *overrides]
     return {
         "experiment": experiment,
+        "overrides": overrides,
         "seed": result["seed"],
         "metric": "held-out success",
         "before": before,
@@ -113,7 +121,9 @@ def row_of(result: dict[str, Any], experiment: str, command: str) -> dict[str, A
         "interval": interval,
         "seconds": result["seconds"],
         "peak_memory_gb": result["peak_memory_gb"],
-        "command": command,
+        "success_by_round": result["success_by_round"],
+        "reported": result.get("reported", {}),
+        "command": shlex.join(["python", "-m", "flows.run", *line]),
         "flat": None if interval is not None and interval[0] > 0 else UNEXPLAINED,
     }
 
@@ -129,8 +139,8 @@ def rows() -> list[dict[str, Any]]:
 
 
 def write(new: list[dict[str, Any]]) -> None:
-    """Write the record, sorted by experiment and seed."""
-    new.sort(key=lambda row: (row["experiment"], row["seed"]))
+    """Write the record, sorted by experiment, overrides and seed."""
+    new.sort(key=_key)
     RECORD.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
 
 
@@ -139,21 +149,19 @@ def summary_table() -> str:
     head = ["Experiment", "Seeds", "Before", "After", "Gain [95 % over seeds]", "Seeds with gain", "Minutes", "Memory"]
     cells = []
     for experiment, runs in by_experiment().items():
-        gain = mean_interval([row["gain"] for row in runs])
-        bounds = "" if gain["low"] is None else f" [{gain['low']:+.2f}, {gain['high']:+.2f}]"
         cells.append(
             [
                 f"`{experiment}`",
                 str(len(runs)),
                 f"{fmean(row['before'] for row in runs):.2f}",
                 f"{fmean(row['after'] for row in runs):.2f}",
-                f"{gain['mean']:+.2f}{bounds}",
+                _signed([row["gain"] for row in runs]),
                 f"{sum(row['flat'] is None for row in runs)} of {len(runs)}",
                 f"{fmean(row['seconds'] for row in runs) / 60:.1f}",
                 f"{max(row['peak_memory_gb'] for row in runs):.1f} GB",
             ]
         )
-    reasons = {row["experiment"]: row["flat"] for row in rows() if row["flat"]}
+    reasons = {row["experiment"]: row["flat"] for row in rows() if row["flat"] and not row["overrides"]}
     flat = "".join(f"\n- `{name}`: {reason}" for name, reason in reasons.items())
     return table(head, cells) + (f"\nSeeds without gain:\n{flat}\n" if flat else "")
 
@@ -163,7 +171,7 @@ def results_table() -> str:
     head = ["Experiment", "Seed", "Before", "After", "Gain [95 %]", "Seconds", "Runs at once", "Commit"]
     cells = [
         [
-            f"`{row['experiment']}`",
+            " ".join([f"`{row['experiment']}`", *(f"`{override}`" for override in row["overrides"])]),
             str(row["seed"]),
             f"{row['before']:.3f}",
             f"{row['after']:.3f}",
@@ -178,17 +186,56 @@ def results_table() -> str:
     return f"{table(head, cells)}\nProcessors: {processors or 'none'}.\n"
 
 
+def variants_table() -> str:
+    """Return a table of the experiments that have variants: each setting with its means over the seeds, and the
+    difference of the variant to the experiment, paired by seed, with Student-t intervals."""
+    groups: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
+    for row in rows():
+        groups.setdefault((row["experiment"], *row["overrides"]), {})[row["seed"]] = row
+    cells = []
+    for name in sorted({setting[0] for setting in groups if len(setting) > 1}):
+        own = groups.get((name,), {})
+        for setting, runs in sorted((item for item in groups.items() if item[0][0] == name), key=lambda item: item[0]):
+            shared = sorted(own.keys() & runs.keys())
+            for measure, values in _measures(list(runs.values())).items():
+                base = _measures([own[seed] for seed in shared]).get(measure, [])
+                mine = _measures([runs[seed] for seed in shared]).get(measure, [])
+                paired = len(setting) > 1 and len(base) == len(mine) == len(shared) > 0
+                difference = _signed([b - a for a, b in zip(base, mine, strict=True)]) if paired else ""
+                title = " ".join(f"`{part}`" for part in setting)
+                cells.append([title, measure, str(len(values)), f"{fmean(values):.3f}", difference])
+    return table(["Setting", "Measure", "Seeds", "Mean", "Difference to the experiment [95 % over seeds]"], cells)
+
+
+def _measures(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return held-out success, and the numbers that the recipe reports, of each run by name."""
+    names = dict.fromkeys(name for run in runs for name in run["reported"])
+    reported = {name: [run["reported"][name] for run in runs if name in run["reported"]] for name in names}
+    return {"held-out success": [run["after"] for run in runs], **reported}
+
+
+def _signed(values: list[float]) -> str:
+    """Return the mean of differences with its Student-t interval as text."""
+    mean = mean_interval(values)
+    bounds = "" if mean["low"] is None else f" [{mean['low']:+.2f}, {mean['high']:+.2f}]"
+    return f"{mean['mean']:+.2f}{bounds}"
+
+
 def by_experiment() -> dict[str, list[dict[str, Any]]]:
-    """Return the rows by experiment, ordered by mean success after training, best first."""
+    """Return the rows by experiment, without variants, ordered by mean success after training, best first."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows():
-        groups.setdefault(row["experiment"], []).append(row)
+        if not row["overrides"]:
+            groups.setdefault(row["experiment"], []).append(row)
     return dict(sorted(groups.items(), key=lambda item: -fmean(row["after"] for row in item[1])))
 
 
 PAGE = Generated("results/recipes.md", "recipes-table", results_table)
 SUMMARY = Generated("results/recipes.md", "recipes-summary", summary_table)
+VARIANTS = Generated("results/recipes.md", "recipes-variants", variants_table)
 PLOT = RECORD.with_name("recipes.svg")
+
+PAGES = (SUMMARY, VARIANTS, PAGE)
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -21,6 +21,8 @@ class RunOutcome:
     on. Empty if the declared reward scores the rounds."""
     rounds: list[dict[str, Artifact]] = field(default_factory=list)
     """Trajectories, scores, selection and checkpoint of each round, by stage."""
+    reported: dict[str, float] = field(default_factory=dict)
+    """Numbers that the recipe reports besides the evaluations, by name."""
     checkpoint: Artifact | None = None
     """Final policy; None if nothing was trained."""
     step: int = 0
@@ -43,9 +45,10 @@ class RunOutcome:
 
     @property
     def decisions(self) -> list[str]:
-        """Messages on the decisions that were taken."""
+        """Messages on the decisions that were taken, after the numbers that the recipe reports."""
         texts = (self.stopped, self.pruned, self.chosen, self.rejected)
-        return [text for text in texts if text is not None]
+        numbers = [f"{name}: {value:.3f}" for name, value in self.reported.items()]
+        return [*numbers, *(text for text in texts if text is not None)]
 
     @property
     def first_step(self) -> int:

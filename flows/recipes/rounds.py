@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from components.artifacts import Artifact
+from components.errors import Problem, SpecError
 from flows.execution.overlap import BackgroundResult
 from flows.experiment.early_stopping import EvaluatedPolicy, why_stop
 from flows.experiment.requests import StageRunner
@@ -32,8 +33,12 @@ class RoundLoop:
         self.models = reward_models or RewardModels(run)
         self.anchor = policy.checkpoint
         self.reference = fork.reference if fork and run.start.feedback is None else policy.checkpoint
+        self.anchored = run.trained_before
+        """Training inputs of the anchor, latest first."""
         self.earlier = list(fork.earlier) if fork else []
         """Training inputs of earlier rounds, latest first."""
+        self.replayed: list[dict[str, Artifact]] | None = None
+        """Training inputs that are replayed; None: those of all earlier rounds."""
         self.background: BackgroundResult[list[Episodes]] | None = None
 
     def play(self) -> Iterator[Round]:
@@ -103,12 +108,26 @@ class Round:
         """Policy at its end."""
         self._rounds = rounds
 
+    def consolidate(self) -> None:
+        """Make the current policy what `ewc` and `replay` preserve from now on: its weights become the anchor, the last
+        `ewc.rounds` rounds give the trajectories of the Fisher information, and only rounds before this one are
+        replayed. Before the first round both come from the warmup."""
+        rounds, ewc = self._rounds, self._rounds.run.spec.ewc
+        rounds.replayed = list(rounds.earlier)
+        rounds.anchor = self.policy.checkpoint
+        if rounds.earlier and ewc is not None:
+            rounds.anchored = rounds.earlier[: ewc.rounds]
+
     def gather(self, using: StageCalls | None = None) -> list[Episodes]:
         """Collect, judge and filter the episodes of the round; with `collect.overlap` they exist already. The first
-        item is the round's collection, those of refills follow. Raises GuardTriggered.
+        item is the round's collection, those of refills follow. Raises GuardTriggered; SpecError with `using` and
+        `collect.overlap`.
 
         using: stages with other sections of the experiment (`Run.using`); by default the run's own."""
         rounds, guards = self._rounds, self._rounds.run.guards
+        if using is not None and rounds.run.spec.collect.overlap:
+            text = "collects each round with sections of its own, so no round can be collected before; expected 0"
+            raise SpecError([Problem("collect.overlap", f"1: flow={rounds.run.spec.flow.name} {text}")])
         if rounds.background is None:
             gathered = rounds.gather(using or rounds.run, self.policy, self.number, rounds.run.call)
         else:
@@ -132,9 +151,9 @@ class Round:
             number,
             start=(start or self.policy).checkpoint,
             reference=rounds.reference,
-            earlier=rounds.earlier,
+            earlier=rounds.earlier if rounds.replayed is None else rounds.replayed,
             anchor=rounds.anchor,
-            anchored=run.trained_before,
+            anchored=rounds.anchored,
         )
         rounds.earlier.insert(0, inputs)
         label = f"train[{number}]"

@@ -44,9 +44,10 @@ class Run(StageCalls):
             if self.outcome.measured[-1].step < self.outcome.step:
                 self.measure(policy, f"evaluate[{policy.step}]")
             policy = self._best()
-        if self.spec.rounds:
+        evaluated = self._evaluated == policy
+        if self.spec.rounds and not (evaluated and "final" in self.outcome.evaluations):
             self.outcome.evaluations["final"] = self.measure(policy, "evaluate[final]")
-        elif self._evaluated != policy:
+        elif not self.spec.rounds and not evaluated:
             self.evaluate(policy, "final")
         self._deploy(policy)
         return self.outcome

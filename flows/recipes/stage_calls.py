@@ -198,6 +198,12 @@ class StageCalls:
                 self.guards.evaluated(self.outcome.measured, self.outcome.training_rewards)
         return evaluation
 
+    def report(self, name: str, value: float | None) -> None:
+        """Add a number of the recipe's own to the results of the run: console, result line, MLflow and report. None: it
+        is unknown, as in a plan, and is left out."""
+        if value is not None:
+            self.outcome.reported[name] = value
+
     def pruned(self) -> bool:
         """Return True if the sweep prunes the run after the last evaluation."""
         self.outcome.pruned = self.prune(self.outcome.measured[-1])

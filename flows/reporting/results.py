@@ -64,6 +64,8 @@ class Results:
     """Last round that was played."""
     in_rounds: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Summaries of the evaluations after rounds, by round."""
+    reported: dict[str, float] = field(default_factory=dict)
+    """Numbers that the recipe reports, by name."""
     notices: list[str] = field(default_factory=list)
     """Reasons for early stopping, for the selection of the final policy, and messages about its release."""
     stopped: bool = False
@@ -90,13 +92,14 @@ class Results:
                 **_measure("success", self.summaries.get("start"), "_start"),
                 **_measure("success", self.summaries.get("sft"), "_sft"),
                 **_measure("success", self.summaries.get("feedback"), "_feedback"),
-                **_gain(self.differences),
+                **_gain(self.differences, self.titles),
                 **_measure("reward", self.last),
                 "step": self.step,
                 "rounds": self.rounds,
                 "stopped_early": self.stopped,
                 "pruned": self.pruned,
                 "success_by_round": {str(n): summary["success"]["mean"] for n, summary in self.in_rounds.items()},
+                "reported": self.reported,
                 "seed": self.seed,
                 "episodes": self.episodes,
                 "seconds": round(self.seconds, 2),
@@ -202,6 +205,7 @@ def conclude(
     report = tracker.log_report(report_of(execution, outcome, evaluations, overrides, seconds))
     export = str(model_folder(outcome.export)) if outcome.export else None
     results = results_of(execution, outcome, tracker.run_id, release, seconds=seconds, report=report, export=export)
+    tracker.log_metrics({f"recipe/{name}": value for name, value in outcome.reported.items()}, outcome.last_step)
     tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
     tracker.set_tags({"final_step": str(outcome.step), **({"pruned": "true"} if outcome.pruned else {})})
     return results
@@ -236,6 +240,7 @@ def results_of(
         step=outcome.step,
         rounds=outcome.last_step,
         in_rounds={measured.step: summary_of(measured.evaluation) for measured in outcome.measured[1:]},
+        reported=outcome.reported,
         notices=[*outcome.decisions, *release.notices],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
@@ -261,6 +266,8 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
     ran = sum(status == "ran" for status in results.stages.values())
     cost = f", cost {results.cost:.4g}" if results.cost else ""
     cost += f", and {results.unpriced_calls} judge calls of unknown price" if results.unpriced_calls else ""
+    for name, value in results.reported.items():
+        console.line(f"{name}: {value:.3f}")
     console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")
     if results.export:
         console.line(f"model:   {results.export} (registered as {results.release.model})")
@@ -288,11 +295,14 @@ def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dic
     return {f"{name}{suffix}": measure["mean"], f"{name}{suffix}_interval": interval}
 
 
-def _gain(differences: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the success of the final policy minus that of the previously evaluated one, on the same scenarios."""
+def _gain(differences: dict[str, dict[str, Any]], titles: dict[str, str]) -> dict[str, Any]:
+    """Return the success of the final policy minus that of the policy at the start of the rounds, on the same
+    scenarios."""
     if not differences:
         return {"gain": None, "gain_interval": None}
-    paired = next(iter(differences.values()))
+    *earlier, _ = titles
+    start = [name for name in ("start", "sft", "feedback") if name in earlier][-1]
+    paired = next(paired for title, paired in differences.items() if title.endswith(f" against {titles[start]}"))
     return {"gain": paired["difference"], "gain_interval": [paired["low"], paired["high"]]}
 
 

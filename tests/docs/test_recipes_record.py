@@ -13,18 +13,21 @@ from docs import recipes
 from docs.recipes_plot import plot
 
 
-def row(experiment: str, seed: int, after: float, low: float) -> dict:
+def row(experiment: str, seed: int, after: float, low: float, *overrides: str, **reported: float) -> dict:
     result = {
         "seed": seed,
         "success_start": 0.0,
         "success_sft": 0.4,
         "success": after,
+        "rounds": 10,
+        "success_by_round": {},
+        "reported": reported,
         "gain": after - 0.4,
         "gain_interval": [low, low + 0.1],
         "seconds": 60.0,
         "peak_memory_gb": 1.0,
     }
-    return recipes.row_of(result, experiment, "command") | {"jobs": 1, "commit": "abc", "processor": "2 × CPU"}
+    return recipes.row_of(result, experiment, list(overrides)) | {"jobs": 1, "commit": "abc", "processor": "2 × CPU"}
 
 
 @pytest.fixture
@@ -61,13 +64,33 @@ def test_the_summary_has_means_with_intervals_over_the_seeds(stored):
     assert same.startswith("| `same` | 1 | 0.40 | 0.41 | +0.01 | 0 of 1 |")
 
 
+def test_variants_are_compared_with_their_experiment_by_seed_and_stay_out_of_the_summary(stored):
+    recipes.record(row("same", 1, 0.5, -0.04, forgetting=0.1))
+    for seed, after in ((0, 0.21), (1, 0.1), (2, 0.9)):
+        recipes.record(row("same", seed, after, -0.04, "replay=null", "ewc=null", forgetting=0.5))
+    lines = recipes.variants_table().splitlines()[2:]
+    assert lines[0].startswith("| `same` | held-out success | 2 | 0.455 |")
+    assert lines[1].startswith("| `same` | forgetting | 1 | 0.100 |")
+    # differences of seeds 0 and 1: -0.2 and -0.4; t = 12.706, standard error 0.1
+    assert lines[2] == "| `same` `replay=null` `ewc=null` | held-out success | 3 | 0.403 | -0.30 [-1.57, +0.97] |"
+    assert lines[3] == "| `same` `replay=null` `ewc=null` | forgetting | 3 | 0.500 |  |"
+    assert len(recipes.by_experiment()["same"]) == 2
+    command = next(r["command"] for r in recipes.rows() if r["overrides"])
+    assert command == "python -m flows.run +experiment=same seed=0 replay=null ewc=null"
+
+
+def test_the_start_of_a_recipe_without_rounds_is_the_untrained_model(stored):
+    result = {**row("bc", 0, 0.4, 0.3), "success_start": 0.0, "success_sft": 0.4, "success": 0.4, "rounds": 0}
+    assert recipes.row_of(result | {"gain_interval": [0.3, 0.5]}, "bc", [])["before"] == 0.0
+
+
 def test_the_plot_has_two_marks_for_each_run(stored):
     tree = ElementTree.fromstring(plot(recipes.by_experiment()))
     assert len(tree.findall("{http://www.w3.org/2000/svg}circle")) == 2 * 4
 
 
 def test_the_page_shows_the_record():
-    for page in (recipes.SUMMARY, recipes.PAGE):
+    for page in recipes.PAGES:
         assert page.current() == page.stored(), "run `python -m docs.recipes`"
     assert recipes.PLOT.read_text() == plot(recipes.by_experiment()), "run `python -m docs.recipes`"
 

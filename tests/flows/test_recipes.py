@@ -13,9 +13,10 @@ from flows.experiment.flow import SHARED_KEYS
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.planning.plan import plan
+from flows.recipes.continual import forgetting
 from flows.recipes.rehearsal import rehearse
 from tests.docs.pages import ROOT, own_package
-from tests.flows.test_online_rl import WARMUP, Recorder, rounds
+from tests.flows.test_online_rl import DATA, WARMUP, Recorder, rounds
 
 PAGE = ROOT / "docs" / "guides" / "own_recipe.md"
 EVOL = {"_target_": "flows.recipes.agent_evol.agent_evol"}
@@ -49,6 +50,65 @@ def test_a_curriculum_adds_a_level_when_a_round_reaches_the_threshold(tmp_path):
 def test_a_curriculum_needs_an_environment_with_difficulties(tmp_path):
     with pytest.raises(SpecError, match="Shop has no difficulties"):
         Recorder(tmp_path, flow=CURRICULUM)
+
+
+GUESS = {"_target_": "components.environments.games.guess.Guess", "train": 16, "heldout": 4}
+CONTINUAL = {
+    "flow": {"_target_": "flows.recipes.continual.continual"},
+    "environment": {
+        "_target_": "components.environments.mixture.Mixture",
+        "environments": {"tictactoe": TICTACTOE, "guess": GUESS},
+    },
+    "rounds": 4,
+    "replay": {"share": 0.5, "rounds": 1},
+    "ewc": {"coefficient": 1.0, "rounds": 2},
+}
+
+
+def written_summary(folder: Path, **rates: float) -> None:
+    """Write the summary of an evaluation with these success rates by type of scenario."""
+    by_type = {name.replace("_", "/"): {"success": {"mean": rate, "n": 4}} for name, rate in rates.items()}
+    (folder / "summary.json").write_text(json.dumps({"by_type": by_type}))
+
+
+def test_continual_trains_on_the_environments_in_sequence_and_preserves_the_one_before(tmp_path):
+    written_summary(tmp_path, tictactoe_first=0.5, tictactoe_second=1.0, guess_spare=0.25)
+    run = Recorder(tmp_path, **CONTINUAL)
+    evaluations = ["evaluate[tictactoe]", "evaluate[final]"]
+    labels = ["evaluate[start]", *WARMUP, *rounds(1, 2), evaluations[0], *rounds(3, 4), evaluations[1], "deploy"]
+    assert list(run.keys) == labels
+    environments = [list(run.requests[f"collect[{n}]"].spec["environment"]["environments"]) for n in (1, 2, 3, 4)]
+    assert environments == [["tictactoe"], ["tictactoe"], ["guess"], ["guess"]]
+    assert list(run.requests["evaluate[final]"].spec["environment"]["environments"]) == ["tictactoe", "guess"]
+    inputs = {n: run.requests[f"train[{n}]"].inputs for n in (1, 2, 3, 4)}
+    replayed = {n: [key for name, key in inputs[n].items() if name.startswith("trajectories-")] for n in inputs}
+    last = run.keys["collect[2]"]
+    assert replayed == {1: [], 2: [], 3: [last], 4: [last]}
+    assert [inputs[n]["anchor"] for n in inputs] == [run.keys["train[sft]"]] * 2 + [run.keys["train[2]"]] * 2
+    fisher = [inputs[4][f"anchored-trajectories-{ago}"] for ago in (1, 2)]
+    assert fisher == [run.keys["collect[2]"], run.keys["collect[1]"]]
+    assert inputs[1]["anchored-trajectories-1"] == run.keys["collect[sft]"]
+    assert run.outcome.reported == {"success tictactoe": 0.75, "success guess": 0.25, "forgetting": 0.0}
+
+
+def test_forgetting_is_the_mean_loss_of_success_on_the_earlier_environments():
+    after = [{"a": 0.5, "b": 0.0, "c": 0.0}, {"a": 0.25, "b": 0.5, "c": 0.0}, {"a": 0.125, "b": 0.25, "c": 1.0}]
+    assert forgetting(["a", "b", "c"], after) == pytest.approx(((0.5 - 0.125) + (0.5 - 0.25)) / 2)
+    assert forgetting(["a", "b"], [{}, {}]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"environment": TICTACTOE}, "expected environment=mixture"), ({"rounds": 1}, "2 environments in 1 rounds")],
+)
+def test_continual_needs_environments_and_a_round_for_each(tmp_path, changes, message):
+    with pytest.raises(SpecError, match=message):
+        Recorder(tmp_path, **{**CONTINUAL, **changes})
+
+
+def test_a_recipe_that_changes_the_environment_of_rounds_excludes_overlap(tmp_path):
+    with pytest.raises(SpecError, match=r"collect.overlap: 1: flow=continual collects each round"):
+        Recorder(tmp_path, **{**CONTINUAL, "replay": None, "ewc": None, "collect": {**DATA["collect"], "overlap": 1}})
 
 
 @pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"}))

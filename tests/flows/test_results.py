@@ -53,6 +53,7 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "stopped_early": False,
         "pruned": None,
         "success_by_round": {},
+        "reported": {},
         "seed": 0,
         "episodes": 20,
         "seconds": 12.35,
@@ -67,6 +68,20 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "model": None,
         "report": "/runs/report.html",
     }
+
+
+def test_the_gain_is_against_the_start_of_the_rounds_not_against_an_evaluation_between():
+    titles = {"start": "start", "sft": "after SFT", "first": "after first", "final": "after GRPO"}
+    differences = {
+        "after GRPO against after first": {**DIFFERENCE, "difference": 0.0},
+        "after GRPO against after SFT": {**DIFFERENCE, "difference": 0.125},
+        "after GRPO against start": DIFFERENCE,
+    }
+    line = json.loads(results(titles=titles, differences=differences, reported={"forgetting": 0.5}).to_json())
+    assert (line["gain"], line["reported"]) == (0.125, {"forgetting": 0.5})
+    warmup_only = {"start": "start", "sft": "after SFT"}
+    line = json.loads(results(titles=warmup_only, differences={"after SFT against start": DIFFERENCE}).to_json())
+    assert line["gain"] == 0.25
 
 
 def test_the_table_shows_intervals_where_there_are_some():

@@ -28,5 +28,5 @@ class EWCSpec(Spec):
     trajectories: int = Field(64, ge=1)
     """Largest number of trajectories for the Fisher information; each takes one backward pass."""
     rounds: int = Field(1, ge=1)
-    """For a fork: number of last rounds of the other run that the trajectories come from. Without a fork they come from
-    the warm-up."""
+    """Number of last rounds that the trajectories come from: of the other run for a fork, of the task before with
+    flow=continual. Otherwise they come from the warmup."""
