@@ -10,7 +10,8 @@ arguments the page and its plot are written again. A record has one object for e
 `commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned.
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
-with the experiment. `success_by_round` and `reported` (numbers of the recipe's own) are those of the result line.
+with the experiment. `success_by_round`, `training_reward_by_round`, `guards` (those that triggered) and `reported`
+(numbers of the recipe's own) are those of the result line.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dic
         "seconds": result["seconds"],
         "peak_memory_gb": result["peak_memory_gb"],
         "success_by_round": result["success_by_round"],
-        "reported": result.get("reported", {}),
+        "training_reward_by_round": result["training_reward_by_round"],
+        "guards": result["guards"],
+        "reported": result["reported"],
         "command": shlex.join(["python", "-m", "flows.run", *line]),
         "flat": None if interval is not None and interval[0] > 0 else UNEXPLAINED,
     }
@@ -207,6 +210,23 @@ def variants_table() -> str:
     return table(["Setting", "Measure", "Seeds", "Mean", "Difference to the experiment [95 % over seeds]"], cells)
 
 
+def guards_table() -> str:
+    """Return a table of the experiment `reward_hacking`: training reward and held-out success by round for each seed,
+    and the guards that triggered."""
+    cells = []
+    for row in rows():
+        if row["experiment"] != "reward_hacking" or row["overrides"]:
+            continue
+        evaluated = {0: row["before"], **{int(n): success for n, success in row["success_by_round"].items()}}
+        rewards = {int(n): reward for n, reward in row["training_reward_by_round"].items()}
+        for number, success in evaluated.items():
+            names = [f"`{guard['guard']}`" for guard in row["guards"] if guard["step"] == number]
+            reward = rewards.get(max(number, 1))
+            shown = "" if reward is None else f"{reward:.3f}"
+            cells.append([str(row["seed"]), str(number), shown, f"{success:.3f}", ", ".join(names)])
+    return table(["Seed", "Round", "Training reward", "Held-out success", "Guard"], cells)
+
+
 def _measures(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Return held-out success, and the numbers that the recipe reports, of each run by name."""
     names = dict.fromkeys(name for run in runs for name in run["reported"])
@@ -233,9 +253,10 @@ def by_experiment() -> dict[str, list[dict[str, Any]]]:
 PAGE = Generated("results/recipes.md", "recipes-table", results_table)
 SUMMARY = Generated("results/recipes.md", "recipes-summary", summary_table)
 VARIANTS = Generated("results/recipes.md", "recipes-variants", variants_table)
+GUARDS = Generated("results/recipes.md", "recipes-guards", guards_table)
 PLOT = RECORD.with_name("recipes.svg")
 
-PAGES = (SUMMARY, VARIANTS, PAGE)
+PAGES = (SUMMARY, VARIANTS, GUARDS, PAGE)
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -10,6 +10,7 @@ from typing import Any
 
 from components.artifacts import Artifact
 from flows.execution.executor import Execution
+from flows.experiment.guards import RULES
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import load_evaluations, model_folder, report_of, round_figures, summary_of
 from flows.stages import STAGES, selections
@@ -64,6 +65,10 @@ class Results:
     """Last round that was played."""
     in_rounds: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Summaries of the evaluations after rounds, by round."""
+    training_rewards: dict[int, float | None] = field(default_factory=dict)
+    """Mean training reward by round, of the rounds that the last reward models scored; None if unknown."""
+    guards: list[dict[str, Any]] = field(default_factory=list)
+    """Guards that triggered: `guard`, `step`, `message`."""
     reported: dict[str, float] = field(default_factory=dict)
     """Numbers that the recipe reports, by name."""
     notices: list[str] = field(default_factory=list)
@@ -99,6 +104,8 @@ class Results:
                 "stopped_early": self.stopped,
                 "pruned": self.pruned,
                 "success_by_round": {str(n): summary["success"]["mean"] for n, summary in self.in_rounds.items()},
+                "training_reward_by_round": {str(n): reward for n, reward in self.training_rewards.items()},
+                "guards": self.guards,
                 "reported": self.reported,
                 "seed": self.seed,
                 "episodes": self.episodes,
@@ -240,6 +247,12 @@ def results_of(
         step=outcome.step,
         rounds=outcome.last_step,
         in_rounds={measured.step: summary_of(measured.evaluation) for measured in outcome.measured[1:]},
+        training_rewards=outcome.training_rewards,
+        guards=[
+            {"guard": notice.kind, "step": notice.step, "message": notice.message}
+            for notice in execution.notices
+            if notice.kind in RULES
+        ],
         reported=outcome.reported,
         notices=[*outcome.decisions, *release.notices],
         stopped=outcome.stopped is not None,

@@ -21,6 +21,8 @@ def row(experiment: str, seed: int, after: float, low: float, *overrides: str, *
         "success": after,
         "rounds": 10,
         "success_by_round": {},
+        "training_reward_by_round": {},
+        "guards": [],
         "reported": reported,
         "gain": after - 0.4,
         "gain_interval": [low, low + 0.1],
@@ -77,6 +79,19 @@ def test_variants_are_compared_with_their_experiment_by_seed_and_stay_out_of_the
     assert len(recipes.by_experiment()["same"]) == 2
     command = next(r["command"] for r in recipes.rows() if r["overrides"])
     assert command == "python -m flows.run +experiment=same seed=0 replay=null ewc=null"
+
+
+def test_the_guards_of_reward_hacking_stand_beside_its_rewards_and_evaluations(stored):
+    hacked = row("reward_hacking", 0, 0.1, -0.4)
+    hacked["success_by_round"] = {"2": 0.5, "4": 0.1}
+    hacked["training_reward_by_round"] = {"1": 0.7, "2": 0.8, "3": 0.9, "4": 1.0}
+    hacked["guards"] = [{"guard": "reward_hacking", "step": 4, "message": "rose, but fell"}]
+    recipes.record(hacked)
+    assert recipes.guards_table().splitlines()[2:] == [
+        "| 0 | 0 | 0.700 | 0.400 |  |",
+        "| 0 | 2 | 0.800 | 0.500 |  |",
+        "| 0 | 4 | 1.000 | 0.100 | `reward_hacking` |",
+    ]
 
 
 def test_the_start_of_a_recipe_without_rounds_is_the_untrained_model(stored):

@@ -53,6 +53,8 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "stopped_early": False,
         "pruned": None,
         "success_by_round": {},
+        "training_reward_by_round": {},
+        "guards": [],
         "reported": {},
         "seed": 0,
         "episodes": 20,
