@@ -17,7 +17,7 @@ from components.redaction import mask_text
 from components.specs import nearest
 from flows.experiment.spec import ExperimentSpec
 from flows.scheduling import parameters
-from flows.scheduling.parameters import MOST_OVERRIDES, ServedExperiment
+from flows.scheduling.parameters import ServedExperiment
 
 FORBIDDEN = ("allow", "root", "store", "tracking", "_target_", "command")
 """Names that no part of a key in `serve.overrides` may have."""
@@ -65,27 +65,20 @@ class Permissions:
         if served is None:
             problem = f"{experiment!r:.99}: is not offered; expected one of {', '.join(self._offered)}"
             raise SpecError([Problem("experiment", mask_text(problem), nearest(experiment[:99], self._offered))])
-        if len(overrides) <= MOST_OVERRIDES and (problems := list(self._outside(overrides))):
+        allowed = self.specs[experiment].serve.overrides
+        if problems := list(parameters.not_allowed(overrides, allowed)) or list(self._outside(overrides)):
             raise SpecError(problems)
         parameters.resolve(served, overrides)
         return [*served.lines, *overrides, *(["--config-dir", served.config_dir] if served.config_dir else [])]
 
     def _outside(self, overrides: Sequence[str]) -> Iterator[Problem]:
-        """Yield a problem for each override whose value is a URL or a path outside of the root. Other invalid overrides
-        are left to `parameters.resolve`."""
+        """Yield a problem for each allowed override whose value is a URL or a path outside of the root."""
         from flows.experiment.composer import Composer
 
-        composer = Composer()
-        for line in overrides:
-            if len(line) > parameters.LONGEST_OVERRIDE:
-                continue
-            try:
-                parsed, _ = composer.parse([line])
-                values = [value for override in parsed for value in _texts(override.value())]
-            except RecursionError:
-                continue
-            key = parsed[0].get_key_element() if parsed else ""
-            if not composer.is_group(key.lstrip("+~").partition("@")[0]) and any(map(self._leaves_root, values)):
+        composer = Composer(self.config_dir)
+        for override in composer.parse(overrides)[0]:
+            key = override.get_key_element()
+            if not composer.is_group(key) and any(map(self._leaves_root, _texts(override.value()))):
                 yield Problem(
                     key, f"an agent may give no URL and no path outside of {self.root}; expected a plain value"
                 )
@@ -126,12 +119,5 @@ def _forbidden(key: str) -> Problem:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a parsed value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
+    """Yield the texts in a scalar or a list of scalars."""
+    yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))

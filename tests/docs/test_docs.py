@@ -225,12 +225,7 @@ def test_every_deployment_is_valid():
     for arguments in lines:
         asked = serve.parser().parse_intermixed_args(arguments)
         assert serve.check_options(asked) == []
-        check(
-            [
-                f"+experiment={serve.requested_deployments(asked)[0].experiment}",
-                *serve.requested_deployments(asked)[0].overrides,
-            ]
-        )
+        check(serve.requested_deployments(asked)[0].lines)
 
 
 def test_every_other_command_exists():
