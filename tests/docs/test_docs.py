@@ -58,6 +58,7 @@ SECTIONS = {
             "human_feedback",
             "sweeps",
             "schedules",
+            "agents_that_train",
             "cloud",
             "vllm",
             "deployment",

@@ -19,6 +19,8 @@ import pytest
 
 from flows import mcp_server
 from flows.agent_tools.answers import masked
+from flows.agent_tools.permissions import Permissions
+from flows.scheduling.parameters import requested_experiments
 
 pytest.importorskip("mcp")
 from anyio.from_thread import start_blocking_portal
@@ -252,6 +254,16 @@ def test_a_mistake_of_the_operator_is_reported_before_the_server_answers(capsys,
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_the_configuration_of_the_guide_is_valid():
+    guide = (CODE / "docs/guides/agents_that_train.md").read_text("utf-8")
+    configuration = json.loads(guide.partition("```json\n")[2].partition("```")[0])
+    dash, module, *overrides = configuration["mcpServers"]["espalier"]["args"]
+    assert (dash, module) == ("-m", "flows.mcp_server")
+    offered = Permissions(requested_experiments(overrides)).specs
+    assert all("rounds" in spec.serve.overrides for spec in offered.values())
+    assert list(offered) == ["quickstart", "tic_tac_toe"]
 
 
 def test_without_the_package_the_remedy_is_reported(capsys, monkeypatch):
