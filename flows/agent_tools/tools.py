@@ -69,9 +69,9 @@ class Circumstances(BaseModel):
 
     def flags(self) -> list[str]:
         """Return the flags of flows.advise."""
-        given = self.model_dump(exclude_none=True)
-        form = given.pop("form", None)
-        return [*(f"--{name}={value}" for name, value in given.items()), *([f"--{form}"] if form else [])]
+        values = self.model_dump(exclude_none=True)
+        form = values.pop("form", None)
+        return [*(f"--{name}={value}" for name, value in values.items()), *([f"--{form}"] if form else [])]
 
 
 class Tools:
