@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 POLL = 5.0
 """Seconds between two polls for due runs."""
-_EXPERIMENT = re.compile(r"\+?experiment=")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 SHORTEST = 10
 """Minimum number of seconds between two runs of a schedule."""
@@ -134,29 +133,15 @@ def serve(arguments: argparse.Namespace) -> int:
         return _register(deployments, allowed, arguments, starts)
 
 
-def experiment_names(arguments: argparse.Namespace) -> list[str]:
-    """Return the names of the experiments in the overrides."""
-    lines = [line for line in arguments.overrides if _EXPERIMENT.match(line)]
-    return [name for line in lines for name in line.partition("=")[2].split(",") if name]
-
-
 def requested_deployments(arguments: argparse.Namespace) -> list[ServedExperiment]:
     """Return one deployment per experiment on the command line."""
-    overrides = tuple(line for line in arguments.overrides if not _EXPERIMENT.match(line))
-    folder = arguments.config_dir and str(Path(arguments.config_dir).absolute())
-    return [ServedExperiment(arguments.name or name, name, overrides, folder) for name in experiment_names(arguments)]
+    return parameters.requested_experiments(arguments.overrides, arguments.config_dir, arguments.name)
 
 
 def check_options(arguments: argparse.Namespace) -> list[Problem]:
     """Return the problems of the options, except those of --cron, which only Prefect can parse."""
-    problems = []
-    names = experiment_names(arguments)
-    if not names:
-        problems.append(Problem("+experiment", "no experiment is given; expected +experiment=NAME"))
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        problems.append(
-            Problem("+experiment", f"{', '.join(duplicates)}: given twice; deployment names must be unique")
-        )
+    names = parameters.experiment_names(arguments.overrides)
+    problems = parameters.experiment_problems(names)
     if arguments.name is not None and len(names) > 1:
         problems.append(
             Problem(

@@ -1,4 +1,4 @@
-"""Import of optional packages that only one environment needs."""
+"""Import of optional packages that only one environment or command needs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from components.errors import ResourceError
 
 
-def import_optional(module: str, extra: str) -> Any:
+def import_optional(module: str, extra: str, needed_by: str = "environment") -> Any:
     """Import and return a module.
 
     Raises ResourceError with the install command if it is missing. extra: the extra of espalier that installs it.
+    needed_by: key or command that needs the module.
     """
     try:
         # Deprecated syntax in packages and banners on stdout: users cannot act on them.
@@ -23,5 +24,5 @@ def import_optional(module: str, extra: str) -> Any:
             return importlib.import_module(module)
     except ImportError as error:
         raise ResourceError(
-            f"environment: the package {error.name or module} is not installed; run pip install 'espalier[{extra}]'"
+            f"{needed_by}: the package {error.name or module} is not installed; run pip install 'espalier[{extra}]'"
         ) from error

@@ -75,7 +75,8 @@ class RewardModelPartSpec(LearnedSpec):
 
 
 class ServeSpec(Spec):
-    """Settings of `python -m flows.serve` for users who start runs of the experiment; other commands ignore them."""
+    """Settings of `python -m flows.serve` and `flows.mcp_server` for users and agents that start runs of the
+    experiment; other commands ignore them."""
 
     overrides: list[str] = []
     """Keys that a run of the deployment may set, and groups of which it may choose an option: `[rounds, model,

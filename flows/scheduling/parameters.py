@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from components.errors import Problem, ResourceError, SpecError
@@ -21,6 +23,7 @@ VARIABLE = "ESPALIER_DEPLOYMENTS"
 MOST_OVERRIDES = 64
 LONGEST_OVERRIDE = 1000
 """Limits on the number of a run's overrides and on the characters of each, since all are parsed and composed."""
+_EXPERIMENT = re.compile(r"\+?experiment=")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,35 @@ class ServedExperiment:
     def lines(self) -> list[str]:
         """Overrides of the deployment's command line."""
         return [f"+experiment={self.experiment}", *self.overrides]
+
+
+def experiment_names(overrides: Sequence[str]) -> list[str]:
+    """Return the names of the experiments in the overrides of a command line: `+experiment=A,B`."""
+    lines = [line for line in overrides if _EXPERIMENT.match(line)]
+    return [name for line in lines for name in line.partition("=")[2].split(",") if name]
+
+
+def experiment_problems(names: Sequence[str]) -> list[Problem]:
+    """Return the problems of the experiments on a command line: none is given, or one twice."""
+    problems = []
+    if not names:
+        problems.append(Problem("+experiment", "no experiment is given; expected +experiment=NAME"))
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        problems.append(
+            Problem("+experiment", f"{', '.join(duplicates)}: given twice; deployment names must be unique")
+        )
+    return problems
+
+
+def requested_experiments(
+    overrides: Sequence[str], config_dir: str | Path | None = None, name: str | None = None
+) -> list[ServedExperiment]:
+    """Return one entry per experiment on a command line. name: name in place of the experiment's."""
+    others = tuple(line for line in overrides if not _EXPERIMENT.match(line))
+    folder = str(Path(config_dir).absolute()) if config_dir else None
+    return [
+        ServedExperiment(name or experiment, experiment, others, folder) for experiment in experiment_names(overrides)
+    ]
 
 
 def to_json(deployments: Iterable[ServedExperiment]) -> str:
@@ -101,8 +133,6 @@ def resolve(deployment: ServedExperiment, requested: Sequence[str] = ()) -> Expe
 def schema(allowed: Sequence[str]) -> dict[str, Any]:
     """Return the JSON schema of the overrides that a run may set. Prefect's form uses it for early feedback; `resolve`
     enforces the rules in the executing process."""
-    import re
-
     keys = "|".join(re.escape(key) for key in allowed)
     item = {"type": "string", "maxLength": LONGEST_OVERRIDE, "pattern": f"^({keys})=" if allowed else "^$"}
     return {"type": "array", "items": item, "maxItems": MOST_OVERRIDES if allowed else 0}

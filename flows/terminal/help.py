@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -76,8 +77,33 @@ def _options(folders: Sequence[Path], group: str) -> Iterator[tuple[str, str]]:
         yield name, describe(files[name])
 
 
+@dataclass(frozen=True)
+class ExperimentSummary:
+    """Opening comment of an experiment's file."""
+
+    description: str
+    """First sentence."""
+    takes: str
+    """Duration and machine, such as `about 3 minutes on a CPU core with 1 GB of memory`; empty if not stated."""
+
+
+def experiment_summaries(folders: Sequence[Path] = (CONF,)) -> dict[str, ExperimentSummary]:
+    """Return the summaries of all experiments by name."""
+    files = {path.stem: path for folder in reversed(folders) for path in (folder / "experiment").glob("*.yaml")}
+    return {
+        name: ExperimentSummary(
+            describe(path), f" {_opening_comment(path)}".partition(" Takes ")[2].partition(". ")[0].rstrip(".")
+        )
+        for name, path in sorted(files.items())
+    }
+
+
 def describe(path: Path) -> str:
     """Return the first sentence of a config file's opening comment, without directives and commands."""
+    return _opening_comment(path).partition(". ")[0].rstrip(".")
+
+
+def _opening_comment(path: Path) -> str:
     words = []
     for line in path.read_text(encoding="utf-8").splitlines():
         comment = line.removeprefix("#").strip()
@@ -85,7 +111,7 @@ def describe(path: Path) -> str:
             break
         if comment and not comment.startswith(("@package", "python ")):
             words.append(comment)
-    return " ".join(words).partition(". ")[0].rstrip(".")
+    return " ".join(words)
 
 
 def _defaults(folders: Sequence[Path]) -> dict[str, str]:

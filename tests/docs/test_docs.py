@@ -58,6 +58,7 @@ SECTIONS = {
             "human_feedback",
             "sweeps",
             "schedules",
+            "agents_that_train",
             "cloud",
             "vllm",
             "deployment",
@@ -225,7 +226,7 @@ def test_every_deployment_is_valid():
     for arguments in lines:
         asked = serve.parser().parse_intermixed_args(arguments)
         assert serve.check_options(asked) == []
-        check([f"+experiment={serve.experiment_names(asked)[0]}", *serve.requested_deployments(asked)[0].overrides])
+        check(serve.requested_deployments(asked)[0].lines)
 
 
 def test_every_other_command_exists():
