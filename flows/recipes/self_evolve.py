@@ -1,6 +1,6 @@
 """Self-evolution: the policy attempts scenarios, its attempts are evaluated and selected, and it learns from them.
 
-    variation g ─▶ k attempts ─▶ evaluation ─▶ selection ─▶ last generations ─▶ SFT or DPO ─▶ policy g ─▶ variation g + 1
+    variation g ─▶ k attempts ─▶ evaluation ─▶ selection ─▶ last generations ─▶ SFT or DPO ─▶ policy g ─▶ …
 
 Evaluation is the experiment's `reward`, which may be the policy as its own judge, or `reward_model`, which is trained
 from the policy. Selection is `filter`: rejection sampling, the best share, a threshold, or both sides of a preference.

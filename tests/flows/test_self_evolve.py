@@ -1,4 +1,4 @@
-"""The recipe `self_evolve`: window, starting policy and variations of its generations, its refusals, plan, run and fork."""
+"""The recipe `self_evolve`: window, start and variations of its generations, refused settings, plan, run and fork."""
 
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def test_a_shared_key_that_it_does_not_read_is_rejected(override):
 
 
 def test_an_unknown_key_is_reported_with_the_nearest():
-    with pytest.raises(SpecError, match="Did you mean 'flow.keep_generations'"):
+    with pytest.raises(SpecError, match=r"Did you mean 'flow\.keep_generations'"):
         compose([*SMOKE, "+flow.keep_generation=2"])
 
 
