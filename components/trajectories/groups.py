@@ -22,6 +22,13 @@ def aside(scenario: Scenario, name: str) -> Scenario:
     return replace(scenario, id=f"{scenario.id}{ASIDE}{name}")
 
 
+def separate(trajectory: Trajectory, suffix: str) -> Trajectory:
+    """Return the trajectory in a group of its own collection: its scenario id with a suffix such as `@-2`. Trajectories
+    of two collections of one scenario are not compared, and their ids are unique."""
+    scenario = replace(trajectory.scenario, id=f"{trajectory.scenario.id}{suffix}")
+    return replace(trajectory, id=f"{scenario.id}/{trajectory.sample}", scenario=scenario)
+
+
 def scenario_of(group: str) -> str:
     """Return the scenario id of a group, without the name of a separate group."""
     return group.partition(ASIDE)[0]

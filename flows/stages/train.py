@@ -125,13 +125,15 @@ def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
 def _scored(
     inputs: Inputs, ago: str = "", *, components: bool = False, selected: bool = True, prefix: str = ""
 ) -> list[Trajectory]:
-    """Return the scored trajectories of a round.
+    """Return the scored trajectories of a round. Groups of a scenario that several collections share stay separate.
 
     ago: suffix of the input names of an earlier round. components: add the components of the scores to the metrics.
     selected: only the selected trajectories. prefix: of the input names, `anchored-` or none."""
+    from components.trajectories.groups import separate
     from components.trajectories.store import load_scored
 
     loaded: list[Trajectory] = []
+    groups: set[str] = set()
     for refill in ["", *(f"+{number}" for number in range(1, len(inputs)))]:
         if f"{prefix}trajectories{refill}{ago}" not in inputs:
             break
@@ -139,7 +141,9 @@ def _scored(
             inputs[f"{prefix}{name}{refill}{ago}"].path / f"{name}.parquet"
             for name in ("trajectories", "scores", "selection")
         )
-        loaded += load_scored(trajectories, scores, selection if selected else None, components=components)
+        collection = load_scored(trajectories, scores, selection if selected else None, components=components)
+        loaded += [separate(episode, f"@{refill}") if episode.group in groups else episode for episode in collection]
+        groups |= {episode.group for episode in collection}
     return loaded
 
 
@@ -158,7 +162,7 @@ OPTIONAL_FILES = ("adapter/", "weights/", "guards.jsonl")
 
 STAGE = Stage(
     "train",
-    6,
+    7,
     TrainStage,
     "checkpoint",
     CHECKPOINT_VERSION,

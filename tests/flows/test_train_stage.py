@@ -51,3 +51,12 @@ def test_progress_begins_with_the_steps_of_an_interrupted_training():
     progress.on_total(2)
     progress.on_step({"loss": 1.0})
     assert reports == [(1, 2, None), (2, 2, {"loss": 1.0})]
+
+
+def test_collections_that_share_scenarios_keep_separate_groups(inputs):
+    alone = _scored(inputs)
+    both = _scored({**inputs, **{f"{name}+1": inputs[name] for name in ("trajectories", "scores", "selection")}})
+    assert [one.id for one in both[: len(alone)]] == [one.id for one in alone]
+    assert len({one.id for one in both}) == len(both) == 2 * len(alone)
+    assert {one.group for one in both} == {f"{one.group}{end}" for one in alone for end in ("", "@+1")}
+    assert [one.reward for one in both] == 2 * [one.reward for one in alone]

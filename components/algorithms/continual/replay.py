@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from components.algorithms.continual.spec import ReplaySpec
-from components.trajectories.groups import by_scenario, have_spread
+from components.trajectories.groups import by_scenario, have_spread, separate
 from components.trajectories.parts import DEMONSTRATION_POLICIES
 from components.trajectories.schema import Trajectory
 
@@ -80,9 +80,8 @@ def _renamed(trajectories: Sequence[Trajectory], ago: int) -> list[Trajectory]:
     """Return the trajectories of an earlier round with unique ids."""
     renamed = []
     for trajectory in trajectories:
-        scenario = replace(trajectory.scenario, id=f"{trajectory.scenario.id}@-{ago}")
         metrics = {**trajectory.metrics, ROUNDS_AGO: float(ago)}
-        renamed.append(replace(trajectory, id=f"{scenario.id}/{trajectory.sample}", scenario=scenario, metrics=metrics))
+        renamed.append(replace(separate(trajectory, f"@-{ago}"), metrics=metrics))
     return renamed
 
 
