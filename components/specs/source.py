@@ -27,11 +27,17 @@ def source_digest(module: str) -> str:
 
     Raises SpecError if the module has no source file.
     """
+    source = source_file(module)
+    top = module.partition(".")[0]
+    return _digest({module: source}, lambda name: _source(name) if name.partition(".")[0] == top else None)
+
+
+def source_file(module: str) -> Path:
+    """Return the source file of a module. Raises SpecError if it has none."""
     source = _source(module)
     if source is None:
         raise SpecError([Problem(module, "has no source file, so its results could not be cached safely")])
-    top = module.partition(".")[0]
-    return _digest({module: source}, lambda name: _source(name) if name.partition(".")[0] == top else None)
+    return source
 
 
 def script_digest(script: Path) -> str:

@@ -38,7 +38,7 @@ from components.redaction import dereference
 from components.specs.base import Spec, nearest, reject_bool_for_number
 from components.specs.parameters import parameters_of, settable, takes_positional
 from components.specs.registered import registered_name
-from components.specs.source import source_digest
+from components.specs.source import source_digest, source_file
 
 _NUMBERS: dict[str, Any] = {
     "numbers": model_validator(mode="before")(classmethod(reject_bool_for_number))  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def allowed_component(path: Any, allow: Iterable[str]) -> Callable[..., Any]:
     assert component is not None
     if not is_below(path, OWN_PACKAGE):
         try:
-            source_digest(component.__module__)
+            source_file(component.__module__)
         except SpecError as error:
             raise target_error(path, str(error.problems[0])) from error
     return component
