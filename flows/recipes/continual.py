@@ -24,6 +24,7 @@ def continual(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     them after each. `replay` draws on the environments before only, and `ewc` keeps the policy near the end of the one
     before. Report `success NAME` of the final policy and `forgetting`. Raises SpecError for an environment that is no
     mixture, or with fewer rounds than environments."""
+    run.refuse_overlap()
     environments = _environments(spec)
     names = list(environments)
     order = [names[number * len(names) // spec.rounds] for number in range(spec.rounds)]

@@ -27,6 +27,7 @@ def curriculum(
     levels: difficulties, from easy to hard. threshold: success rate of a round at which the next level is added."""
     if "difficulties" not in spec.environment.parameters():
         raise SpecError([Problem("flow", f"curriculum: {spec.environment.target} has no difficulties to choose from")])
+    run.refuse_overlap()
     policy, _ = run.warm_up(run.begin())
     reached = 1
     for round in run.rounds(policy):

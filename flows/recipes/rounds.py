@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from functools import partial
 
 from components.artifacts import Artifact
-from components.errors import Problem, SpecError
 from flows.execution.overlap import BackgroundResult
 from flows.experiment.early_stopping import EvaluatedPolicy, why_stop
 from flows.experiment.requests import StageRunner
@@ -125,9 +124,8 @@ class Round:
 
         using: stages with other sections of the experiment (`Run.using`); by default the run's own."""
         rounds, guards = self._rounds, self._rounds.run.guards
-        if using is not None and rounds.run.spec.collect.overlap:
-            text = "collects each round with sections of its own, so no round can be collected before; expected 0"
-            raise SpecError([Problem("collect.overlap", f"1: flow={rounds.run.spec.flow.name} {text}")])
+        if using is not None:
+            rounds.run.refuse_overlap()
         if rounds.background is None:
             gathered = rounds.gather(using or rounds.run, self.policy, self.number, rounds.run.call)
         else:

@@ -43,6 +43,8 @@ def self_evolve(
     of the generation before. keep_generations: generations to train on; null: all. variations: arguments of the
     environment for each generation, in turn: more scenarios from another seed, other difficulties, paraphrased tasks.
     Evaluations and the warmup are on the environment without them."""
+    if variations:
+        run.refuse_overlap()
     environments = list(_environments(spec, variations or [{}]))
     start, demonstrations = run.warm_up(run.begin())
     generations = [[] if spec.algorithm.compares_within_group else demonstrations]
@@ -61,9 +63,6 @@ def _environments(spec: ExperimentSpec, variations: list[Variation]) -> Iterator
     if spec.algorithm.needs_sampled_tokens:
         text = f"{spec.algorithm.name} learns from tokens of the current policy, and generations are of earlier ones"
         raise SpecError([Problem("algorithm.name", f"{text}; expected sft, dpo or another preference algorithm")])
-    if spec.collect.overlap and variations != [{}]:
-        text = "1: the next generation would be collected without its variation; expected 0, or flow.variations=null"
-        raise SpecError([Problem("collect.overlap", text)])
     data = spec.environment.model_dump(mode="json")
     for number, variation in enumerate(variations):
         path = f"flow.variations.{number}"

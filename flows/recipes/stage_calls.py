@@ -86,6 +86,12 @@ class StageCalls:
         calls.requests = Requests(calls.spec)
         return calls
 
+    def refuse_overlap(self) -> None:
+        """Raise SpecError with `collect.overlap`. For recipes that gather rounds with sections of their own."""
+        if self.spec.collect.overlap:
+            text = "chooses the environment of a round when it begins, so it cannot be collected before; expected 0"
+            raise SpecError([Problem("collect.overlap", f"1: flow={self.spec.flow.name} {text}")])
+
     @property
     def warms_up(self) -> bool:
         """True if the run has a supervised warmup; a fork continues after that of its source run."""

@@ -106,9 +106,19 @@ def test_continual_needs_environments_and_a_round_for_each(tmp_path, changes, me
         Recorder(tmp_path, **{**CONTINUAL, **changes})
 
 
-def test_a_recipe_that_changes_the_environment_of_rounds_excludes_overlap(tmp_path):
-    with pytest.raises(SpecError, match=r"collect.overlap: 1: flow=continual collects each round"):
-        Recorder(tmp_path, **{**CONTINUAL, "replay": None, "ewc": None, "collect": {**DATA["collect"], "overlap": 1}})
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("continual", {**CONTINUAL, "replay": None, "ewc": None}),
+        ("curriculum", {"flow": CURRICULUM, "environment": TICTACTOE}),
+    ],
+)
+def test_a_recipe_that_changes_the_environment_of_rounds_refuses_overlap_before_the_first_stage(
+    tmp_path, monkeypatch, name, changes
+):
+    monkeypatch.setattr(Recorder, "__call__", lambda *arguments: pytest.fail("a stage ran"))
+    with pytest.raises(SpecError, match=rf"collect.overlap: 1: flow={name} chooses the environment"):
+        Recorder(tmp_path, **changes, collect={**DATA["collect"], "overlap": 1})
 
 
 @pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"}))

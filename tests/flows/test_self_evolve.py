@@ -78,7 +78,7 @@ REFUSED = {
     "small": ({"flow": {**EVOLVE, "variations": [{"train": 3}]}}, r"flow.variations.0: 4: expected at most 3"),
     "overlap": (
         {"flow": {**EVOLVE, "variations": [{"seed": 1}]}, "collect": {"scenarios": 4, "group_size": 2, "overlap": 1}},
-        "collect.overlap: 1: the next generation would be collected without its variation",
+        "collect.overlap: 1: flow=self_evolve chooses the environment of a round when it begins",
     ),
     "on-policy": ({"algorithm": {"name": "grpo"}}, "algorithm.name: grpo learns from tokens of the current policy"),
     "none": ({"flow": {**EVOLVE, "variations": []}}, "flow.variations"),
