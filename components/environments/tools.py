@@ -76,7 +76,7 @@ class ToolEnvironment(abc.ABC):
     done: bool
     """True when the episode is over; tools may set it."""
     new_context: bool
-    """True if the observation of the current step begins a new context; `on_message` may set it, see `protocol.Step`."""
+    """True if the observation of the current step begins a new context; `on_message` may set it."""
     invalid_actions: int
     """Number of invalid actions in the episode."""
 

@@ -6,8 +6,8 @@ invalid call, or a result `error: ...`, raises ToolError in the agent's code. Va
 (`components.sandbox.cells`). A message without a block is the agent's answer.
 
 The rewards of a block's calls sum to the reward of its turn. After a call that ends the episode or begins a new context
-(`Step.new_context`), the block's later calls fail. Variables do not persist across contexts. A message with an unclosed block, several blocks, or a block in another language is a `parse_error`, which
-the agent reads.
+(`Step.new_context`), the block's later calls fail. Variables do not persist across contexts. A message with an unclosed
+block, several blocks, or a block in another language is a `parse_error`, which the agent reads.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from components.environments.protocol import Messages
 from components.environments.restorable import RestorableState
@@ -23,7 +23,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 NAMES = (
-    "Ada", "Ali", "Ben", "Dan", "Don", "Ed", "Hugo", "Jan", "Jim", "Jo", "Ken", "Leo", "Lin", "Mia", "Nick", "Pat",
+    "Ada", "Ali", "Ben", "Dan", "Don", "Ed", "Jan", "Jim", "Jo", "Ken", "Kim", "Leo", "Lin", "Mia", "Nick", "Pat",
     "Ray", "Sam", "Ted", "Tom",
 )  # fmt: skip
 NUMBERS = range(10, 100)
