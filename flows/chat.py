@@ -165,9 +165,12 @@ class ChatSession:
             await episode.begin()
             _show(episode.talk.messages)
             while not episode.ended:
-                before = len(episode.talk.messages)
+                context, before = episode.talk.messages, len(episode.talk.messages)
                 await episode.turn()
-                _show(episode.talk.messages[before:])
+                _show(context[before:])
+                if episode.talk.messages is not context:
+                    print("(a new context)")
+                    _show(episode.talk.messages)
         if episode.failure is not None:
             print(f"(failed, {episode.failure.boundary}: {episode.failure.message})")
         elif episode.done:

@@ -38,9 +38,9 @@ GROUPS = {
     "collect": 3,
     "compute": len(PLACES) + 2,  # `fsdp` and `zero2` of torchrun
     "deploy": 6,
-    "environment": 31,
+    "environment": 32,
     "evaluate": 1,
-    "experiment": 38,
+    "experiment": 39,
     "data": 3,
     "feedback": 3,
     "filter": 13,

@@ -31,6 +31,9 @@ class Step:
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     """JSON data. With `done`, it is stored as the outcome of the trajectory and should contain `success`."""
+    new_context: bool = False
+    """True: the agent continues without the conversation so far. The observation begins a new one, as the messages of
+    `reset` do. The trajectory keeps both as separate histories."""
 
 
 @runtime_checkable

@@ -75,6 +75,8 @@ class ToolEnvironment(abc.ABC):
     """Reward of the current step; tools may add to it."""
     done: bool
     """True when the episode is over; tools may set it."""
+    new_context: bool
+    """True if the observation of the current step begins a new context; `on_message` may set it."""
     invalid_actions: int
     """Number of invalid actions in the episode."""
 
@@ -112,7 +114,7 @@ class ToolEnvironment(abc.ABC):
         return [{"role": "system", "content": self.system}, first] if self.system else [first]
 
     def step(self, action: dict[str, Any]) -> Step:
-        self.reward = 0.0
+        self.reward, self.new_context = 0.0, False
         calls, answer = action.get("tool_calls") or [], ""
         observation: Messages = []
         for call in calls:
@@ -122,7 +124,7 @@ class ToolEnvironment(abc.ABC):
             answer = action.get("content") or ""
             observation = self.on_message(answer)
         info = {"invalid_actions": self.invalid_actions, **self.outcome(answer)}
-        return Step(observation, self.reward, self.done, info)
+        return Step(observation, self.reward, self.done, info, self.new_context)
 
     def _call(self, function: dict[str, Any]) -> str:
         """Execute one call; return its result or an error message."""

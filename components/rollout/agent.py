@@ -1,8 +1,8 @@
 """The agent loop.
 
 Each turn, the model reads the conversation, its response is parsed into an action (`formats`), the environment executes
-the action, and the observation is appended. The loop ends when the environment is done or the turns are used up. A
-truncated response is an action like any other.
+the action, and the observation is appended, or begins a new conversation (`Step.new_context`). The loop ends when the
+environment is done or the turns are used up. A truncated response is an action like any other.
 
 An exception of the engine or the environment, or an observation that violates the protocol, ends the episode as a
 failure that names its boundary. Two kinds of exceptions propagate: cancellation, and user errors (SpecError,
@@ -117,6 +117,8 @@ class Episode:
         self.request = request
         self.first: Messages = []
         """Initial messages of the environment."""
+        self.tools: formats.Tools = []
+        """Tools of the environment."""
         self.steps: list[tuple[dict[str, Any], Step]] = []
         """Actions with the environment's step results."""
         self.rewards: list[float] = []
@@ -186,9 +188,12 @@ class Episode:
 
     def open(self, first: Messages, tools: formats.Tools) -> None:
         """Show the initial messages and the tools to the agent."""
-        self.first = first
-        opening, self.talk.tools = self._format.opening(self._cleaned(first), tools)
-        self.talk.messages += opening
+        self.first, self.tools = first, tools
+        self._open_context(self._cleaned(first))
+
+    def _open_context(self, messages: Messages) -> None:
+        """Begin a conversation with these messages and the tools."""
+        self.talk.messages, self.talk.tools = self._format.opening(messages, self.tools)
 
     async def turn(self) -> None:
         """Sample one response and execute it in the environment."""
@@ -200,7 +205,10 @@ class Episode:
             return
         self.rewards.append(step.reward)
         self.done = step.done
-        self.talk.messages += step.observation
+        if step.new_context:
+            self._open_context(step.observation)
+        else:
+            self.talk.messages += step.observation
 
     async def decide(self) -> dict[str, Any] | None:
         """Sample a response and return its action, in a format with one action per message. If it cannot be parsed,
@@ -231,7 +239,9 @@ class Episode:
         self.talk.messages.append({"role": "user", "content": f"{self._format.mark}error: {error}"})
 
     def see(self, step: Step) -> None:
-        """Record the step result of an action from `decide` and show its observation to the agent."""
+        """Record the step result of an action from `decide` and show its observation to the agent. Raises SpecError for
+        a new context."""
+        refuse_new_context(step)
         self.rewards.append(step.reward)
         self.outcome = step.info
         self.done = step.done
@@ -333,7 +343,14 @@ def as_step(step: Any) -> Step:
     info = as_json(step.info, "step (info)")
     if (success := info.get("success", False)) not in (True, False):
         raise EnvironmentFailed(f"step returned the info success={success!r:.200}, expected true or false")
-    return Step(as_messages(step.observation, "step"), reward, bool(step.done), info)
+    return Step(as_messages(step.observation, "step"), reward, bool(step.done), info, bool(step.new_context))
+
+
+def refuse_new_context(step: Step) -> None:
+    """Raise SpecError if the step begins a new context, in an episode of several conversations."""
+    if step.new_context:
+        text = "begins a new context within an episode; expected agent.roles=null and collect.opponent=environment"
+        raise SpecError([Problem("environment", text)])
 
 
 def as_json(data: Any, where: str) -> Any:

@@ -5,9 +5,9 @@ validated against the tool's schema, executed by the environment as a separate s
 invalid call, or a result `error: ...`, raises ToolError in the agent's code. Variables persist across turns
 (`components.sandbox.cells`). A message without a block is the agent's answer.
 
-The rewards of a block's calls sum to the reward of its turn. After a call that ends the episode, the block's later
-calls fail. A message with an unclosed block, several blocks, or a block in another language is a `parse_error`, which
-the agent reads.
+The rewards of a block's calls sum to the reward of its turn. After a call that ends the episode or begins a new context
+(`Step.new_context`), the block's later calls fail. Variables do not persist across contexts. A message with an unclosed
+block, several blocks, or a block in another language is a `parse_error`, which the agent reads.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class CodeActions:
         """Return the initial messages with instructions and function signatures. Raises ResourceError without a
         sandbox, SpecError if two tools have the same function name."""
         check()
+        self._cells.clear()
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._functions: dict[str, tuple[str, list[str]]] = {}
         for tool in tools:
@@ -133,6 +134,8 @@ class CodeActions:
             raise
         except OSError as error:
             raise AgentError(f"the sandbox did not run the code: {error}") from error
+        if turn.new_context:
+            return turn
         text = clean(result.text, len(result.text))[0]
         if result.unreadable:
             raise UnparsedAction(text)
@@ -148,6 +151,8 @@ class CodeActions:
         """Execute one call, return the function's result or error, and add the step to `turn`."""
         if self._over:
             return {"error": "the episode is over"}
+        if turn.new_context:
+            return {"error": "a new context has begun"}
         tool = self._tools.get(name)
         if problem := misfit(tool, arguments) if tool else f"there is no tool {name!r:.80}":
             self.counts["refused_calls"] += 1
@@ -159,6 +164,9 @@ class CodeActions:
         self.counts["tool_calls"] += 1
         turn.reward += step.reward
         turn.done = self._over = step.done
+        if step.new_context:
+            turn.new_context, turn.observation = True, step.observation
+            return {"text": ""}
         text = "\n".join(message["content"] for message in step.observation if message["role"] == "tool")
         turn.observation += [message for message in step.observation if message["role"] != "tool"]
         return {"error": text.removeprefix("error: ")} if text.startswith("error: ") else {"text": text}

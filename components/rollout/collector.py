@@ -310,7 +310,8 @@ async def _demonstration(
     shown, max_observation = formats.make(presentation.format, presentation.limits), presentation.max_observation
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
     tools = as_tools(await ask(environment.tools))
-    messages, tools = shown.opening(list(first), tools)
+    messages, shown_tools = shown.opening(list(first), tools)
+    contexts = [messages]
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
 
@@ -329,15 +330,19 @@ async def _demonstration(
             text = f"the solution of {scenario.id} cannot be written in this format: {error}; expected another"
             raise SpecError([Problem("agent.format", text)]) from None
         rewards.append(step.reward)
-        messages += step.observation
+        if step.new_context:
+            messages, _ = shown.opening(step.observation, tools)
+            contexts.append(messages)
+        else:
+            messages += step.observation
         if step.done:
             break
     return Trajectory(
         id=f"{scenario.id}/0",
         scenario=scenario,
         sample=0,
-        histories=[History([to_message(message) for message in messages])],
-        tools=tools,
+        histories=[History([to_message(message) for message in messages]) for messages in contexts],
+        tools=shown_tools,
         step_rewards=rewards,
         outcome=outcome,
         metrics={"turns": float(len(rewards))},

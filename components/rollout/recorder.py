@@ -52,11 +52,13 @@ class Recorder:
         return history
 
     def close(self, messages: list[dict[str, Any]]) -> None:
-        """Append the messages after the last response, so that the history is complete."""
+        """Append the messages after the last response, so that the history is complete. A conversation without a
+        response is left out, unless it is the only one."""
         if not self.histories:
             self.histories.append(History([], agent=self.agent))
-        history = self.histories[-1]
-        history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
+        history, conversation = self.histories[-1], [to_message(message) for message in messages]
+        if _is_prefix(history.messages, conversation):
+            history.messages.extend(conversation[len(history.messages) :])
 
 
 def _is_prefix(prefix: list[Message], messages: list[Message]) -> bool:

@@ -46,9 +46,8 @@ def to_trace(
 
     spans = _Spans(start_ns=start_ms * _MS)
     question = next((m.content for h in trajectory.histories for m in h.messages if m.role == "user"), "")
-    answer = next(
-        (m.content for h in trajectory.histories[:1] for m in reversed(h.messages) if m.role == "assistant"), ""
-    )
+    main = [history for history in trajectory.histories if history.agent == trajectory.histories[0].agent]
+    answer = next((m.content for h in main[-1:] for m in reversed(h.messages) if m.role == "assistant"), "")
     root = spans.open(f"episode {trajectory.id}", SpanType.AGENT)
     for history in trajectory.histories:
         parent = root if len(trajectory.histories) == 1 else spans.open(f"agent {history.agent}", SpanType.CHAIN, root)

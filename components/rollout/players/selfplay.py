@@ -17,7 +17,7 @@ from typing import Any
 from components.environments.protocol import Environment, Messages, Players, Step
 from components.errors import EngineError, EnvironmentFailed, Problem, SpecError
 from components.inference.protocol import Engine
-from components.rollout.agent import AgentLoop, Episode, as_step
+from components.rollout.agent import AgentLoop, Episode, as_step, refuse_new_context
 from components.rollout.formats import Tools
 from components.rollout.players.player import Player
 from components.rollout.request import EpisodeRequest, derived_seed
@@ -71,6 +71,7 @@ async def _play(watched: Episode, sides: list[Episode]) -> None:
             action = await side.decide()
             watched.awaited = EnvironmentFailed
         step = await watched.step(action)
+        refuse_new_context(step)
         side.rewards.append(step.reward)
         for player, name in zip(sides, names, strict=True):
             player.outcome, player.done = _outcome(step, name), step.done
