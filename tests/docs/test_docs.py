@@ -260,6 +260,8 @@ def test_every_block_says_what_it_is(block):
         compile(block.text, str(block), "exec")
     elif block.language == "yaml":
         assert isinstance(yaml.safe_load(block.text), dict)
+    elif block.language == "json":
+        assert isinstance(json.loads(block.text), dict)
     else:
         assert block.language in ("sh", "console", "text", "javascript")
 

@@ -19,8 +19,8 @@ COMMANDS = sorted(
     for path in FLOWS.rglob("*.py")
     if '__name__ == "__main__"' in path.read_text()
 )
-WITHOUT_RUNS = {"flows.scenarios"}
-"""Commands that neither read nor write below a root."""
+WITHOUT_RUNS = {"flows.agent_tools.supervisor", "flows.scenarios"}
+"""Commands that neither read nor write below a root; the first is started by the MCP server only."""
 ARGUMENTS = {
     "flows.annotate": ["latest"],
     "flows.chat": ["latest"],

@@ -44,7 +44,7 @@ DISTRACTORS = (
 )
 
 
-class Level(NamedTuple):
+class MemoryLevel(NamedTuple):
     """Parameters of a difficulty."""
 
     facts: int
@@ -67,11 +67,11 @@ class Sentence(NamedTuple):
 
 
 LEVELS = {
-    1: Level(facts=2, sessions=1, updates=0, distractors=0, important=0),
-    2: Level(facts=4, sessions=2, updates=0, distractors=2, important=0),
-    3: Level(facts=4, sessions=2, updates=2, distractors=2, important=0),
-    4: Level(facts=6, sessions=2, updates=0, distractors=2, important=3),
-    5: Level(facts=8, sessions=3, updates=2, distractors=4, important=3),
+    1: MemoryLevel(facts=2, sessions=1, updates=0, distractors=0, important=0),
+    2: MemoryLevel(facts=4, sessions=2, updates=0, distractors=2, important=0),
+    3: MemoryLevel(facts=4, sessions=2, updates=2, distractors=2, important=0),
+    4: MemoryLevel(facts=6, sessions=2, updates=0, distractors=2, important=3),
+    5: MemoryLevel(facts=8, sessions=3, updates=2, distractors=4, important=3),
 }
 """Parameters by difficulty."""
 
