@@ -49,6 +49,7 @@ class Run(StageCalls):
             self.outcome.evaluations["final"] = self.measure(policy, "evaluate[final]")
         elif not self.spec.rounds and not evaluated:
             self.evaluate(policy, "final")
+        self._report_costs()
         self._deploy(policy)
         return self.outcome
 
@@ -72,6 +73,11 @@ class Run(StageCalls):
             outcome.chosen = f"the final policy is the one {point}, the best by held-out {metric} ({figures})"
             self.on_notice(Notice("best", best.step, outcome.chosen))
         return policy
+
+    def _report_costs(self) -> None:
+        """Report the mean of each cost that the algorithm limits, in the held-out episodes of the final policy."""
+        for name in self.spec.algorithm.constraints:
+            self.report(f"held-out {name}", self.outcome.last.metrics.get(name))
 
     def _deploy(self, policy: PolicyVersion) -> None:
         """Export the policy, if the experiment deploys and a person who must approve does."""

@@ -356,3 +356,10 @@ def test_every_input_is_one_that_its_stage_declares(tmp_path):
     assert {"trajectories+1", "scores-1", "selection+1-1", "anchored-scores-1", "reward_model_2"} <= names
     names = ("scores", "scores+1", "scores+1-2", "anchored-scores-3", "anchor", "other")
     assert [STAGES["train"].rounds_ago(name) for name in names] == [0, 0, 2, 3, None, None]
+
+
+def test_a_limited_cost_of_the_final_policy_is_reported(tmp_path):
+    algorithm = {"name": "grpo", "costs": {"invalid_actions": {"limit": 0.1}}}
+    run = Recorder(tmp_path, {"evaluate[final]": {"invalid_actions": 0.07}}, algorithm=algorithm)
+    assert run.outcome.reported == {"held-out invalid_actions": 0.07}
+    assert Recorder(tmp_path, algorithm=algorithm).outcome.reported == {}, "unknown, as in a plan"
