@@ -359,7 +359,10 @@ def test_every_input_is_one_that_its_stage_declares(tmp_path):
 
 
 def test_a_limited_cost_of_the_final_policy_is_reported(tmp_path):
-    algorithm = {"name": "grpo", "costs": {"invalid_actions": {"limit": 0.1}}}
-    run = Recorder(tmp_path, {"evaluate[final]": {"invalid_actions": 0.07}}, algorithm=algorithm)
+    changes = {
+        "algorithm": {"name": "grpo", "costs": {"invalid_actions": {"limit": 0.1}}},
+        "filter": {"_target_": "components.filters.everything.Everything"},
+    }
+    run = Recorder(tmp_path, {"evaluate[final]": {"invalid_actions": 0.07}}, **changes)
     assert run.outcome.reported == {"held-out invalid_actions": 0.07}
-    assert Recorder(tmp_path, algorithm=algorithm).outcome.reported == {}, "unknown, as in a plan"
+    assert Recorder(tmp_path, **changes).outcome.reported == {}, "unknown, as in a plan"
