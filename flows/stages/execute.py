@@ -44,13 +44,19 @@ def repeat_stage(request: Request, context: Context) -> tuple[Artifact, Artifact
     """Return the stored artifact of the request, and the artifact of a fresh computation, whose files are deleted on
     return. Equal digests mean equal content. Raises the errors of `run_stage`, and ResourceError if the artifact is not
     in the store."""
-    stage, spec, inputs, key = resolve(request, context)
+    key = request_key(request, context)
     before = context.store.find(key)
     if before is None:
-        raise ResourceError(f"{stage.name} {key[:12]} is not in {context.store.root}: nothing to compare with")
+        raise ResourceError(f"{request.stage} {key[:12]} is not in {context.store.root}: nothing to compare with")
     with tempfile.TemporaryDirectory(prefix=".again-", dir=context.store.root.parent) as folder:
-        own = replace(context, store=Store(folder), key=key, seed=request.seed)
-        return before, _make(stage, spec, inputs, key, own)
+        return before, recompute(request, context, Store(folder))
+
+
+def recompute(request: Request, context: Context, store: Store) -> Artifact:
+    """Return the artifact of a fresh computation in another store; its inputs are in the store of the context. Raises
+    the errors of `run_stage`."""
+    stage, spec, inputs, key = resolve(request, context)
+    return _make(stage, spec, inputs, key, replace(context, store=store, key=key, seed=request.seed))
 
 
 def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, context: Context) -> Artifact:

@@ -19,10 +19,11 @@ COMMANDS = sorted(
     for path in FLOWS.rglob("*.py")
     if '__name__ == "__main__"' in path.read_text()
 )
-WITHOUT_RUNS = {"flows.agent_tools.supervisor", "flows.scenarios"}
+WITHOUT_RUNS = {"flows.agent_tools.supervisor", "flows.scenarios", "flows.verify"}
 """Commands that neither read nor write below a root; the first is started by the MCP server only."""
 ARGUMENTS = {
     "flows.annotate": ["latest"],
+    "flows.bundle": ["latest"],
     "flows.chat": ["latest"],
     "flows.clean": [],
     "flows.compare": ["latest", "other"],

@@ -1,0 +1,1 @@
+"""Bundles of runs, and their verification by recomputation."""
