@@ -63,7 +63,7 @@ def run(
     `flows.recipes.Run`. Raises SpecError, ResourceError, the errors of stages, and KeyboardInterrupt after a signal.
     """
     from components.models.weights import check_weights
-    from components.tracking.provenance import git_commit
+    from components.tracking.provenance import git_commit, package_versions
     from components.tracking.store import check as check_tracking
     from components.tracking.store import local_uri, ui_command
     from flows.orchestration import server
@@ -140,6 +140,7 @@ def run(
                     overrides=overrides,
                     sweep=sweep,
                     git_commit=git_commit(CODE),
+                    packages=package_versions(),
                     forked=starting_point.checkpoints,
                 ),
             )

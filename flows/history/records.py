@@ -129,6 +129,8 @@ class RunRecord:
     forked: dict[str, str] = field(default_factory=dict)
     """Keys of the source run's checkpoints by step, if the run is a fork."""
     git_commit: str | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages that can affect a result, by name."""
     prefect_flow_run: str = ""
     """Id of the flow run in Prefect; empty before it starts."""
     process: str = ""

@@ -33,7 +33,6 @@ from components.errors import ArtifactDamaged, ArtifactError, EspalierError, Res
 from components.json_text import parse_json
 from components.rewards.llm.spec import asked_by
 from components.specs import validate
-from components.tracking.provenance import package_versions
 from flows.history.records import RunRecord, StageRecord
 from flows.history.store_reader import StoreReader
 from flows.stages import STAGES
@@ -78,7 +77,7 @@ class Bundle:
     seed: int
     git_commit: str | None
     packages: dict[str, str]
-    """Versions of the packages, by name."""
+    """Versions of the packages of the run, by name."""
     overrides: list[str]
     spec: dict[str, Any]
     """Composed configuration without paths of the machine."""
@@ -115,7 +114,7 @@ def write_bundle(run: RunRecord, reader: StoreReader, out: Path, contents: Conte
         name=run.name,
         seed=run.seed,
         git_commit=run.git_commit,
-        packages=package_versions(),
+        packages=run.packages,
         overrides=[override for override in run.overrides if not override.startswith(("root=", "store="))],
         spec=placeless(run.spec),
         result=run.result and {name: value for name, value in run.result.items() if name not in ("export", "report")},
@@ -159,7 +158,7 @@ def _fill(folder: Path, bundle: Bundle, keys: Collection[str], reader: StoreRead
 @contextmanager
 def opened_bundle(path: Path) -> Iterator[tuple[Bundle, Path]]:
     """Provide the bundle and its folder. An archive is unpacked to a temporary folder, a file `bundle.json` stands for
-    its folder. Every artifact is checked against its manifest and against `bundle.json`.
+    its folder, under any name. Every artifact is checked against its manifest and against `bundle.json`.
 
     Raises ResourceError if `path` is no bundle, and ArtifactDamaged, naming the file, if a file of it was changed."""
     if path.is_file() and path.name.endswith(ARCHIVE):
@@ -169,28 +168,27 @@ def opened_bundle(path: Path) -> Iterator[tuple[Bundle, Path]]:
                     archive.extractall(scratch, filter="data")
             except (tarfile.TarError, OSError, EOFError) as error:
                 raise ResourceError(f"{path} is not a readable archive: {error}") from None
-            folders = [file.parent for file in Path(scratch).glob(f"*/{FILE}")]
-            if len(folders) != 1:
+            files = list(Path(scratch).glob(f"*/{FILE}"))
+            if len(files) != 1:
                 raise ResourceError(f"{path} holds no {FILE}; expected an archive that flows.bundle wrote")
-            yield _read(folders[0]), folders[0]
+            yield _read(files[0]), files[0].parent
         return
-    folder = path.parent if path.name == FILE else path
-    yield _read(folder), folder
+    file = path if path.is_file() else path / FILE
+    yield _read(file), file.parent
 
 
-def _read(folder: Path) -> Bundle:
-    path = folder / FILE
+def _read(path: Path) -> Bundle:
     try:
         data = parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise ResourceError(f"{folder} holds no {FILE}; expected a bundle that flows.bundle wrote") from None
+        raise ResourceError(f"{path.parent} holds no {FILE}; expected a bundle that flows.bundle wrote") from None
     except (OSError, ValueError) as error:
         raise ArtifactDamaged(f"{path} cannot be read: {error}") from None
     version = data.pop("format", None) if isinstance(data, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise ArtifactError(f"{path} has format {version}, this Espalier reads {FORMAT}: update")
     if version != FORMAT or data.pop("digest", None) != json_digest(data):
-        raise ArtifactDamaged(f"{path} was changed after it was written: its digest differs")
+        raise ArtifactDamaged(f"{path} is not a bundle, or was changed after it was written: its digest differs")
     try:
         bundle = TypeAdapter(Bundle).validate_python(data)
     except ValidationError as error:
@@ -199,9 +197,9 @@ def _read(folder: Path) -> Bundle:
     for key, manifest in bundle.included.items():
         if not is_key(key):
             raise ArtifactDamaged(f"{path}: {key[:50]!a} is not an artifact key")
-        artifact = read_artifact(folder / ARTIFACTS / key)
+        artifact = read_artifact(path.parent / ARTIFACTS / key)
         if _file_digest(artifact.path / MANIFEST) != manifest or artifact.digest != digests.get(key, artifact.digest):
-            raise ArtifactDamaged(f"{artifact.path} is not the artifact that {FILE} names: its digest differs")
+            raise ArtifactDamaged(f"{artifact.path} is not the artifact that {path.name} names: its digest differs")
     return bundle
 
 

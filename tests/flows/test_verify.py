@@ -3,6 +3,7 @@
 import json
 import shutil
 import tarfile
+from pathlib import Path
 
 import numpy
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 from safetensors.numpy import save_file
 
-from components.artifacts import Artifact
+from components.artifacts import Artifact, stage_key
 from components.errors import ArtifactDamaged, ResourceError
 from flows import bundle as bundle_command
 from flows import verify as verify_command
@@ -18,10 +19,12 @@ from flows.history.records import Records, RunRecord, StageRecord
 from flows.history.store_reader import open_reader
 from flows.stages import STAGES
 from flows.stages.base import Context, Request, Stage
-from flows.stages.execute import run_stage
+from flows.stages.execute import run_stage, stage_and_spec
 from flows.verification.bundle import opened_bundle, write_bundle
 from flows.verification.content import compare_contents
 from flows.verification.verify import Verification
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "quickstart.bundle.json"
 
 
 @pytest.fixture
@@ -200,3 +203,27 @@ def test_volatile_files_do_not_count_and_missing_ones_do(pair):
     (pair[0].path / "card.json").write_text("1")
     assert compare_contents(*pair, {"times.json": {}}).place == ""
     assert compare_contents(*pair, {"card.json": {}, "times.json": {}}).place == "card.json: missing"
+
+
+# --- the bundle of the README's result ---
+
+
+def test_the_published_bundle_is_of_the_published_result():
+    with opened_bundle(PUBLISHED) as (bundle, _):
+        results = [json.loads(line) for line in PUBLISHED.with_name("quickstart.jsonl").read_text().splitlines()]
+        [published] = [result for result in results if result["seed"] == bundle.seed]
+        for name in ("policy_digest", "success", "success_start", "success_sft", "gain"):
+            assert bundle.result[name] == published[name]
+
+
+def test_the_published_bundle_has_the_keys_that_the_current_code_computes():
+    """Otherwise `flows.verify` would answer `different`: run the quickstart and write its bundle again."""
+    with opened_bundle(PUBLISHED) as (bundle, _):
+        digests = {stage.key: stage.digest for stage in bundle.stages}
+        assert len(bundle.stages) > 30
+        for recorded in bundle.stages:
+            request = Request.from_json(recorded.request)
+            stage, spec = stage_and_spec(request)
+            inputs = {name: digests[key] for name, key in request.inputs.items()}
+            key = stage_key(stage.name, stage.version, spec.key_part(), inputs, request.seed)
+            assert key == recorded.key, recorded.label
