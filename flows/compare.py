@@ -1,4 +1,9 @@
-"""`python -m flows.compare A B …`: side-by-side comparison of runs; A is the baseline.
+"""`python -m flows.compare RUN RUN …` or `A=RUN,RUN,RUN B=RUN,RUN,RUN`: comparison of runs, or of settings with several
+seeds each, with a verdict. The first one is the baseline.
+
+Runs with the same settings and different seeds form a side, stated or found by their settings. The verdict `better`,
+`worse` or `undecided` follows from the 95 % interval of the difference in held-out success, over seeds and scenarios
+(`components.evaluation.verdict`).
 
 The comparison covers differences of the configuration, held-out results with 95 % intervals, the paired difference to A
 on common scenarios, held-out success by round, time and cost by stage, and the scenarios that changed from failure to
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
 from flows.reporting.comparison import MISSING, compare, join_names
+from flows.reporting.sides import stated_sides
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import duration, printable
 
@@ -33,7 +39,10 @@ MOST_BARS = 32
 
 def to_json(comparison: RunComparison, html: Path) -> dict[str, Any]:
     """Return the comparison as JSON data, without the episodes, which only the page shows."""
+    verdicts = [verdict.to_json() for verdict in comparison.verdicts]
     return {
+        **{key: verdicts[0][key] for key in ("verdict", "effect", "interval", "more_seeds")},
+        "verdicts": verdicts,
         "runs": [
             {
                 "letter": run.letter,
@@ -88,6 +97,7 @@ def show(comparison: RunComparison, html: Path) -> str:
     lines += [f"{run.letter}: {note}" for run in comparison.runs for note in run.notes]
     for against in comparison.against:
         lines += _difference(against)
+    lines += [f"verdict: {verdict.text()}" for verdict in comparison.verdicts]
     return "\n".join([*map(printable, lines), f"page: {html}"]) + "\n"
 
 
@@ -178,10 +188,14 @@ def _difference(against: BaselineComparison) -> list[str]:
     if (paired := against.difference) is not None:
         change = f"{paired['difference']:+.3f} {interval(paired)}"
         lines.insert(0, f"{against.title}: success {change} on {paired['n']} shared scenarios")
-        lines += [
-            f"  {len(names)} {direction}{': ' if names else ''}{join_names(names)}"
-            for direction, names in (("better", against.improved), ("worse", against.regressed))
-        ]
+        lines += (
+            []
+            if against.sides
+            else [
+                f"  {len(names)} {direction}{': ' if names else ''}{join_names(names)}"
+                for direction, names in (("better", against.improved), ("worse", against.regressed))
+            ]
+        )
     return lines
 
 
@@ -192,16 +206,24 @@ def _short(value: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for an error in the command."""
     parser = RootParser(
-        prog="python -m flows.compare", description="Shows runs side by side; the first one is the baseline."
+        prog="python -m flows.compare",
+        description="Shows runs side by side, with a verdict; the first one is the baseline. Runs with the same "
+        "settings and different seeds form a side.",
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="id, prefix of an id, experiment's name (its latest run), or latest"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="id, prefix of an id, experiment's name (its latest run), or latest; or sides: A=RUN,RUN,RUN "
+        "B=RUN,RUN,RUN",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page (default: ROOT/compare/IDS.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
     try:
-        comparison = compare(options.root, options.runs)
+        sides = stated_sides(options.runs)
+        references = options.runs if sides is None else [run for runs in sides.values() for run in runs]
+        comparison = compare(options.root, references, sides, strict=True)
         html = options.html or options.root / "compare" / f"{'-'.join(run.short for run in comparison.runs)}.html"
         _write(html, comparison)
     except EspalierError as error:

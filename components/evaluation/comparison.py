@@ -14,6 +14,7 @@ from components.evaluation import examples, plots
 from components.evaluation.metrics import paired_difference
 from components.evaluation.page import page
 from components.evaluation.report import CURVES, Curve, Evaluation
+from components.evaluation.verdict import Verdict
 from components.redaction import mask
 from components.trajectories.schema import Scenario, Trajectory
 
@@ -42,7 +43,7 @@ class ComparedRun:
     """One run, finished or not."""
 
     letter: str
-    """Letter of the run; A is the baseline."""
+    """Letter of the run; A is the baseline. In a comparison of sides, the side with the run's number: A1, A2, B1."""
     id: str
     name: str
     """Name of its experiment."""
@@ -104,6 +105,13 @@ class BaselineComparison:
     """Scenarios that differ between the runs, and the cause of a missing difference."""
     pairs: Mapping[str, tuple[Trajectory, Trajectory]] = field(default_factory=dict)
     """The baseline's episode and this run's, by id of each scenario whose outcome changed."""
+    baseline: str = "A"
+    """Letter of the baseline."""
+
+    @property
+    def sides(self) -> bool:
+        """True in a comparison of sides, whose verdicts replace the lists of changed scenarios in the terminal."""
+        return self.baseline != "A"
 
     @property
     def improved(self) -> Sequence[str]:
@@ -127,18 +135,21 @@ class RunComparison:
     """Differing settings that do not affect results, such as machine, speed and names; same form."""
     against: Sequence[BaselineComparison]
     """Comparison of each run except the first with the baseline."""
+    verdicts: Sequence[Verdict] = ()
+    """Verdict on each side, or each single run, against the baseline."""
     created: str = ""
     command: str = ""
     """Command that generates this page again."""
 
 
 def compare_episodes(
-    letter: str, title: str, before: Sequence[Trajectory], after: Sequence[Trajectory]
+    letters: tuple[str, str], title: str, before: Sequence[Trajectory], after: Sequence[Trajectory]
 ) -> BaselineComparison:
-    """Compare `after` with `before` on the scenarios that both played.
+    """Compare `after` with `before` on the scenarios that both played. letters: of the baseline and the run.
 
     Scenarios with equal ids and different content are left out.
     """
+    baseline, letter = letters
     before_scenarios, after_scenarios = _scenarios(before), _scenarios(after)
     same = {
         name
@@ -150,7 +161,7 @@ def compare_episodes(
     if changed_tasks:
         notes.append(f"{_count(changed_tasks)} with the same id are different tasks in the two runs and are left out")
     if only := sorted(before_scenarios.keys() - after_scenarios.keys()):
-        notes.append(f"{_count(only)} played only by A")
+        notes.append(f"{_count(only)} played only by {baseline}")
     if only := sorted(after_scenarios.keys() - before_scenarios.keys()):
         notes.append(f"{_count(only)} played only by {letter}")
     first, second = (
@@ -159,7 +170,9 @@ def compare_episodes(
     try:
         difference = paired_difference(first, second)
     except ValueError:
-        return BaselineComparison(letter, title, None, [*notes, "no scenario was finished in both runs"])
+        return BaselineComparison(
+            letter, title, None, [*notes, "no scenario was finished in both runs"], baseline=baseline
+        )
     if failed := difference["left_out"]:
         notes.append(f"{_count(failed)} failed to run in one of the two runs and are left out")
     before_episodes, after_episodes = (
@@ -167,7 +180,7 @@ def compare_episodes(
     )
     changed = [*difference["improved"], *difference["regressed"]]
     pairs = {name: (before_episodes[name], after_episodes[name]) for name in changed}
-    return BaselineComparison(letter, title, difference, notes, pairs)
+    return BaselineComparison(letter, title, difference, notes, pairs, baseline)
 
 
 def render(comparison: RunComparison) -> str:

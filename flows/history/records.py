@@ -239,7 +239,8 @@ class Records:
         self.write(run)
 
     def forget(self, run: RunRecord) -> None:
-        """Delete the record of a run; its artifacts remain."""
+        """Delete the record, tags and notes of a run; its artifacts remain."""
+        (self.folder / "labels" / f"{run.id}.json").unlink(missing_ok=True)
         (self.folder / f"{run.id}.json").unlink(missing_ok=True)
         self._lock(run.id).unlink(missing_ok=True)
 

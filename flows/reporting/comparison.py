@@ -23,6 +23,14 @@ from components.json_text import read_json
 from components.specs.target import key_name
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader, open_reader, targets
+from flows.reporting.sides import (
+    Side,
+    check_settings,
+    pairs_of_sides,
+    sides_by_setting,
+    verdicts_of_runs,
+    verdicts_of_sides,
+)
 from flows.stages import ROUND_STAGES
 
 if TYPE_CHECKING:
@@ -35,14 +43,21 @@ LETTERS = string.ascii_uppercase
 NEUTRAL_KEYS = PLACEMENT - {"fork"}
 """Keys of a configuration, at any depth, that do not affect results. The start of a fork does."""
 MISSING = "–"
+CODE = ("version of ", "source of ")
+"""Beginnings of the rows that describe code."""
 _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 _TRAINED = re.compile(r"train\[\d+\]")
 
 
-def compare(root: Path, references: Sequence[str]) -> RunComparison:
-    """Compare runs below `root`; the first one is the baseline. references: as accepted by `Records.get`.
+def compare(
+    root: Path, references: Sequence[str], sides: Mapping[str, Sequence[str]] | None = None, *, strict: bool = False
+) -> RunComparison:
+    """Compare runs below `root`; the first one is the baseline. references: as accepted by `Records.get`. sides: of the
+    references by name; None: as the settings and seeds of the runs give them. strict: refuse runs that share no
+    held-out scenario.
 
-    Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, and a repeated run.
+    Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, a repeated run, and sides that
+    mix settings.
     """
     from components.evaluation.comparison import RunComparison
 
@@ -56,23 +71,58 @@ def compare(root: Path, references: Sequence[str]) -> RunComparison:
             raise ResourceError(f"run {run.short} ({run.name}) is given twice, the second time as {reference!r}")
         by_id[run.id] = run
     readers = {run.id: open_reader(records.root, run.spec.get("store")) for run in by_id.values()}
-    runs = [_run(letter, run, records, readers[run.id]) for letter, run in zip(LETTERS, by_id.values(), strict=False)]
     specs = [_with_defaults(run.spec, _resolved_targets(run, readers[run.id])) for run in by_id.values()]
     differing = dict(_differing(specs))
     relevant = {path: values for path, values in differing.items() if _affects_results(path, specs)}
+    results = _texts(relevant | dict(_differing([_code(run, readers[run.id]) for run in by_id.values()])))
+    members = _members(sides, results, list(by_id.values()))
+    letters = {id: f"{name}{number}" for name, ids in members.items() for number, id in enumerate(ids, 1)}
+    letters = letters or dict(zip(by_id, LETTERS, strict=False))
+    runs = [_run(letters[id], run, records, readers[id]) for id, run in by_id.items()]
+    grouped = [Side(name, [run for run in runs if run.id in ids]) for name, ids in members.items()]
+    pairs = pairs_of_sides(grouped) if grouped else [(runs[0], run) for run in runs[1:]]
+    against = [_against(*pair) for pair in pairs]
     return RunComparison(
         runs=runs,
-        results=_texts(relevant | dict(_differing([_code(run, readers[run.id]) for run in by_id.values()]))),
+        results=results,
         rest=_texts(
             {path: values for path, values in differing.items() if path not in relevant}
             | dict(_differing([{"git commit": run.git_commit} for run in by_id.values()]))
         ),
-        against=[_against(runs[0], run) for run in runs[1:]],
-        created=time.strftime("%Y-%m-%d %H:%M:%S"),
-        command=shlex.join(
-            ["python", "-m", "flows.compare", *(run.short for run in by_id.values()), f"root={records.root}"]
+        against=against,
+        verdicts=(
+            verdicts_of_sides(grouped, strict=strict and sides is not None)
+            if grouped
+            else verdicts_of_runs(runs, against, strict=strict)
         ),
+        created=time.strftime("%Y-%m-%d %H:%M:%S"),
+        command=shlex.join(["python", "-m", "flows.compare", *_arguments(sides, by_id), f"root={records.root}"]),
     )
+
+
+def _members(
+    sides: Mapping[str, Sequence[str]] | None, results: Mapping[str, Sequence[str]], runs: Sequence[RunRecord]
+) -> dict[str, list[str]]:
+    """Return the ids of the runs of each side by name; empty if the runs are compared one by one. results: differences
+    that affect results, with the value of each run. Raises ResourceError for a stated side that mixes settings."""
+    settings = {key: values for key, values in results.items() if key not in ("seed", "seeds")}
+    for key in [key for key, values in settings.items() if key.startswith(CODE) and MISSING in values]:
+        del settings[key]  # an unfinished run lacks stages
+    if sides is not None:
+        check_settings({name: len(ids) for name, ids in sides.items()}, settings, runs)
+        ids = iter(run.id for run in runs)
+        return {name: [next(ids) for _ in references] for name, references in sides.items()}
+    rows = [tuple(values[index] for values in settings.values()) for index in range(len(runs))]
+    groups = sides_by_setting(rows, [run.seed for run in runs]) or []
+    return {LETTERS[number]: [runs[index].id for index in group] for number, group in enumerate(groups)}
+
+
+def _arguments(sides: Mapping[str, Sequence[str]] | None, runs: Mapping[str, RunRecord]) -> list[str]:
+    """Return the runs as arguments of the command."""
+    ids = iter(run.short for run in runs.values())
+    if sides is None:
+        return list(ids)
+    return [f"{name}={','.join(next(ids) for _ in references)}" for name, references in sides.items()]
 
 
 def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
@@ -216,9 +266,11 @@ def _against(baseline: ComparedRun, run: ComparedRun) -> BaselineComparison:
     if baseline.last is None or run.last is None:
         lacking = [record.letter for record in (baseline, run) if record.last is None]
         reason = f"nothing to compare: {' and '.join(lacking)} without a finished evaluation"
-        return BaselineComparison(run.letter, f"{run.letter} against {baseline.letter}", None, [reason])
+        return BaselineComparison(
+            run.letter, f"{run.letter} against {baseline.letter}", None, [reason], baseline=baseline.letter
+        )
     title = f"{run.last.label} against {baseline.last.label}"
-    against = compare_episodes(run.letter, title, baseline.last.trajectories, run.last.trajectories)
+    against = compare_episodes((baseline.letter, run.letter), title, baseline.last.trajectories, run.last.trajectories)
     baseline_name, name = list(baseline.evaluations)[-1], list(run.evaluations)[-1]
     if baseline_name == name:
         return against
@@ -230,11 +282,11 @@ def _code(run: RunRecord, reader: StoreReader) -> dict[str, Any]:
     configuration."""
     code: dict[str, Any] = {}
     for stage in run.stages:
-        code[f"version of {stage.request['stage']}"] = stage.version
+        code[f"{CODE[0]}{stage.request['stage']}"] = stage.version
         manifest = reader.manifest(stage.key)
         for target in targets(manifest["spec"] if manifest else {}).values():
             if "source_sha256" in target:
-                code[f"source of {target['_target_']}"] = target["source_sha256"][:12]
+                code[f"{CODE[1]}{target['_target_']}"] = target["source_sha256"][:12]
     return {name: code[name] for name in sorted(code)}
 
 

@@ -55,8 +55,8 @@ def conduct(
         finally:
             end_workers()
     metric, direction = (settings.metric, settings.direction) if settings else ("success", "maximize")
-    result = summary.summarise(folder, metric, direction, command)
     root = Path(specs[0].root)
+    result = summary.summarise(folder, metric, direction, command, root)
     page = summary.write(result, folder, root, folder.name)
     tracking.conclude_sweep(
         root,

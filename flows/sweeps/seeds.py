@@ -40,12 +40,18 @@ def over_seeds(points: Sequence[Point]) -> list[SeedGroup]:
     groups: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         if point.status == "finished" and any(map(_SEED.fullmatch, point.overrides)):
-            groups.setdefault(tuple(_common(point)), []).append(point)
+            groups.setdefault(tuple(common_overrides(point)), []).append(point)
     return [_summary(list(common), members) for common, members in groups.items() if len(members) > 1]
 
 
-def _common(point: Point) -> list[str]:
+def common_overrides(point: Point) -> list[str]:
+    """Return the overrides of a point without its seed."""
     return [override for override in point.overrides if not _SEED.fullmatch(override) and override != "seeds=null"]
+
+
+def seed_of(point: Point) -> int | None:
+    """Return the seed that a point overrides; None if it overrides none."""
+    return next((int(line[5:]) for line in point.overrides if _SEED.fullmatch(line)), None)
 
 
 def _summary(common: list[str], points: Sequence[Point]) -> SeedGroup:

@@ -1,12 +1,13 @@
-"""Summary of a sweep: a table of its points, a comparison page, and the commands that rerun failed points."""
+"""Summary of a sweep: a table of its settings, a comparison page, and the commands that rerun failed points."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from components.errors import EspalierError
 from flows.history.records import Records
 from flows.reporting.comparison import LETTERS, compare
 from flows.sweeps.points import Point, read
-from flows.sweeps.seeds import MEASURES, SeedGroup, over_seeds
+from flows.sweeps.seeds import SeedGroup, over_seeds
+from flows.sweeps.settings import Difference, Rates, Setting, difference, heldout_rates, settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +35,42 @@ class Summary:
     command: list[str]
     """Prefix of the command that runs a single point; the point's overrides are appended."""
 
-    @property
-    def leaders(self) -> list[Point]:
-        """Finished points with the best value of the metric, in order; several if they tie."""
-        values = {
-            point.number: value
-            for point in self.points
-            if point.status == "finished" and (value := point.value(self.metric)) is not None
-        }
-        best = (max if self.direction == "maximize" else min)(values.values(), default=None)
-        return [point for point in self.points if values.get(point.number) == best and best is not None]
+    rates: Mapping[int, Rates] = field(default_factory=dict)
+    """Held-out success by scenario, by the number of the point; empty if it is not readable."""
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Settings; points that differ in their seed only are one setting."""
+        return settings_of(self.points)
+
+    @cached_property
+    def leader(self) -> Setting | None:
+        """Setting with the best mean of the metric, the first of equal ones; None without a value."""
+        means = [(setting, measure["mean"]) for setting in self.settings if (measure := setting.measure(self.metric))]
+        sign = 1 if self.direction == "maximize" else -1
+        return max(means, key=lambda pair: sign * pair[1])[0] if means else None
+
+    @cached_property
+    def differences(self) -> list[Difference | None]:
+        """Difference of each setting to the leader; None for the leader and for settings without a value."""
+        leader = self.leader
+        return [
+            difference(leader, setting, self.metric, self.rates)
+            if leader is not None and setting is not leader and setting.measure(self.metric)
+            else None
+            for setting in self.settings
+        ]
 
     @property
-    def best(self) -> Point | None:
-        """Finished point with the best value of the metric; None if several tie."""
-        leaders = self.leaders
-        return leaders[0] if len(leaders) == 1 else None
+    def equals(self) -> list[Setting]:
+        """The leader and the settings that are equal to it."""
+        pairs = zip(self.settings, self.differences, strict=True)
+        return [setting for setting, change in pairs if setting is self.leader or (change is not None and change.equal)]
+
+    @property
+    def best(self) -> Setting | None:
+        """Setting that is better than all others; None among equals."""
+        return self.leader if len(self.equals) == 1 else None
 
     @property
     def unsuccessful(self) -> list[Point]:
@@ -65,12 +87,12 @@ class Summary:
         """Return the command that runs this point alone."""
         return shlex.join([*self.command, *point.overrides])
 
-    def distinct_overrides(self, point: Point) -> str:
-        """Return the point's overrides that are not common to all points."""
-        if len(self.points) < 2:
-            return " ".join(point.overrides)
-        common = set.intersection(*(set(other.overrides) for other in self.points))
-        return " ".join(override for override in point.overrides if override not in common)
+    def distinct_overrides(self, setting: Setting) -> str:
+        """Return the overrides of a setting that are not common to all settings."""
+        if len(self.settings) < 2:
+            return " ".join(setting.overrides)
+        common = set.intersection(*(set(other.overrides) for other in self.settings))
+        return " ".join(override for override in setting.overrides if override not in common)
 
     def counts(self) -> str:
         """Return a text such as `5 points: 3 finished, 1 pruned, 1 failed`."""
@@ -81,8 +103,8 @@ class Summary:
     def figures(self) -> dict[str, float]:
         """Return the metrics for MLflow."""
         counts = {f"sweep/{name}": float(sum(state(point) == name for point in self.points)) for name in COUNTED}
-        value = self.leaders[0].value(self.metric) if self.leaders else None
-        return counts if value is None else {**counts, f"sweep/best_{self.metric}": value}
+        measure = self.leader.measure(self.metric) if self.leader else None
+        return counts if measure is None else {**counts, f"sweep/best_{self.metric}": measure["mean"]}
 
     @property
     def seeds(self) -> list[SeedGroup]:
@@ -93,8 +115,18 @@ class Summary:
         return {
             "metric": self.metric,
             "direction": self.direction,
-            "best": self.best.number if self.best else None,
-            "tied": [point.number for point in self.leaders] if len(self.leaders) > 1 else [],
+            "best": self.best.points[0].number if self.best else None,
+            "tied": [setting.points[0].number for setting in self.equals] if len(self.equals) > 1 else [],
+            "settings": [
+                {
+                    "overrides": setting.overrides,
+                    "points": [point.number for point in setting.points],
+                    "seeds": setting.seeds,
+                    self.metric: setting.measure(self.metric),
+                    "to_best": None if change is None else change.to_json(),
+                }
+                for setting, change in zip(self.settings, self.differences, strict=True)
+            ],
             "seeds": [group.to_json() for group in self.seeds],
             "points": [asdict(point) | {"status": state(point)} for point in self.points],
             "again": {str(point.number): self.rerun_command(point) for point in self.unsuccessful},
@@ -107,8 +139,10 @@ def state(point: Point) -> str:
     return "died" if point.status == "running" else point.status
 
 
-def summarise(folder: Path, metric: str, direction: str, command: Sequence[str]) -> Summary:
-    return Summary(read(folder), metric, direction, list(command))
+def summarise(folder: Path, metric: str, direction: str, command: Sequence[str], root: Path) -> Summary:
+    """Return the summary of the sweep in a folder. root: of its runs."""
+    points = read(folder)
+    return Summary(points, metric, direction, list(command), heldout_rates(root, points))
 
 
 def show(summary: Summary, sweep: str, page: Path | None) -> None:
@@ -120,31 +154,28 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
 
     console = Console()
     table = Table(title=f"sweep {sweep}, {summary.counts()}", box=SIMPLE, title_justify="left")
-    table.add_column("point", justify="right")
-    table.add_column("", overflow="fold")
-    for name in dict.fromkeys((summary.metric, "success", "reward")):
-        table.add_column(name, justify="right")
-    for name in ("time", "run", "state"):
-        table.add_column(name)
-    for point in summary.points:
-        values = [_figure(point, name) for name in dict.fromkeys((summary.metric, "success", "reward"))]
-        run = str((point.result or {}).get("run_id", ""))[:8]
-        mark = " (best)" if summary.best is point else ""
+    names = list(dict.fromkeys((summary.metric, "success", "gain", "reward")))
+    names = [name for name in names if any(setting.measure(name) for setting in summary.settings)]
+    for name in ("points", "setting", "seeds", *names, "to the best", "time", "run", "state"):
+        table.add_column(name, overflow="fold")
+    for setting, change in zip(summary.settings, summary.differences, strict=True):
+        runs = [str((point.result or {}).get("run_id", ""))[:8] for point in setting.points]
         table.add_row(
-            str(point.number),
-            summary.distinct_overrides(point),
-            *values,
-            duration(point.seconds),
-            run,
-            state(point) + mark,
+            ", ".join(str(point.number) for point in setting.points),
+            summary.distinct_overrides(setting),
+            ", ".join(map(str, setting.seeds)),
+            *(_mean_and_interval(setting.measure(name)) for name in names),
+            _to_best(summary, setting, change),
+            duration(sum(point.seconds for point in setting.points)),
+            " ".join(filter(None, runs)),
+            ", ".join(dict.fromkeys(map(state, setting.points))),
         )
     console.table(table)
-    if groups := summary.seeds:
-        console.table(_seed_table(groups))
-    if len(summary.leaders) > 1:
-        numbers = ", ".join(str(point.number) for point in summary.leaders)
-        value = summary.leaders[0].value(summary.metric)
-        console.line(f"no single best point: points {numbers} tie at {summary.metric} = {value:.3f}")
+    if len(summary.equals) > 1:
+        numbers = "; ".join(", ".join(str(point.number) for point in setting.points) for setting in summary.equals)
+        console.line(
+            f"no single best setting by {summary.metric}: the differences between these include 0: points {numbers}"
+        )
     for point in summary.unsuccessful:
         reason = point.error or ("its process died" if point.status == "running" else "interrupted")
         console.line(f"point {point.number} {state(point)}: {reason}")
@@ -153,29 +184,21 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
         console.line(f"comparison: {page}")
 
 
-def _seed_table(groups: Sequence[SeedGroup]) -> Any:
-    """Return the table of the results over seeds."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title="over seeds, mean [95 % interval]", box=SIMPLE, title_justify="left")
-    names = [name for name in MEASURES if any(name in group.measures for group in groups)]
-    for name in ("", "seeds", *names):
-        table.add_column(name, overflow="fold")
-    shared = set.intersection(*(set(group.overrides) for group in groups))
-    for group in groups:
-        cells = [_mean_and_interval(group.measures.get(name)) for name in names]
-        table.add_row(
-            " ".join(line for line in group.overrides if line not in shared), ", ".join(map(str, group.seeds)), *cells
-        )
-    return table
+def _to_best(summary: Summary, setting: Setting, change: Difference | None) -> str:
+    """Return the difference of a setting to the best one as text."""
+    if setting is summary.leader:
+        return "best" if summary.best is setting else "first of equals"
+    if change is None:
+        return "–"
+    interval = "" if change.low is None else f" [{change.low:+.3f}, {change.high:+.3f}]"
+    return f"{change.difference:+.3f}{interval}{', equal' if change.equal else ''}"
 
 
 def _mean_and_interval(measure: dict[str, Any] | None) -> str:
     if measure is None:
         return "–"
     interval = "" if measure["low"] is None else f" [{measure['low']:.3f}, {measure['high']:.3f}]"
-    return f"{measure['mean']:.3f}{interval}"
+    return f"{measure['mean']:.4g}" if not interval else f"{measure['mean']:.3f}{interval}"
 
 
 def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None:
@@ -200,11 +223,3 @@ def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None
         logger.warning("cannot write the comparison page of the sweep: %s", error)
         return None
     return page
-
-
-def _figure(point: Point, name: str) -> str:
-    value = point.value(name)
-    interval = (point.result or {}).get(f"{name}_interval")
-    if value is None:
-        return "–"
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.4g}"

@@ -30,8 +30,11 @@ ARGUMENTS = {
     "flows.deployments": ["--stop", "shop"],
     "flows.export": ["latest", "--form", "thumbs", "--out", "out"],
     "flows.lineage": ["latest"],
+    "flows.note": ["latest", "text"],
     "flows.revise": ["latest", "--out", "out.jsonl"],
+    "flows.runs": [],
     "flows.stage": ["collect", "--watch"],
+    "flows.tag": ["latest", "baseline"],
 }
 """Commands that look something up below the root, with their arguments."""
 

@@ -288,13 +288,15 @@ def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
     assert (against.improved, against.regressed) == (["shop-4"], ["shop-1"])
 
 
-def test_runs_without_a_scenario_in_common_have_no_difference(tmp_path):
+def test_runs_without_a_scenario_in_common_are_refused(tmp_path, capsys):
     baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played({0}, 2)})
     other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": [episode(30, True)]})
     comparison = compare(tmp_path, [baseline.id, other.id])
     assert comparison.against[0].difference is None
+    assert comparison.verdicts[0].verdict is None
     assert "no scenario was finished in both runs" in show(comparison, tmp_path / "x.html")
-    assert "From fail" in page(tmp_path, baseline.id, other.id).text
+    assert main([baseline.id, other.id, f"root={tmp_path}"]) == 2
+    assert "B and A share no held-out scenario" in capsys.readouterr().err
 
 
 def test_a_run_that_was_stopped_is_compared_as_far_as_it_got(two):
@@ -393,6 +395,7 @@ def test_the_text_is_short_and_names_what_changed(two):
     assert "  0 worse\n" in text
     assert re.search(r"success final +0\.000 \[0\.000, \d\.\d{3}\] +1\.000 \[\d\.\d{3}, 1\.000\]", text)
     assert text.splitlines()[-1] == "page: page.html"
+    assert text.splitlines()[-2].startswith("verdict: B against A: better: success +1.000 [")
     assert len(text.splitlines()) < 40
     assert one.short not in text
 
@@ -504,3 +507,89 @@ print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & s
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def seeded(root: Path, solved, **changes) -> list:
+    """Return one run for each set of solved scenarios, with the seeds 0, 1, …"""
+    return [
+        pretend(root, rounds=1, warmup=None, seed=seed, episodes={"evaluate[final]": played(numbers, 40)}, **changes)
+        for seed, numbers in enumerate(solved)
+    ]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Return runs of two settings with three seeds each."""
+    before = seeded(tmp_path, [set(range(8)), set(range(2, 11)), set(range(1, 9))])
+    after = seeded(
+        tmp_path,
+        [set(range(24)), set(range(2, 25)), set(range(1, 26))],
+        algorithm={"name": "grpo", "learning_rate": 5e-4},
+    )
+    return tmp_path, before, after
+
+
+def test_runs_that_differ_in_their_seed_form_sides_with_a_verdict(settings, capsys):
+    root, before, after = settings
+    assert main([run.id for run in (*before, *after)] + [f"root={root}", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (data["verdict"], data["effect"]) == ("better", pytest.approx((24 + 23 + 25 - 8 - 9 - 8) / 120))
+    assert [run["letter"] for run in data["runs"]] == ["A1", "A2", "A3", "B1", "B2", "B3"]
+    assert data["verdicts"][0]["seeds"] == {"A": [0, 1, 2], "B": [0, 1, 2]}
+    assert data["verdicts"][0]["scenarios"] == 40
+    assert [against["title"] for against in data["against"].values()] == [
+        f"B{number} after GRPO against A{number} after GRPO" for number in (1, 2, 3)
+    ]
+    sides = [f"new={after[2].id},{after[0].id}", f"old={','.join(run.id for run in before)}", f"root={root}"]
+    assert main([*sides, "--json"]) == 0
+    stated = json.loads(capsys.readouterr().out)["verdicts"][0]
+    assert (stated["side"], stated["baseline"], stated["verdict"]) == ("old", "new", "worse")
+    assert stated["seeds"] == {"new": [0, 2], "old": [0, 1, 2]}
+    assert stated["method"].endswith("paired by scenario")
+
+
+def test_the_page_of_sides_has_the_verdict_and_the_command(settings):
+    root, before, after = settings
+    sides = [f"A={','.join(run.short for run in before)}", f"B={','.join(run.short for run in after)}"]
+    assert main([*sides, f"root={root}"]) == 0
+    (path,) = (root / "compare").glob("*.html")
+    text = Page(path.read_text()).text
+    assert "B against A: better: success +0.392 [" in text
+    assert f"python -m flows.compare {' '.join(sides)}" in text
+
+
+def test_a_setting_with_one_seed_has_no_interval(settings):
+    root, before, after = settings
+    (verdict,) = compare(root, [run.id for run in (*before, after[0])]).verdicts
+    assert (verdict.verdict, verdict.low) == ("undecided", None)
+    assert "B has one seed" in verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("sides", "message"),
+    [
+        (["A=0,1", "B=3"], "side B has 1 run: an interval over seeds needs at least 2 runs"),
+        (["A=0,1"], "there is only the side A"),
+        (["A=0,1", "3"], "is a run without a side"),
+        (["A=0,1", "A=3,4"], "side A is given twice"),
+        (["A=0,3", "B=1,4"], "side A mixes settings: algorithm.learning_rate = 0.0001 .run .*, 0.0005 .run"),
+    ],
+)
+def test_mistakes_in_sides_are_answered(settings, capsys, sides, message):
+    root, before, after = settings
+    runs = [run.id for run in (*before, *after)]
+    arguments = [re.sub(r"\d", lambda match: runs[int(match[0])], side) for side in sides]
+    assert main([*arguments, f"root={root}"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_sides_that_share_no_scenario_are_refused(settings, capsys):
+    root, before, _ = settings
+    changes = {"environment": {"_target_": "components.environments.worlds.shop.Shop", "heldout": 5}}
+    others = [
+        pretend(root, rounds=1, warmup=None, seed=seed, episodes={"evaluate[final]": [episode(90, True)]}, **changes)
+        for seed in (0, 1)
+    ]
+    sides = [f"{name}={','.join(run.id for run in runs)}" for name, runs in (("A", before), ("B", others))]
+    assert main([*sides, f"root={root}"]) == 2
+    assert "B and A share no held-out scenario" in capsys.readouterr().err

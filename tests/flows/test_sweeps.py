@@ -114,38 +114,72 @@ def test_the_note_of_a_point_that_is_tried_again_replaces_the_first(tmp_path):
 
 def test_a_summary_names_the_best_and_what_differs():
     points = [
-        Point(0, ["seed=0", "rounds=1"], "finished", result={"success": 0.5}),
-        Point(1, ["seed=1", "rounds=1"], "pruned", result={"success": 0.9}),
-        Point(2, ["seed=2", "rounds=1"], "finished", result={"success": None}),
-        Point(3, ["seed=3", "rounds=1"], "running"),
+        Point(0, ["x=0", "rounds=1"], "finished", result={"success": 0.5}),
+        Point(1, ["x=1", "rounds=1"], "pruned", result={"success": 0.9}),
+        Point(2, ["x=2", "rounds=1"], "finished", result={"success": None}),
+        Point(3, ["x=3", "rounds=1"], "running"),
     ]
     sweep_summary = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
-    assert sweep_summary.best is points[0]
-    assert sweep_summary.distinct_overrides(points[1]) == "seed=1"
+    assert sweep_summary.best
+    assert sweep_summary.best.points == points[:1]
+    assert sweep_summary.distinct_overrides(sweep_summary.settings[1]) == "x=1"
     assert sweep_summary.counts() == "4 points: 2 finished, 1 pruned, 1 died"
     assert [sweep_summary.rerun_command(point) for point in sweep_summary.unsuccessful] == [
-        "python -m flows.run seed=3 rounds=1"
+        "python -m flows.run x=3 rounds=1"
     ]
     assert sweep_summary.code == 1
 
 
 def test_points_that_tie_have_no_best():
-    points = [Point(number, [f"seed={number}"], "finished", result={"success": 0.0}) for number in range(3)]
+    points = [Point(number, [f"x={number}"], "finished", result={"success": 0.0}) for number in range(3)]
     sweep_summary = Summary(points, "success", "maximize", ["python", "-m", "flows.run"])
     assert sweep_summary.best is None
     assert sweep_summary.to_json()["tied"] == [0, 1, 2]
     assert sweep_summary.figures()["sweep/best_success"] == 0.0
-    points.append(Point(3, ["seed=3"], "finished", result={"success": 0.25}))
-    assert sweep_summary.best is points[3]
+    points.append(Point(3, ["x=3"], "finished", result={"success": 0.25}))
+    sweep_summary = Summary(points, "success", "maximize", [])
+    assert sweep_summary.to_json()["best"] == 3
     assert sweep_summary.to_json()["tied"] == []
-    assert Summary(points, "success", "minimize", []).leaders == points[:3]
+    assert Summary(points, "success", "minimize", []).to_json()["tied"] == [0, 1, 2]
+
+
+def test_points_that_differ_in_their_seed_are_one_row_and_equals_have_no_best():
+    rates = {"a": (0.50, 0.60, 0.55), "b": (0.55, 0.52, 0.60), "c": (0.10, 0.12, 0.08)}
+    points = [
+        Point(3 * index + seed, [f"x={name}", f"seed={seed}"], "finished", result={"success": value, "reward": value})
+        for index, (name, values) in enumerate(rates.items())
+        for seed, value in enumerate(values)
+    ]
+    sweep_summary = Summary(points, "reward", "maximize", [])
+    assert [setting.overrides for setting in sweep_summary.settings] == [["x=a"], ["x=b"], ["x=c"]]
+    data = sweep_summary.to_json()
+    assert (data["best"], data["tied"]) == (None, [0, 3])
+    assert [setting["seeds"] for setting in data["settings"]] == [[0, 1, 2]] * 3
+    assert data["settings"][0]["reward"]["mean"] == pytest.approx(0.55)
+    assert data["settings"][2]["to_best"]["equal_to_best"] is False
+    assert data["settings"][2]["to_best"]["interval"][1] < 0
+    points[3:6] = []
+    assert Summary(points, "reward", "maximize", []).to_json()["best"] == 0
+
+
+def test_success_is_compared_over_seeds_and_scenarios():
+    """Equal results of both seeds hide the variation over scenarios."""
+    points = [
+        Point(number, [f"x={name}", f"seed={seed}"], "finished", result={"success": share / 10})
+        for number, (name, seed, share) in enumerate([("a", 0, 9), ("a", 1, 9), ("b", 0, 7), ("b", 1, 7)])
+    ]
+    rates = {
+        point.number: {(str(index), ""): float(index < 10 * (point.value("success") or 0)) for index in range(10)}
+        for point in points
+    }
+    assert Summary(points, "success", "maximize", []).to_json()["best"] == 0  # over seeds alone there is no variation
+    assert Summary(points, "success", "maximize", [], rates).to_json()["tied"] == [0, 2]
 
 
 def test_the_end_of_a_sweep_says_that_points_tie(runs, sweep):
     code, output = sweep("-m", "algorithm.learning_rate=1e-4,2e-4")
     assert code == 0
-    assert "no single best point: points 0, 1 tie at success = 0.500" in output
-    assert "(best)" not in output
+    assert "no single best setting by success: the differences between these include 0: points 0; 1" in output
 
 
 # --- Optuna ---------------------------------------------------------------------------------------------------------

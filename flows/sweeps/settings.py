@@ -1,0 +1,176 @@
+"""Settings of a sweep: points that differ in their seed only are one setting, and settings are compared with the best.
+
+For held-out success, the difference of two settings has the interval of a verdict (`components.evaluation.verdict`):
+over seeds and scenarios with several seeds, over scenarios with one seed each. For other metrics it is Student's t over
+the common seeds. A setting whose interval includes 0 is equal to the best. Without an interval on either side (one
+seed, and a metric of the whole run), the values are compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from components.evaluation.metrics import bootstrap, mean_interval, newcombe
+from components.evaluation.verdict import outcome, seeded_effect
+from flows.history.records import Records, RunRecord
+from flows.history.store_reader import StoreReader, open_reader
+from flows.reporting.sides import success_by_scenario
+from flows.sweeps.points import Point
+from flows.sweeps.seeds import common_overrides, seed_of
+
+logger = logging.getLogger(__name__)
+
+Rates = Mapping[tuple[str, str], float]
+"""Held-out success by scenario."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Points with the same overrides, except the seed."""
+
+    overrides: list[str]
+    points: list[Point]
+
+    @property
+    def finished(self) -> list[Point]:
+        """Points that finished."""
+        return [point for point in self.points if point.status == "finished"]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the points, as far as they are overridden."""
+        return [seed for point in self.points if (seed := seed_of(point)) is not None]
+
+    def measure(self, name: str) -> dict[str, Any] | None:
+        """Return the mean over the finished points with its interval over seeds; None without a value."""
+        values = [value for point in self.finished if (value := point.value(name)) is not None]
+        if not values:
+            return None
+        measure = mean_interval(values)
+        if len(values) == 1 and (own := (self.finished[0].result or {}).get(f"{name}_interval")):
+            measure |= {"low": own[0], "high": own[1]}  # over scenarios
+        return measure
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of a setting to the best one."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    equal: bool
+    """True if the difference is undecided."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON data."""
+        interval = None if self.low is None else [self.low, self.high]
+        return {"difference": self.difference, "interval": interval, "equal_to_best": self.equal}
+
+
+def settings_of(points: Sequence[Point]) -> list[Setting]:
+    """Return the settings in the order of their first points."""
+    groups: dict[tuple[str, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(tuple(common_overrides(point)), []).append(point)
+    return [Setting(list(overrides), members) for overrides, members in groups.items()]
+
+
+def difference(best: Setting, other: Setting, metric: str, rates: Mapping[int, Rates]) -> Difference:
+    """Return the difference of a setting to the best one. rates: held-out success by the number of the point."""
+    change = _mean(other, metric) - _mean(best, metric)
+    if metric == "success" and (paired := _success_difference(best, other, rates)) is not None:
+        low, high = paired
+    else:
+        low, high = _difference_over_seeds(best, other, metric)
+    unmeasured = low is None and max(len(best.finished), len(other.finished)) == 1
+    equal = change == 0 if unmeasured else outcome(low, high) == "undecided"
+    return Difference(change, low, high, equal)
+
+
+def _mean(setting: Setting, metric: str) -> float:
+    return fmean(value for point in setting.finished if (value := point.value(metric)) is not None)
+
+
+def _difference_over_seeds(best: Setting, other: Setting, metric: str) -> tuple[float | None, float | None]:
+    first, second = ({seed_of(point): point.value(metric) for point in side.finished} for side in (best, other))
+    pairs = [(first[seed], second[seed]) for seed in first if seed is not None and seed in second]
+    changes = [b - a for a, b in pairs if a is not None and b is not None]
+    if not changes:
+        return None, None
+    measure = mean_interval(changes)
+    return measure["low"], measure["high"]
+
+
+def _success_difference(
+    best: Setting, other: Setting, rates: Mapping[int, Rates]
+) -> tuple[float | None, float | None] | None:
+    """Return the interval over scenarios, and over seeds if both have several; None without common scenarios."""
+    sides = [{seed_of(point): rates.get(point.number) for point in side.finished} for side in (best, other)]
+    tables = [rate for side in sides for rate in side.values()]
+    if not all(tables):
+        return None
+    shared = sorted(set.intersection(*(set(rate or {}) for rate in tables)))
+    if len(shared) < 2:
+        return None
+    before, after = (
+        {seed: [rate[name] for name in shared] for seed, rate in side.items() if rate is not None} for side in sides
+    )
+    if min(len(before), len(after)) > 1:
+        same = before.keys() == after.keys()
+        effect = seeded_effect(
+            list(before.values()), [after[seed] for seed in (before if same else after)], paired=same
+        )
+        return effect.low, effect.high
+    if max(len(before), len(after)) > 1:
+        return None, None
+    return _paired_interval(next(iter(before.values())), next(iter(after.values())))
+
+
+def _paired_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float | None, float | None]:
+    pairs = list(zip(before, after, strict=True))
+    if not {*before, *after} <= {0.0, 1.0}:
+        return bootstrap([[b - a] for a, b in pairs])
+    return newcombe(
+        both=pairs.count((1.0, 1.0)),
+        gained=pairs.count((0.0, 1.0)),
+        lost=pairs.count((1.0, 0.0)),
+        neither=pairs.count((0.0, 0.0)),
+    )
+
+
+def heldout_rates(root: Path, points: Sequence[Point]) -> dict[int, Rates]:
+    """Return held-out success by scenario of the last evaluation of each finished point, by its number. Points without
+    a record or an evaluation in the store are left out."""
+    records = {run.id: run for run in Records(root).all()}
+    rates = {}
+    for point in points:
+        run = records.get(str((point.result or {}).get("run_id")))
+        if run is not None and point.status == "finished":
+            rate = last_rates(run, open_reader(root, run.spec.get("store")))
+            if rate:
+                rates[point.number] = rate
+    return rates
+
+
+def last_rates(run: RunRecord, reader: StoreReader) -> Rates | None:
+    """Return held-out success by scenario of a run's last evaluation; None if it is not readable."""
+    from components.trajectories.store import read_trajectories
+
+    evaluations = [stage for stage in run.stages if stage.request["stage"] == "evaluate"]
+    if not evaluations:
+        return None
+    last = next((stage for stage in evaluations if stage.label == "evaluate[final]"), evaluations[-1])
+    with reader.opened(last.key) as artifact:
+        if artifact is None:
+            return None
+        try:
+            return success_by_scenario(read_trajectories(artifact.path / "trajectories.parquet"))
+        except (OSError, ValueError) as error:
+            logger.warning("cannot read %s of run %s: %s", last.label, run.short, error)
+            return None
