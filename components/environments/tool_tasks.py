@@ -20,7 +20,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -76,8 +76,21 @@ class Task(Spec):
         return Scenario(name, input, split, self.type or "task", self.difficulty)
 
 
-class Author(ServedModel):
+class TaskAuthor(Protocol):
     """A model that writes tasks."""
+
+    @property
+    def model(self) -> str:
+        """Return its name, for messages."""
+        ...
+
+    async def ask(self, messages: Messages, *, seed: int, max_tokens: int, temperature: float = 0.0) -> str:
+        """Return the reply to a conversation."""
+        ...
+
+
+class Author(ServedModel):
+    """A model that writes tasks, on a server."""
 
     role = "author"
     key_path = "the author"
@@ -140,8 +153,19 @@ def content_digest(path: str) -> str:
     return hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()
 
 
+def batches(count: int, difficulties: Sequence[int]) -> list[int]:
+    """Return the number of tasks of each difficulty."""
+    return [len(range(index, count, len(difficulties))) for index in range(len(difficulties))]
+
+
+def heldout_places(target: int) -> range:
+    """Return the places of the held-out tasks among the `target` tasks of a difficulty: every fifth, or the last of
+    fewer than five."""
+    return range(HELD_OUT - 1, target, HELD_OUT) if target >= HELD_OUT else range(max(target - 1, 0), target)
+
+
 async def write_tasks(
-    author: Author,
+    author: TaskAuthor,
     tools: Sequence[Mapping[str, Any]],
     *,
     count: int,
@@ -157,8 +181,7 @@ async def write_tasks(
     EnvironmentFailed if it does not write enough tasks.
     """
     tasks: list[dict[str, Any]] = []
-    for index, difficulty in enumerate(difficulties):
-        target = len(range(index, count, len(difficulties)))
+    for difficulty, target in zip(difficulties, batches(count, difficulties), strict=True):
         batch: list[dict[str, Any]] = []
         for attempt in range(ROUNDS * (1 + target // AT_ONCE)):
             if len(batch) == target:
@@ -168,7 +191,7 @@ async def write_tasks(
             reply = await author.ask(
                 request, seed=seed * 1009 + difficulty * 101 + attempt, max_tokens=4000, temperature=1
             )
-            new = [task for task in _parse_tasks(reply) if task["task"] not in existing]
+            new = [task for task in parse_tasks(reply) if task["task"] not in existing]
             unique = list({task["task"]: task for task in new}.values())
             batch += [{**task, "difficulty": difficulty} for task in unique[: target - len(batch)]]
         if len(batch) < target:
@@ -176,7 +199,7 @@ async def write_tasks(
                 f"the author {author.model} wrote {len(batch)} of {target} tasks of difficulty {difficulty}; request "
                 "fewer tasks, or use another model"
             )
-        heldout = range(HELD_OUT - 1, target, HELD_OUT) if target >= HELD_OUT else range(target - 1, target)
+        heldout = heldout_places(target)
         tasks += [{**task, "split": "heldout" if at in heldout else "train"} for at, task in enumerate(batch)]
     return tasks
 
@@ -201,7 +224,7 @@ def _request(
     return [{"role": "user", "content": "\n".join(lines)}]
 
 
-def _parse_tasks(answer: str) -> list[dict[str, Any]]:
+def parse_tasks(answer: str) -> list[dict[str, Any]]:
     """Return the tasks in an author's reply; invalid entries are dropped."""
     for match in itertools.islice(re.finditer(r"\[", answer[:100_000]), 20):
         try:

@@ -23,17 +23,19 @@ DEFAULT_FLOW = "flows.recipes.online_rl.online_rl"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def recipe(*reads: str, offline: bool = False) -> Callable[[F], F]:
+def recipe(*reads: str, offline: bool = False, generates: bool = False) -> Callable[[F], F]:
     """Declare a function as a recipe. Raises ValueError for a key that is not shared.
 
     reads: the shared keys that it reads. offline: `algorithm` trains on imported data, so a warmup trains on
-    demonstrations; otherwise a warmup trains on the imported data, if there is any."""
+    demonstrations; otherwise a warmup trains on the imported data, if there is any. generates: it generates the
+    scenarios of the environment."""
     if unknown := sorted(set(reads) - set(SHARED_KEYS)):
         raise ValueError(f"recipe({', '.join(unknown)}): expected some of {', '.join(SHARED_KEYS)}")
 
     def declare(function: F) -> F:
         function.reads = frozenset(reads)  # type: ignore[attr-defined]
         function.offline = offline  # type: ignore[attr-defined]
+        function.generates = generates  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -70,6 +72,11 @@ class FlowTarget(Target):
     def offline(self) -> bool:
         """True if its `algorithm` trains on imported data."""
         return self.factory().offline  # type: ignore[attr-defined]
+
+    @property
+    def generates(self) -> bool:
+        """True if it generates the scenarios of the environment."""
+        return self.factory().generates  # type: ignore[attr-defined]
 
     @property
     def reads(self) -> frozenset[str]:

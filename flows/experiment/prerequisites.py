@@ -29,6 +29,8 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     engines = [spec.inference, *(teacher.inference for teacher in teachers)]
     judges = [*asked_by(spec.reward), *asked_by(spec.evaluate.reward)]
     yield from lacked_by(engines, judges, spec.judge.budget)
+    authors = [model for model in asked_by(spec.flow) if model not in judges]
+    yield from (text.replace("reward.model", "flow.author") for text in lacked_by([], authors, spec.judge.budget))
     used = {spec.compute.placement(stage) for stage in PLACED}
     for name, place in ((name, place) for name, place in spec.compute.places.items() if name in used):
         yield from (f"compute.places.{name}.{message}" for message in place.prerequisites())

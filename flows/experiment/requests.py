@@ -10,13 +10,15 @@ from typing import Any, Literal, Protocol
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
-from components.rewards.llm.spec import asks_policy
+from components.rewards.llm.spec import JudgeModel, asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.experiment.correction import corrected_algorithm
 from flows.experiment.data import resolve as resolve_data
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
+from flows.stages import STAGES
 from flows.stages.base import Request
+from flows.stages.generate import TASKS
 from flows.stages.judge import reward_models as name_models
 
 REWARD_SEED = 1_000_000_007
@@ -32,8 +34,11 @@ class StageRunner(Protocol):
 class Requests:
     """Factory of the requests of one experiment's stages."""
 
-    def __init__(self, spec: ExperimentSpec):
+    def __init__(self, spec: ExperimentSpec, tasks: Artifact | None = None):
         self.spec = spec
+        self.tasks = tasks
+        """Tasks that the flow generated, which the stages that play episodes read; None: the environment has its
+        own."""
         self._data = spec.model_dump(mode="json", by_alias=True)
         if spec.model.lora is not None:
             self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
@@ -147,6 +152,13 @@ class Requests:
         part = self._data["warmup"] if warmup else self._data
         return self.request("filter", {"filter": part["filter"]}, {"trajectories": trajectories, "scores": scores})
 
+    def generate_tasks(self, author: JudgeModel, *, count: int, about: str, difficulties: Sequence[int]) -> Request:
+        """Return the request for tasks for the tools of the environment's MCP server. It has no seed, so that runs with
+        different seeds play the same tasks."""
+        part = {"author": author.model_dump(mode="json"), "count": count, "about": about}
+        part |= {"difficulties": list(difficulties), "model": self.spec.model.base()}
+        return self.request("generate", {**part, **self._parts("environment", "judge")}, {})
+
     def import_data(self) -> Request:
         """Return the request for the import of data of one's own. Its artifact holds trajectories, scores and
         selection. Raises SpecError if the data cannot be read."""
@@ -239,5 +251,6 @@ class Requests:
         self, stage: str, part: dict[str, Any], inputs: Mapping[str, Artifact | None], seed: int = 0
     ) -> Request:
         """Return the request for a stage. part: data of its spec. inputs: artifacts by input name; None: no input."""
+        inputs = {**inputs, TASKS: self.tasks} if TASKS in STAGES[stage].inputs else inputs
         keys = {name: artifact.key for name, artifact in inputs.items() if artifact is not None}
         return Request(stage, part, keys, seed, tuple(self.spec.allow))

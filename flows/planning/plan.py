@@ -229,7 +229,11 @@ class _Planner:
         if artifact is not None:
             status, seconds = "cached", 0.0
         price = 0.0 if artifact is not None else self._price(request.stage)
+        generation = 0.0 if artifact is not None else spec.generation_cost()
         judge_cost = 0.0 if artifact is not None else self._judge_cost(request, part, spec.applied_reward())
+        machine_cost = None if seconds is None or price is None else seconds / 3600 * price
+        if generation and price == 0:  # its cost is known before its time
+            machine_cost = 0.0
         self.planned.append(
             PlannedStage(
                 label=label,
@@ -240,11 +244,7 @@ class _Planner:
                 why=[] if artifact else self._why(request, key, status, similar[0] if similar else None),
                 where=self._where(request.stage),
                 seconds=seconds,
-                cost=(
-                    None
-                    if seconds is None or judge_cost is None or price is None
-                    else seconds / 3600 * price + judge_cost
-                ),
+                cost=_sum(iter([machine_cost, judge_cost, generation])),
                 key=key,
                 episodes=stage.episodes(request),
             )

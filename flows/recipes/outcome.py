@@ -21,6 +21,8 @@ class RunOutcome:
     on. Empty if the declared reward scores the rounds."""
     rounds: list[dict[str, Artifact]] = field(default_factory=list)
     """Trajectories, scores, selection and checkpoint of each round, by stage."""
+    tasks: Artifact | None = None
+    """Tasks that the flow generated; None if the environment has its own."""
     reported: dict[str, float] = field(default_factory=dict)
     """Numbers that the recipe reports besides the evaluations, by name."""
     checkpoint: Artifact | None = None

@@ -13,6 +13,7 @@ from typing import Any, Self
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.errors import Problem, SpecError
+from components.rewards.llm.spec import JudgeModel
 from flows.execution.overlap import BackgroundRunner, sequential
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
@@ -83,7 +84,7 @@ class StageCalls:
         outcome and guards are shared, so give its stages names of their own."""
         calls = copy.copy(self)
         calls.spec = self.spec.model_copy(update=sections)
-        calls.requests = Requests(calls.spec)
+        calls.requests = Requests(calls.spec, self.requests.tasks)
         return calls
 
     def refuse_overlap(self) -> None:
@@ -130,6 +131,14 @@ class StageCalls:
         if not self.spec.data.is_set:
             raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
         return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
+
+    def generate_tasks(self, author: JudgeModel, *, count: int, about: str, difficulties: Sequence[int]) -> Artifact:
+        """Return tasks that a model writes for the tools of the environment's MCP server, as the stage `generate`. All
+        later stages of the run play these."""
+        request = self.requests.generate_tasks(author, count=count, about=about, difficulties=difficulties)
+        tasks = self.call("generate", 0, request)
+        self.requests.tasks = self.outcome.tasks = tasks
+        return tasks
 
     def collect(self, policy: PolicyVersion, name: str | None = None) -> Episodes:
         """Return episodes of the policy on train scenarios, as `collect[name]`. name: by default the next step."""

@@ -180,4 +180,4 @@ def _champions_evaluation(execution: Execution, outcome: RunOutcome, champion: V
 
 def _evaluation(execution: Execution, outcome: RunOutcome) -> Request:
     """Return the request of the final policy's evaluation."""
-    return Requests(execution.spec).evaluate(outcome.checkpoint)
+    return Requests(execution.spec, outcome.tasks).evaluate(outcome.checkpoint)

@@ -46,6 +46,10 @@ class StageSpec(Spec):
         """Return the reward that the stage applies, whose judges may be paid; None if it applies none."""
         return None
 
+    def generation_cost(self) -> float | None:
+        """Return the estimated cost of paid models that the stage asks besides a reward's judges; None if unknown."""
+        return 0.0
+
 
 class Progress(Protocol):
     """Callback for the progress of a stage."""

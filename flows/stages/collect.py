@@ -18,6 +18,7 @@ from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
+from flows.stages.generate import TASKS, with_tasks
 
 SPLIT = "train"
 
@@ -61,7 +62,8 @@ class CollectStage(StageSpec):
 
 
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Write `trajectories.parquet` and `times.json`. Input: `policy`, a checkpoint; without it the base model acts."""
+    """Write `trajectories.parquet` and `times.json`. Inputs: `policy`, a checkpoint; without it the base model acts.
+    `tasks`, of the stage `generate`; without them the environment has its own."""
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.players.reflection import demonstrations
@@ -69,6 +71,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
 
+    spec = with_tasks(spec, inputs)
     available = scenarios_of(spec.environment, spec.split, context)
     if spec.further is None:
         scenarios = choose_scenarios(available, spec.collect.scenarios, spec.round, context.seed)
@@ -173,7 +176,7 @@ STAGE = Stage(
     collect,
     files={"trajectories.parquet": "episodes", "times.json": "seconds of each episode"},
     volatile=("times.json",),
-    inputs={"policy": "checkpoint"},
+    inputs={"policy": "checkpoint", TASKS: TASKS},
     order=10,
     unit="episodes",
     plays=True,

@@ -24,6 +24,7 @@ from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages import judge
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
+from flows.stages.generate import TASKS, with_tasks
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     from components.evaluation.metrics import summarise
     from components.trajectories.store import load_scored, write_scores, write_trajectories
 
+    spec = with_tasks(spec, inputs)
     trajectories, times, speed = _episodes(spec, inputs.get("policy"), context)
     finished = [episode for episode in trajectories if episode.failure is None]
     _warn_without_success(spec, finished)
@@ -156,7 +158,7 @@ STAGE = Stage(
         "times.json": "seconds of each episode",
     },
     volatile=("times.json",),
-    inputs={"policy": "checkpoint"},
+    inputs={"policy": "checkpoint", TASKS: TASKS},
     order=70,
     unit="episodes",
     plays=True,

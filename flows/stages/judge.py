@@ -203,7 +203,7 @@ def judging(
         if model is None:
             problem = "null, but the reward computes with a model; expected the model of the experiment"
             raise SpecError([Problem("judge.model", problem)])
-        resources = _resources(meter, context, model, policy, inference)
+        resources = model_resources(meter, context, model, policy, inference)
         reward.use(resources if keep_answers else replace(resources, answers=None))
     try:
         yield RewardJudge(reward, meter, context, settings, name)
@@ -212,9 +212,11 @@ def judging(
             reward.close()
 
 
-def _resources(
+def model_resources(
     meter: Meter, context: Context, model: ModelSpec, policy: Artifact | None, inference: InferenceSpec | None
 ) -> RewardResources:
+    """Return the resources of models that are asked in a stage."""
+
     def engine(other: ModelSpec | None) -> ModelEngine:
         from flows.stages.episodes import warm_engine
 

@@ -52,7 +52,7 @@ class Mcp:
 
     Args:
         scenarios: JSON file of tasks (docs/reference/environments/packages.md), as `python -m flows.scenarios` writes
-            it.
+            it. null: the tasks come from a flow that writes them, `flow=mcp_rl`.
         command: Program of a stdio server and its arguments.
         url: URL of a server over streamable HTTP.
         variables: Names of environment variables passed to the program, besides PATH, HOME and the like.
@@ -71,7 +71,7 @@ class Mcp:
 
     def __init__(
         self,
-        scenarios: str,
+        scenarios: str | None,
         command: Sequence[str] | None = None,
         url: str | None = None,
         variables: Sequence[Variable] = (),
@@ -109,7 +109,7 @@ class Mcp:
         self.offered = None if tools is None else list(tools)
         self.shared = sessions == "shared"
         self.timeout, self.start_timeout = timeout, start_timeout
-        self._scenarios = read_tasks(scenarios)
+        self._scenarios = () if scenarios is None else read_tasks(scenarios)
         self.most = {"train": train, "heldout": heldout}
         self._session: McpSession | None = None
         self._used = False
@@ -124,7 +124,7 @@ class Mcp:
         judge = arguments.get("judge")
         command = list(arguments.get("command") or [])
         return relevant | {
-            "scenarios": content_digest(arguments["scenarios"]),
+            "scenarios": arguments["scenarios"] and content_digest(arguments["scenarios"]),
             "command": command_key(command, Path(arguments.get("folder") or ".")),
             "judge": {"model": judge.model} if isinstance(judge, ServedModel) else judge,
         }

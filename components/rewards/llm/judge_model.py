@@ -61,6 +61,10 @@ class JudgeModelSpec(Spec):
     def build(self, resources: RewardResources) -> ModelClient:
         """Return the client of the model. Raises ResourceError if an API key or the engine is missing."""
 
+    def estimated_cost(self, read: int, written: int) -> float | None:
+        """Return the cost of these numbers of prompt and completion tokens; None if the price is unknown."""
+        return 0.0
+
     def rate_limits(self) -> RateLimits:
         """Return new rate limits of one client."""
         return RateLimits(None, None)
@@ -106,6 +110,9 @@ class PaidSpec(JudgeModelSpec):
     def key_part(self) -> dict[str, Any]:
         price = None if self.price is None else self.price.model_dump()
         return {**self.model_dump(mode="json", exclude=NON_KEY_FIELDS), "price": price}
+
+    def estimated_cost(self, read: int, written: int) -> float | None:
+        return None if self.price is None else self.price.of(read, written)
 
     def rate_limits(self) -> RateLimits:
         return RateLimits(self.requests_per_minute, self.tokens_per_minute)

@@ -77,6 +77,15 @@ def environment(
         return
     if (naming_problem := misnamed(both())) is not None:
         yield Problem("environment", f"{environment.target} {naming_problem}")
+    if flow.generates:
+        if train or heldout:
+            text = f"flow={flow.name} writes the scenarios; expected environment.scenarios=null, or flow=online_rl"
+            yield Problem("environment.scenarios", text)
+        return
+    if environment.arguments.get("scenarios", ...) is None and not heldout:
+        text = "null: no tasks; expected a JSON file of tasks, or flow=mcp_rl, which writes them"
+        yield Problem("environment.scenarios", text)
+        return
     if not heldout:
         yield Problem(
             "evaluate.split", f"{environment.target} has no scenarios in split {evaluate.split!r} to evaluate on"

@@ -44,6 +44,11 @@ class LiteLLMJudge(PaidSpec):
                 "price per million tokens, reward.model.price={input: 2.0, output: 8.0}, or judge.budget=null"
             )
 
+    def estimated_cost(self, read: int, written: int) -> float | None:
+        if self.price is None and listed(self.model):
+            return self.remote_model().listed_price(read, written)
+        return super().estimated_cost(read, written)
+
     def key_part(self) -> dict[str, Any]:
         part = super().key_part()
         return {**part, "extra": {name: value for name, value in self.extra.items() if name not in ADDRESS}}
