@@ -7,7 +7,8 @@
 `run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
 arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`,
 `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`, `peak_memory_gb`, `command`,
-`commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned.
+`commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. A recipe
+that learns from a file also has `file`: the commands that make it (docs/recipe_files.py).
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
 with the experiment. `success_by_round`, `training_reward_by_round`, `guards` (those that triggered) and `reported`
@@ -27,6 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from components.evaluation.metrics import mean_interval
+from docs import recipe_files
 from docs.generated import Generated, table
 from docs.recipes_plot import plot
 from docs.results import ROOT, commit, processor
@@ -81,7 +83,8 @@ def run_all(options: argparse.Namespace, overrides: list[str]) -> list[str]:
 
 def run_experiment(experiment: str, seed: int, options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     """Run an experiment with a seed, and return its row."""
-    line = [f"+experiment={experiment}", f"seed={seed}", *overrides]
+    recipe_files.make(experiment, options.root)
+    line = arguments(experiment, seed, overrides)
     place = [f"root={options.root}"] if options.root else []
     threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
     run = subprocess.run(
@@ -96,6 +99,11 @@ def run_experiment(experiment: str, seed: int, options: argparse.Namespace, over
     return row | {"jobs": options.jobs, "commit": options.commit, "processor": processor()}
 
 
+def arguments(experiment: str, seed: int, overrides: list[str]) -> list[str]:
+    """Return the arguments of the run of an experiment with a seed."""
+    return [f"+experiment={experiment}", f"seed={seed}", *recipe_files.arguments(experiment), *overrides]
+
+
 def record(row: dict[str, Any]) -> None:
     """Replace the row of this experiment, its overrides and its seed in the record."""
     write([*(other for other in rows() if _key(other) != _key(row)), row])
@@ -107,10 +115,9 @@ def _key(row: dict[str, Any]) -> tuple[str, list[str], int]:
 
 def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dict[str, Any]:
     """Return the row of a run from its result line."""
-    warmed_up = result["rounds"] > 0 and result["success_sft"] is not None
+    warmed_up = result["success_sft"] is not None and "evaluate[final]" in result["stages"]
     before = result["success_sft"] if warmed_up else result["success_start"]
     interval = result["gain_interval"]
-    line = [f"+experiment={experiment}", f"seed={result['seed']}", *overrides]
     return {
         "experiment": experiment,
         "overrides": overrides,
@@ -126,7 +133,8 @@ def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dic
         "training_reward_by_round": result["training_reward_by_round"],
         "guards": result["guards"],
         "reported": result["reported"],
-        "command": shlex.join(["python", "-m", "flows.run", *line]),
+        "command": shlex.join(["python", "-m", "flows.run", *arguments(experiment, result["seed"], overrides)]),
+        **({"file": commands} if (commands := recipe_files.commands(experiment)) else {}),
         "flat": None if interval is not None and interval[0] > 0 else UNEXPLAINED,
     }
 
@@ -210,6 +218,21 @@ def variants_table() -> str:
     return table(["Setting", "Measure", "Seeds", "Mean", "Difference to the experiment [95 % over seeds]"], cells)
 
 
+def files_table() -> str:
+    """Return a table of the experiments that learn from a file: its form, their arguments, and means over the seeds."""
+    head = ["Experiment", "`--form`", "Further arguments", "Seeds", "Before", "After", "Gain [95 % over seeds]"]
+    groups, cells = by_experiment(), []
+    for experiment, file in recipe_files.RECIPES.items():
+        if file.source is not recipe_files.GAMES:
+            continue
+        runs = groups.get(experiment, [])
+        means = [f"{fmean(row[name] for row in runs):.2f}" for name in ("before", "after")] if runs else ["", ""]
+        gain = _signed([row["gain"] for row in runs]) if runs else "not recorded"
+        further = " ".join(f"`{argument}`" for argument in file.arguments[2:])
+        cells.append([f"`{experiment}`", f"`{file.form}`", further, str(len(runs)), *means, gain])
+    return table(head, cells)
+
+
 def guards_table() -> str:
     """Return a table of the experiment `reward_hacking`: training reward and held-out success by round for each seed,
     and the guards that triggered."""
@@ -254,9 +277,10 @@ PAGE = Generated("results/recipes.md", "recipes-table", results_table)
 SUMMARY = Generated("results/recipes.md", "recipes-summary", summary_table)
 VARIANTS = Generated("results/recipes.md", "recipes-variants", variants_table)
 GUARDS = Generated("results/recipes.md", "recipes-guards", guards_table)
+FILES = Generated("guides/own_data.md", "recipes-files", files_table)
 PLOT = RECORD.with_name("recipes.svg")
 
-PAGES = (SUMMARY, VARIANTS, GUARDS, PAGE)
+PAGES = (SUMMARY, VARIANTS, GUARDS, PAGE, FILES)
 
 if __name__ == "__main__":
     main(sys.argv[1:])

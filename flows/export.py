@@ -22,7 +22,18 @@ from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader
 from flows.terminal.arguments import RootParser
 
-FORMS = ("messages", "sharegpt", "prompt_completion", "preference", "thumbs", "agenttraj", "parquet")
+FORMS = (
+    "messages",
+    "sharegpt",
+    "agenttraj",
+    "prompt_completion",
+    "ground_truth",
+    "preference",
+    "ranking",
+    "thumbs",
+    "step_labels",
+    "parquet",
+)
 SELF_SCORED = ("dataset", "feedback")
 """Kinds of artifacts that hold trajectories with their scores."""
 

@@ -9,8 +9,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from docs import recipes
+from docs import recipe_files, recipes
 from docs.recipes_plot import plot
+from flows.experiment.compose import compose
 
 
 def row(experiment: str, seed: int, after: float, low: float, *overrides: str, **reported: float) -> dict:
@@ -19,7 +20,7 @@ def row(experiment: str, seed: int, after: float, low: float, *overrides: str, *
         "success_start": 0.0,
         "success_sft": 0.4,
         "success": after,
-        "rounds": 10,
+        "stages": {"evaluate[start]": "ran", "evaluate[sft]": "ran", "evaluate[final]": "ran"},
         "success_by_round": {},
         "training_reward_by_round": {},
         "guards": [],
@@ -95,8 +96,33 @@ def test_the_guards_of_reward_hacking_stand_beside_its_rewards_and_evaluations(s
 
 
 def test_the_start_of_a_recipe_without_rounds_is_the_untrained_model(stored):
-    result = {**row("bc", 0, 0.4, 0.3), "success_start": 0.0, "success_sft": 0.4, "success": 0.4, "rounds": 0}
+    result = {
+        **row("bc", 0, 0.4, 0.3),
+        "success_start": 0.0,
+        "success_sft": 0.4,
+        "success": 0.4,
+        "stages": {"evaluate[sft]": "ran"},
+    }
     assert recipes.row_of(result | {"gain_interval": [0.3, 0.5]}, "bc", [])["before"] == 0.0
+
+
+def test_the_row_of_a_recipe_from_a_file_has_the_commands_that_make_the_file(stored):
+    dpo = row("dpo", 1, 0.5, 0.01)
+    assert dpo["before"] == 0.4
+    assert dpo["overrides"] == []
+    assert dpo["command"].startswith(
+        "python -m flows.run +experiment=dpo seed=1 data.path=runs/games/preference +task="
+    )
+    assert [command.split()[2] for command in dpo["file"]] == ["flows.run", "flows.export"]
+    assert "file" not in row("same", 0, 0.5, 0.01)
+
+
+@pytest.mark.parametrize("experiment", recipe_files.RECIPES)
+def test_the_arguments_of_a_recipe_from_a_file_compose(experiment):
+    spec = compose([f"+experiment={experiment}", *recipe_files.arguments(experiment)])
+    assert spec.model.name == "small"
+    assert spec.data.path == recipe_files.RECIPES[experiment].folder
+    assert spec.warmup is not None
 
 
 def test_the_plot_has_two_marks_for_each_run(stored):

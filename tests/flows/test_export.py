@@ -32,6 +32,9 @@ SOURCES = {
     "preference": "preference",
     "thumbs": "thumbs",
     "agenttraj": "agenttraj",
+    "ground_truth": "ground_truth",
+    "ranking": "ranking",
+    "step_labels": "step_labels",
     "parquet": "ranking",
 }
 """Form of the rows whose import is exported, by form of the export."""
@@ -66,6 +69,7 @@ def content(artifact) -> list:
         (
             groups.setdefault(trajectory.group, len(groups)),
             trajectory.reward,
+            trajectory.step_rewards,
             trajectory.tools,
             trajectory.scenario.type,
             [
@@ -97,7 +101,7 @@ def test_an_export_imports_as_the_same_examples(form, tmp_path, capsys):
     assert made.spec["data"]["form"] == ("trajectories" if form == "parquet" else form)
     expected = content(first[1])
     if form == "agenttraj":  # it has no column for the type
-        expected = [(*item[:3], "", item[4]) for item in expected]
+        expected = [(*item[:4], "", item[5]) for item in expected]
     assert content(again) == expected
 
 

@@ -13,9 +13,8 @@ from typing import Any
 from components.data.columns import RowColumns, parsed
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
-from components.data.forms.writing import labels, openai_messages, plain_or_messages, single
+from components.data.forms.writing import labels, openai_messages, plain_or_messages, shared_length, single
 from components.data.messages import context_only
-from components.trajectories.convert import to_openai
 from components.trajectories.groups import have_spread
 from components.trajectories.schema import Message, Trajectory
 
@@ -39,7 +38,7 @@ def pair(prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], list[M
         better, worse = _transcripts(chosen, rejected)
     else:
         better, worse = _whole(prompt, chosen), _whole(prompt, rejected)
-    shared = _shared(better, worse)
+    shared = shared_length(better, worse)
     if shared == len(better) == len(worse):
         raise RowProblem("chosen and rejected are equal")
     return [*context_only(better[:shared]), *better[shared:]], [*context_only(worse[:shared]), *worse[shared:]]
@@ -82,23 +81,13 @@ def _turns(text: str) -> list[Message]:
     ]
 
 
-def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Return the number of messages with which both conversations begin."""
-    count = 0
-    for one_message, other_message in zip(first, second, strict=False):
-        if to_openai(one_message) != to_openai(other_message):
-            break
-        count += 1
-    return count
-
-
 def _write(group: Sequence[Trajectory]) -> Records:
     candidates = list(single(group))
     if not have_spread(trajectory.reward or 0.0 for trajectory, _ in candidates):
         return
     best, chosen = max(candidates, key=lambda item: item[0].reward or 0.0)
     worst, rejected = min(candidates, key=lambda item: item[0].reward or 0.0)
-    shared = _shared(chosen, rejected)
+    shared = shared_length(chosen, rejected)
     yield {
         **labels(best),
         "prompt": plain_or_messages(chosen[:shared], "user"),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from components.data.columns import RowColumns
 from components.data.examples import DataExample, RowProblem
-from components.data.forms.base import Form, completion_messages, conversation, prompt_messages
+from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
+from components.data.forms.writing import labels, plain_or_messages, prompt_length, shared_length, single
+from components.trajectories.groups import have_spread
+from components.trajectories.schema import Trajectory
 
 
 def _read(columns: RowColumns) -> DataExample:
@@ -26,6 +32,23 @@ def _read(columns: RowColumns) -> DataExample:
     )
 
 
+def _write(group: Sequence[Trajectory]) -> Records:
+    """Yield one row of a scenario's episodes, best first. Episodes of equal rewards rank nothing: they give no row."""
+    episodes = sorted(single(group), key=lambda item: -(item[0].reward or 0.0))
+    rewards = [trajectory.reward or 0.0 for trajectory, _ in episodes]
+    if not have_spread(rewards):
+        return
+    best, messages = episodes[0]
+    cut = min(prompt_length(messages), *(shared_length(messages, other) for _, other in episodes[1:]))
+    ranked: list[Any] = [plain_or_messages(other[cut:], "assistant") for _, other in episodes]
+    yield {
+        **labels(best),
+        "prompt": plain_or_messages(messages[:cut], "user"),
+        "ranked": ranked,
+        "scores": rewards,
+    }
+
+
 FORM = Form(
     "ranking",
     "a prompt and a list of answers, best first or with scores",
@@ -34,5 +57,6 @@ FORM = Form(
         "ranked": ("ranked", "ranking", "responses", "answers", "completions"),
     },
     _read,
-    more={"scores": ("scores", "ratings")},
+    _write,
+    {"scores": ("scores", "ratings")},
 )

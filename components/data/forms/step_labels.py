@@ -7,29 +7,31 @@ The labels are the step rewards of the episode, and its components `labelled/0`,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from components.data.columns import RowColumns, as_number
 from components.data.examples import DataExample, RowProblem
-from components.data.forms.base import Form, conversation, prompt_messages
+from components.data.forms.base import Form, Records, conversation, prompt_messages
+from components.data.forms.writing import labels, openai_messages, single
 from components.data.messages import read_messages
-from components.trajectories.schema import Message
+from components.trajectories.schema import Message, Trajectory
 
 
 def _read(columns: RowColumns) -> DataExample:
     values = [as_number(value) for value in columns.items("labels")]
-    labels = [value for value in values if value is not None]
-    if len(labels) < len(values):
+    rewards = [value for value in values if value is not None]
+    if len(rewards) < len(values):
         raise RowProblem("labels: expected a number, true or false for each step")
     if columns.get("messages") is not None:
         messages = read_messages(columns.get("messages"))
     else:
         messages = [*prompt_messages(columns.need("prompt")), *map(_step, columns.items("steps"))]
     steps = sum(message.role == "assistant" for message in messages)
-    if steps != len(labels):
-        raise RowProblem(f"{len(labels)} labels for {steps} steps")
+    if steps != len(rewards):
+        raise RowProblem(f"{len(rewards)} labels for {steps} steps")
     reward = columns.number("reward")
-    candidate = conversation(messages, math.fsum(labels) if reward is None else reward)
-    candidate.step_labels = labels
+    candidate = conversation(messages, math.fsum(rewards) if reward is None else reward)
+    candidate.step_labels = rewards
     return DataExample([candidate])
 
 
@@ -39,12 +41,26 @@ def _step(text: object) -> Message:
     return Message("assistant", text)
 
 
+def _write(group: Sequence[Trajectory]) -> Records:
+    """Yield a row of each episode whose assistant messages all have a step reward, of the judge or the environment."""
+    for trajectory, messages in single(group):
+        steps = sum(message.role == "assistant" for message in messages)
+        if steps == len(trajectory.step_rewards):
+            yield {
+                **labels(trajectory),
+                "messages": openai_messages(messages),
+                "labels": trajectory.step_rewards,
+                "reward": trajectory.reward,
+            }
+
+
 FORM = Form(
     "step_labels",
     "a conversation, or a prompt and its steps, with a label for each step",
     {"labels": ("labels", "step_labels")},
     _read,
-    more={
+    _write,
+    {
         "prompt": ("prompt", "question", "problem"),
         "steps": ("completions", "steps"),
         "messages": ("messages",),

@@ -60,6 +60,16 @@ def prompt_length(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
+def shared_length(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Return the number of messages with which both conversations begin."""
+    count = 0
+    for one_message, other_message in zip(first, second, strict=False):
+        if to_openai(one_message) != to_openai(other_message):
+            break
+        count += 1
+    return count
+
+
 def plain_or_messages(messages: Sequence[Message], role: str) -> Any:
     """Return the text of one message of this role, or a list of messages."""
     if len(messages) == 1 and messages[0].role == role and not messages[0].tool_calls:

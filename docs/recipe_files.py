@@ -1,0 +1,130 @@
+"""Files that some recipes are shown to learn from, made by commands.
+
+`games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `sums`: solved problems of the environment
+`arithmetic`. `flows.export` writes them in the form that a recipe reads.
+
+`python -m docs.recipes run dpo` makes the file, unless this process has, and runs the recipe on it with the arguments
+of RECIPES, for each seed: the policies of seeds 1 and 2 learn from games that another policy played.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+
+from docs.results import ROOT
+
+
+@dataclass(frozen=True)
+class SourceRun:
+    """Run whose scored episodes are exported."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """Arguments of flows.run beside the name."""
+    stages: str
+    """Stage whose scores are exported."""
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """File that a recipe learns from, and how."""
+
+    source: SourceRun
+    form: str
+    arguments: tuple[str, ...]
+    """Arguments of the recipe beside `data.path`."""
+
+    @property
+    def folder(self) -> str:
+        """Folder of the file, relative to the repository."""
+        return f"runs/{self.source.name}/{self.form}"
+
+    def commands(self) -> list[str]:
+        """Return the commands that make the file."""
+        run = ["python", "-m", "flows.run", *self.source.arguments, f"name={self.source.name}"]
+        export = ["--form", self.form, "--stages", self.source.stages, "--out", self.folder]
+        return [shlex.join(run), shlex.join(["python", "-m", "flows.export", self.source.name, *export])]
+
+
+GAMES = SourceRun(
+    "games",
+    ("+experiment=tic_tac_toe", "rounds=1", "collect.scenarios=2048", "collect.group_size=4"),
+    "judge[[]1]",
+)
+SUMS = SourceRun(
+    "sums",
+    # the policy of this run is not used: it trains on a hundredth of the demonstrations
+    ("+task=arithmetic", "rounds=0", "filter@warmup.filter=top", "warmup.filter.share=0.01", "evaluate.scenarios=8"),
+    "judge[[]sft]",
+)
+
+
+def _game(form: str, *arguments: str) -> RecipeFile:
+    return RecipeFile(GAMES, form, ("+task=tic_tac_toe", "algorithm.pack_tokens=4096", *arguments))
+
+
+RECIPES = {
+    "dpo": _game("preference", "algorithm.learning_rate=1e-4", "algorithm.batch_size=32"),
+    "ipo": _game("preference", "algorithm.learning_rate=1e-4", "algorithm.batch_size=32", "algorithm.beta=1"),
+    "orpo": _game("preference", "warmup=sft", "algorithm.learning_rate=1e-3", "algorithm.epochs=2"),
+    "kto": _game("thumbs", "algorithm.learning_rate=3e-5", "algorithm.batch_size=64", "algorithm.bad_weight=0.3"),
+    "ranking": _game("ranking", "algorithm.learning_rate=1e-4", "algorithm.batch_size=64"),
+    "sft": _game(
+        "messages",
+        "warmup=sft",
+        "algorithm.learning_rate=2e-3",
+        "algorithm.batch_size=16",
+        "algorithm.epochs=2",
+    ),
+    "agentic_rl": RecipeFile(SUMS, "messages", ()),
+}
+"""Files by recipe. The arguments hold what a model of one million weights needs."""
+_EXPORT = Lock()
+
+
+def arguments(experiment: str) -> list[str]:
+    """Return the arguments that a recipe needs to learn from its file; none for a recipe without a file."""
+    file = RECIPES.get(experiment)
+    return [] if file is None else [f"data.path={file.folder}", *file.arguments]
+
+
+def commands(experiment: str) -> list[str]:
+    """Return the commands that make the file of a recipe; none for a recipe without a file."""
+    file = RECIPES.get(experiment)
+    return [] if file is None else file.commands()
+
+
+def make(experiment: str, root: str | None) -> None:
+    """Make the file of a recipe, in place of an earlier one. root: folder of the runs, as `root` of flows.run."""
+    file = RECIPES.get(experiment)
+    if file is not None:
+        with _EXPORT:
+            _export(file.source, file.form, file.folder, root)
+
+
+@cache
+def _export(source: SourceRun, form: str, folder: str, root: str | None) -> None:
+    out = ROOT / folder
+    shutil.rmtree(out, ignore_errors=True)
+    options = ["--form", form, "--stages", source.stages, "--out", str(out)]
+    _output("flows.export", _run(source, root), *options, root=root)
+
+
+@cache
+def _run(source: SourceRun, root: str | None) -> str:
+    """Run the source and return the id of the run."""
+    result = _output("flows.run", *source.arguments, f"name={source.name}", root=root)
+    return str(json.loads(result.splitlines()[-1])["run_id"])
+
+
+def _output(module: str, *values: str, root: str | None) -> str:
+    """Run a command and return its output."""
+    command = [sys.executable, "-m", module, *values, *([f"root={root}"] if root else [])]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
