@@ -187,8 +187,8 @@ class Requests:
         """Return the request for the training of a round.
 
         fed: trajectories, scores and selection by input name. number: of the round. earlier: inputs of earlier rounds,
-        latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on. roles: those
-        that are trained; None: all."""
+        latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on.
+        roles: agents whose histories are trained; None: all."""
         inputs: dict[str, Artifact | None] = {**fed, "start": start}
         if self.spec.algorithm.reference_is_start:
             inputs["reference"] = reference

@@ -18,14 +18,12 @@ ALL = "all"
 
 
 @recipe("rounds", "fork", "warmup")
-def multi_agent(
-    run: Run, spec: ExperimentSpec, *, order: Annotated[list[str], Field(min_length=1)] = [WORKER, PLANNER, ALL]
-) -> PolicyVersion:
+def multi_agent(run: Run, spec: ExperimentSpec, *, order: Annotated[list[str], Field(min_length=1)]) -> PolicyVersion:
     """Train a role in each phase, for an equal share of the rounds: the tokens of the other roles are not trained.
     Evaluate after each phase, and report `success AFTER_PHASE`. Raises SpecError for a role that the agent does not
     have, and with fewer rounds than phases.
 
-    order: role of each phase, or `all`; by default the low level first, then the high level, then both."""
+    order: role of each phase, or `all`, such as `[worker, planner, all]`: the low level first."""
     _check(spec, order)
     policy, _ = run.warm_up(run.begin())
     phases = [number * len(order) // spec.rounds for number in range(spec.rounds)]

@@ -143,7 +143,8 @@ class Round:
         self, data: Sequence[Episodes], start: PolicyVersion | None = None, roles: Sequence[str] | None = None
     ) -> PolicyVersion:
         """Return the policy after training on the data with `algorithm`. start: the policy to train further; by
-        default that of the round's start. roles: agents whose histories are trained; None: all. Raises SpecError for data without scores or selection."""
+        default that of the round's start. roles: agents whose histories are trained; None: all.
+        Raises SpecError for data without scores or selection."""
         rounds, run, number = self._rounds, self._rounds.run, self.number
         inputs = training_inputs(data)
         request = run.requests.train(

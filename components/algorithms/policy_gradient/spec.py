@@ -133,7 +133,8 @@ class PolicyGradientSpec(DecaySpec):
         if self.credits_turns and self.reward_cap is not None:
             yield Problem(
                 "algorithm.reward_cap",
-                f"{self.reward_cap:g}: caps the episode's reward, which credit={self.credit} does not use; expected null",
+                f"{self.reward_cap:g}: caps the episode's reward, which credit={self.credit} does not use; expected "
+                "null",
             )
 
     def round_problems(self, rounds: RoundFacts) -> Iterator[Problem]:

@@ -114,11 +114,10 @@ def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: ReferenceLogpro
     """Return the advantages of each episode of each group: one per episode, role, turn or sampled token."""
     normalisation: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
     if spec.credit == "roles":
-        rewards_G = [[returns.role_rewards(trajectory) for trajectory in group] for group in groups]
-        values = [[list(rewards.values()) for rewards in group] for group in rewards_G]
-        return advantages.advantages(
-            values, **normalisation, cells=[[list(rewards) for rewards in g] for g in rewards_G]
-        )
+        by_role_G = [[returns.role_rewards(trajectory) for trajectory in group] for group in groups]
+        rewards_G = [[list(rewards.values()) for rewards in group] for group in by_role_G]
+        roles_G = [[list(rewards) for rewards in group] for group in by_role_G]
+        return advantages.advantages(rewards_G, **normalisation, cells=roles_G)
     returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
         return advantages.advantages(returns_G, **normalisation, cells=_token_cells(spec, groups))

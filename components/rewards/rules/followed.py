@@ -27,7 +27,8 @@ class Followed:
     Args:
         role: Name of the agents that receive sub-goals.
 
-    Components: `subgoals`. An episode without a sub-goal is unscored.
+    Components: `subgoals`. An episode without a sub-goal is unscored. Calls are read from the messages' tool calls
+    (`agent.format=native`).
     """
 
     def __init__(self, role: str = WORKER):

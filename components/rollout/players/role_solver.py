@@ -87,9 +87,8 @@ class _SolverEngine:
         if self._tools is None:
             self._tools = as_tools(await ask(self._environment.tools))
             self._format.opening([], self._tools)
-        return ChatCompletion(
-            self._message(request.agent, request.messages, self._tools), "stop", [], [], [], self.policy
-        )
+        message = self._message(request.agent, request.messages, self._tools)
+        return ChatCompletion(message, "stop", [], [], [], self.policy)
 
     def _message(self, agent: str, messages: Sequence[dict[str, Any]], tools: formats.Tools) -> dict[str, Any]:
         answered = any(message["role"] == "assistant" for message in messages)
