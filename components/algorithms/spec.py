@@ -117,6 +117,11 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
         return False
 
     @property
+    def credits_roles(self) -> bool:
+        """True if it credits each role of an episode with the step rewards of that role."""
+        return False
+
+    @property
     def reference_is_start(self) -> bool:
         """True if its reference policy is the checkpoint that the first round starts from."""
         return False

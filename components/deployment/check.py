@@ -17,6 +17,7 @@ from components.deployment.answers import answers_of
 from components.errors import EngineError
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Engine, Sampling
 from components.trajectories.convert import to_openai
+from components.trajectories.roles import tools_of
 from components.trajectories.schema import Trajectory
 
 
@@ -37,7 +38,8 @@ def opening_requests(
                 break
             messages.append(to_openai(message))
         if messages:
-            requests[trajectory.group] = ChatRequest(messages, trajectory.tools, policy, sampling)
+            tools = tools_of(trajectory, trajectory.histories[0])
+            requests[trajectory.group] = ChatRequest(messages, tools, policy, sampling)
     return list(requests.values())
 
 

@@ -83,7 +83,8 @@ class Conversation:
     async def answer(self) -> dict[str, Any]:
         """Sample and return the policy's next message. Raises EngineError and its subclasses."""
         seed = self.request.seed * 1009 + self.turns
-        request = ChatRequest(list(self.messages), self.tools, self.policy, self.request.sampling, seed=seed)
+        messages, agent = list(self.messages), self.recorder.agent
+        request = ChatRequest(messages, self.tools, self.policy, self.request.sampling, seed=seed, agent=agent)
         completion = await ask(self.engine.chat, request, error=EngineError)
         self.recorder.record(self.messages, completion)
         self.messages.append(completion.message)

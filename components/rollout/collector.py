@@ -42,9 +42,10 @@ from components.rollout.formats import Presentation
 from components.rollout.listener import EpisodeListener
 from components.rollout.observations import cleaned
 from components.rollout.players.player import Player
+from components.rollout.players.role_solver import demonstrate_roles
 from components.rollout.pool import EnvironmentPool, close
 from components.rollout.request import EpisodeRequest
-from components.rollout.spec import EpisodeLimits
+from components.rollout.spec import EpisodeLimits, RolesSpec
 from components.rollout.tool_schemas import as_tools
 from components.trajectories.convert import to_message
 from components.trajectories.failures import failure_kinds
@@ -284,9 +285,13 @@ def failures_allowed(max_failures: float, episodes: int) -> int:
 
 
 def demonstrate(
-    make_environment: Callable[[], Environment], scenarios: Sequence[Scenario], presentation: Presentation
+    make_environment: Callable[[], Environment],
+    scenarios: Sequence[Scenario],
+    presentation: Presentation,
+    roles: RolesSpec | None = None,
 ) -> list[Trajectory]:
-    """Play the environment's own solution of each scenario and return the demonstrations. Raises SpecError if the
+    """Play the environment's own solution of each scenario and return the demonstrations. roles: planner and workers
+    play it; None: a single agent. Raises SpecError if the
     environment has no solver or the action format cannot express a solution, EnvironmentFailed if the environment
     fails."""
     environment = make_environment()
@@ -295,9 +300,14 @@ def demonstrate(
             [Problem("environment", f"{type(environment).__name__} has no solve(scenario), needed for demonstrations")]
         )
 
+    async def demonstration(scenario: Scenario) -> Trajectory:
+        if roles is not None:
+            return await demonstrate_roles(environment, environment, scenario, presentation, roles)
+        return await _demonstration(environment, environment, scenario, presentation)
+
     async def demonstrate_all() -> list[Trajectory]:
         try:
-            return [await _demonstration(environment, environment, scenario, presentation) for scenario in scenarios]
+            return [await demonstration(scenario) for scenario in scenarios]
         finally:
             await close(environment)
 

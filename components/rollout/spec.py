@@ -111,6 +111,8 @@ class AgentSpec(Spec):
     def shown_part(self) -> dict[str, Any]:
         """Return the settings that determine how an episode is presented to the agent, for stage keys."""
         part: dict[str, Any] = {"format": self.format, "max_observation": self.max_observation}
+        if self.roles is not None:
+            part["roles"] = self.roles.model_dump(mode="json")
         return part | ({"code": (self.code or CodeSpec()).model_dump()} if self.format == "code" else {})
 
     def key_part(self) -> dict[str, Any]:
@@ -118,7 +120,7 @@ class AgentSpec(Spec):
         data: dict[str, Any] = {"max_turns": self.max_turns, "max_tokens": self.max_tokens}
         if self.function is not None:
             return data | {"function": self.function.resolved()}
-        return data | self.shown_part() | ({"roles": self.roles.model_dump(mode="json")} if self.roles else {})
+        return data | self.shown_part()
 
 
 class ReflectionSpec(Spec):

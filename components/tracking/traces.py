@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from components.trajectories.convert import to_openai
+from components.trajectories.roles import tools_of
 from components.trajectories.schema import History, Score, Trajectory
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def to_trace(
     root = spans.open(f"episode {trajectory.id}", SpanType.AGENT)
     for history in trajectory.histories:
         parent = root if len(trajectory.histories) == 1 else spans.open(f"agent {history.agent}", SpanType.CHAIN, root)
-        _add_history(spans, parent, history, trajectory.tools)
+        _add_history(spans, parent, history, tools_of(trajectory, history))
         if parent is not root:
             spans.close(parent)
     failure = trajectory.failure

@@ -194,15 +194,19 @@ class Requests:
         earlier: Sequence[Mapping[str, Artifact]] = (),
         anchor: Artifact | None = None,
         anchored: Sequence[Mapping[str, Artifact]] = (),
+        roles: Sequence[str] | None = None,
     ) -> Request:
         """Return the request for the training of a round.
 
         fed: trajectories, scores and selection by input name. number: of the round. earlier: inputs of earlier rounds,
-        latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on."""
+        latest first. anchor: checkpoint at the start of the rounds. anchored: data that the anchor was trained on.
+        roles: agents whose histories are trained; None: all."""
         inputs: dict[str, Artifact | None] = {**fed, "start": start}
         if self.spec.algorithm.reference_is_start:
             inputs["reference"] = reference
         part = self._training(self._data["algorithm"]) | {"rounds": [number, self.spec.rounds]}
+        if roles is not None:
+            part["roles"] = list(roles)
         if self.spec.replay is not None and earlier:
             part["replay"] = self._data["replay"]
             for ago, data in enumerate(earlier[: self.spec.replay.rounds], 1):

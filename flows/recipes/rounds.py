@@ -139,9 +139,12 @@ class Round:
         guards.filtered(f"filter[{self.number}]", self.number, largest)
         return gathered
 
-    def train(self, data: Sequence[Episodes], start: PolicyVersion | None = None) -> PolicyVersion:
+    def train(
+        self, data: Sequence[Episodes], start: PolicyVersion | None = None, roles: Sequence[str] | None = None
+    ) -> PolicyVersion:
         """Return the policy after training on the data with `algorithm`. start: the policy to train further; by
-        default that of the round's start. Raises SpecError for data without scores or selection."""
+        default that of the round's start. roles: agents whose histories are trained; None: all.
+        Raises SpecError for data without scores or selection."""
         rounds, run, number = self._rounds, self._rounds.run, self.number
         inputs = training_inputs(data)
         request = run.requests.train(
@@ -152,6 +155,7 @@ class Round:
             earlier=rounds.earlier if rounds.replayed is None else rounds.replayed,
             anchor=rounds.anchor,
             anchored=rounds.anchored,
+            roles=roles,
         )
         rounds.earlier.insert(0, inputs)
         label = f"train[{number}]"

@@ -81,7 +81,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
-        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation())
+        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation(), spec.agent.roles)
         context.progress(len(trajectories), len(trajectories))
     else:
         model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model

@@ -101,7 +101,7 @@ def _episodes(
 
     scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
     if spec.actor == "solver":
-        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation())
+        trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation(), spec.agent.roles)
         context.progress(len(trajectories), len(trajectories))
         return trajectories, {}, {}
     requests = episode_requests(

@@ -10,6 +10,7 @@ from pydantic import Field
 from components.algorithms.choices import AnyAlgorithmSpec
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import Draft
+from components.errors import Problem, SpecError
 from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
 from components.tracking.stages import StageTracking
@@ -28,6 +29,8 @@ class TrainStage(StageSpec):
     """Seconds between two saves of the unfinished training."""
     replay: ReplaySpec | None = None
     ewc: EWCSpec | None = None
+    roles: list[str] | None = None
+    """Roles whose histories are trained; None: all."""
     rounds: tuple[int, int] = (1, 1)
     """Number of the round, from 1, and the total number of rounds, over which `algorithm.decay` lowers the learning
     rate."""
@@ -41,6 +44,8 @@ class TrainStage(StageSpec):
             part["replay"] = self.replay.model_dump(mode="json", exclude={"rounds"})  # those are inputs
         if self.ewc is not None:
             part["ewc"] = self.ewc.model_dump(mode="json", exclude={"rounds"})
+        if self.roles is not None:
+            part["roles"] = sorted(self.roles)
         if self.algorithm.decays:
             part["rounds"] = list(self.rounds)
         return part
@@ -73,6 +78,8 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
             compared=algorithm.needs_reward_spread,
             seed=context.seed,
         )
+    if spec.roles is not None:
+        trajectories = _restricted(trajectories, spec.roles)
     if algorithm.needs_sampled_tokens and (
         off_policy := sum(trajectory.policy != version for trajectory in trajectories)
     ):
@@ -108,6 +115,19 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         rounds=spec.rounds,
     )
     return run(algorithm, request) | figures
+
+
+def _restricted(trajectories: list[Trajectory], roles: list[str]) -> list[Trajectory]:
+    """Return the trajectories with the histories of these roles, without trajectories that have none. Raises SpecError
+    if no trajectory has a history of one of the roles."""
+    from components.trajectories.roles import restrict, role_names
+
+    present = {role for trajectory in trajectories for role in role_names(trajectory)}
+    if trajectories and (missing := [role for role in roles if role not in present]):
+        text = f"{missing[0]}: no episode has a history of this role; there are {', '.join(sorted(present))}"
+        raise SpecError([Problem("flow.order", text)])
+    restricted = [restrict(trajectory, roles) for trajectory in trajectories]
+    return [trajectory for trajectory in restricted if trajectory.histories]
 
 
 def _rounds(inputs: Inputs, prefix: str = "") -> list[int]:

@@ -1,8 +1,9 @@
-"""Returns of an episode: one for the whole, one from each turn on, or one from each sampled token on.
+"""Returns of an episode: one for the whole, one per role, one from each turn on, or one from each sampled token on.
 
     episode   the judged reward r: one number
     turns     G_t = sum over k >= t of discount^(k - t) · s_k, with the step rewards s: one number per turn
-    tokens    either of these, minus coefficient · sum over i >= t of KL_i: one number per sampled token
+    roles     sum over the turns k of the role of s_k: one number per role
+    tokens    the first or second of these, minus coefficient · sum over i >= t of KL_i: one number per sampled token
 
 The last form is a KL penalty in the token rewards (REINFORCE++, arXiv:2501.03262, eq. 5). Subtracted from an episode's
 reward as a whole, the penalty keeps one number per episode (RLOO, arXiv:2402.14740). `overlong` adds a penalty for long
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from components.errors import ArtifactError
+from components.trajectories.roles import by_role
 from components.trajectories.schema import Trajectory
 
 
@@ -30,11 +32,16 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
     rewards = trajectory.step_rewards
     if len(rewards) != turns:
         raise ArtifactError(
-            f"trajectory {trajectory.id} has {len(rewards)} step rewards for {turns} turns: algorithm.credit=turns "
-            "needs one for each turn. Set algorithm.credit=episode, or use a reward or environment that sets step "
+            f"trajectory {trajectory.id} has {len(rewards)} step rewards for {turns} turns: algorithm.credit=turns and "
+            "roles need one for each turn. Set algorithm.credit=episode, or use a reward or environment that sets step "
             "rewards"
         )
     return list(rewards)
+
+
+def role_rewards(trajectory: Trajectory) -> dict[str, float]:
+    """Return the sum of the step rewards of each role. Raises ArtifactError as `turn_rewards`."""
+    return {role: sum(rewards) for role, rewards in by_role(trajectory, turn_rewards(trajectory)).items()}
 
 
 def discounted_sums(values: Sequence[float], discount: float) -> list[float]:

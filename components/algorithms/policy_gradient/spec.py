@@ -35,9 +35,11 @@ class PolicyGradientSpec(DecaySpec):
     """Passes over the batch of a round."""
     minibatches: int = Field(1, ge=1)
     """Gradient steps per pass; must divide collect.scenarios."""
-    credit: Literal["episode", "turns"] = "episode"
+    credit: Literal["episode", "turns", "roles"] = "episode"
     """`episode`: the judged reward is credited to every token. `turns`: a token is credited with the discounted step
-    rewards from its turn on; the judged reward is not used."""
+    rewards from its turn on; the judged reward is not used. `roles`: a token is credited with the sum of the step
+    rewards of its role, such as planner or worker (`reward=by_role`), which is compared with that of the same role in
+    the other episodes; the judged reward is not used."""
     ratio: Literal["token", "sequence_mean", "sequence"] = "token"
     """Level of the importance ratio (current policy over old policy): each `token`; or the whole history, as the
     geometric mean over its tokens (`sequence_mean`, GSPO) or as their product (`sequence`, RLOO)."""
@@ -113,11 +115,15 @@ class PolicyGradientSpec(DecaySpec):
 
     @property
     def credits_turns(self) -> bool:
-        return self.credit == "turns"
+        return self.credit != "episode"
 
     @property
     def reference_is_start(self) -> bool:
         return self.reference == "start"
+
+    @property
+    def credits_roles(self) -> bool:
+        return self.credit == "roles"
 
     @property
     def constraints(self) -> Mapping[str, CostSpec]:
@@ -127,7 +133,8 @@ class PolicyGradientSpec(DecaySpec):
         if self.credits_turns and self.reward_cap is not None:
             yield Problem(
                 "algorithm.reward_cap",
-                f"{self.reward_cap:g}: caps the episode's reward, which credit=turns does not use; expected null",
+                f"{self.reward_cap:g}: caps the episode's reward, which credit={self.credit} does not use; expected "
+                "null",
             )
 
     def round_problems(self, rounds: RoundFacts) -> Iterator[Problem]:
@@ -228,6 +235,7 @@ class GRPOSpec(PolicyGradientSpec):
 
     def problems(self) -> Iterator[Problem]:
         yield from self._turn_credit_problems()
+        yield from self._role_credit_problems()
         if self.scale == "group" and not self.compares_within_group:
             yield Problem(
                 "algorithm.scale",
@@ -237,9 +245,27 @@ class GRPOSpec(PolicyGradientSpec):
             )
         yield from super().problems()
 
+    def _role_credit_problems(self) -> Iterator[Problem]:
+        """Yield the options that belong to the episode as a whole, which `credit: roles` divides."""
+        if self.credit != "roles":
+            return
+        if self.kl_coefficient and self.kl_in != "loss":
+            yield Problem(
+                "algorithm.kl_in",
+                f"{self.kl_in}: subtracts the KL divergence of the whole episode, but credit=roles rewards each role "
+                "by itself; expected loss",
+            )
+        for name in ("overlong", "costs"):
+            if getattr(self, name):
+                yield Problem(
+                    f"algorithm.{name}",
+                    f"lowers the reward of the whole episode, but credit=roles rewards each role by itself; expected "
+                    f"{'0' if name == 'overlong' else 'null'}",
+                )
+
     def _turn_credit_problems(self) -> Iterator[Problem]:
         """Yield the options with which the gradient of `credit: turns` is undefined."""
-        if not self.credits_turns or not self.kl_coefficient:
+        if self.credit != "turns" or not self.kl_coefficient:
             return
         if self.turn_baseline != "index" and self.kl_in == "token_rewards":
             kl_options = "loss" if self.turn_baseline == "process" else "loss or reward"

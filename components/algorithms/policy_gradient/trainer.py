@@ -44,6 +44,7 @@ from components.algorithms.policy_gradient.training_data import (
 )
 from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.trajectories.groups import by_scenario
+from components.trajectories.roles import role_names, role_turns
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
@@ -110,9 +111,14 @@ def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Lear
 
 
 def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: ReferenceLogprobs) -> list[advantages.Returns]:
-    """Return the advantages of each episode of each group: one per episode, per turn or per sampled token."""
-    returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
+    """Return the advantages of each episode of each group: one per episode, role, turn or sampled token."""
     normalisation: dict[str, Any] = {"baseline": spec.baseline, "scale": spec.scale}
+    if spec.credit == "roles":
+        by_role_G = [[returns.role_rewards(trajectory) for trajectory in group] for group in groups]
+        rewards_G = [[list(rewards.values()) for rewards in group] for group in by_role_G]
+        roles_G = [[list(rewards) for rewards in group] for group in by_role_G]
+        return advantages.advantages(rewards_G, **normalisation, cells=roles_G)
+    returns_G = [[_returns(spec, trajectory, before) for trajectory in group] for group in groups]
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
         return advantages.advantages(returns_G, **normalisation, cells=_token_cells(spec, groups))
     if spec.credit == "episode":
@@ -189,8 +195,11 @@ def _turns_of_tokens(spec: GRPOSpec, trajectory: Trajectory) -> list[int]:
 
 
 def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> list[float]:
-    """Return the advantage of each sampled token from those of the episode, its turns or its tokens."""
+    """Return the advantage of each sampled token from those of the episode, its roles, its turns or its tokens."""
     lengths = returns.turn_lengths(trajectory)
+    if spec.credit == "roles":
+        by_role = dict(zip(role_names(trajectory), values, strict=True))
+        values = [by_role[role] for role in role_turns(trajectory)]
     if spec.kl_coefficient and spec.kl_in == "token_rewards":
         return values
     if spec.credit == "episode":

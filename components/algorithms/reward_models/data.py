@@ -20,6 +20,7 @@ import torch
 from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
+from components.trajectories.roles import tools_of
 from components.trajectories.schema import History, Score, Trajectory
 
 OVERALL = "overall"
@@ -79,7 +80,7 @@ def _spans(
     tokenized like a rollout."""
     if history.token_ids:
         return [(history.token_ids, [message.span for message in history.messages if message.span is not None])]
-    streams = chat.streams([to_openai(message) for message in history.messages], trajectory.tools)
+    streams = chat.streams([to_openai(message) for message in history.messages], tools_of(trajectory, history))
     return [(stream.token_ids, stream.spans) for stream in streams]
 
 

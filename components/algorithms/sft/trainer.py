@@ -28,6 +28,7 @@ from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.parts import CORRECTION
+from components.trajectories.roles import tools_of
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
                 targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
                 rows.append(_row(list(history.token_ids), targets, trajectory))
                 continue
-            streams = chat.streams([to_openai(message) for message in history.messages], trajectory.tools)
+            streams = chat.streams([to_openai(message) for message in history.messages], tools_of(trajectory, history))
             turns = iter([message.trained for message in history.messages if message.role == "assistant"])
             trained = [[span for span in stream.spans if next(turns)] for stream in streams]
             corrected = trajectory.policy == CORRECTION

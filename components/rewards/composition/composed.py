@@ -83,6 +83,10 @@ class Composed(ABC):
         """Return True if a part is to score a trajectory. parts: scores of the earlier phases."""
         return True
 
+    def part_of_episode(self, name: str, trajectory: Trajectory) -> Trajectory:
+        """Return what a part sees of a trajectory."""
+        return trajectory
+
     def optional(self, name: str) -> bool:
         """Return True if a part may be left out when it does not apply."""
         return False
@@ -107,14 +111,18 @@ class Composed(ABC):
         scores: list[dict[str, Score]] = [{} for _ in group]
         for names in self.phases():
             for name, places in self._selected(names, group, scores):
-                _insert(name, self.parts[name].call_group([group[place] for place in places]), places, scores)
+                seen = [self.part_of_episode(name, group[place]) for place in places]
+                _insert(name, self.parts[name].call_group(seen), places, scores)
         return self._packed_or_combined(group, scores)
 
     async def _score_async(self, group: Sequence[Trajectory]) -> list[Score]:
         scores: list[dict[str, Score]] = [{} for _ in group]
         for names in self.phases():
             selected = self._selected(names, group, scores)
-            work = [self.parts[name].call_group_async([group[place] for place in places]) for name, places in selected]
+            work = [
+                self.parts[name].call_group_async([self.part_of_episode(name, group[place]) for place in places])
+                for name, places in selected
+            ]
             results = await asyncio.gather(*work, return_exceptions=True)  # wait for all, also if one raises
             for (name, places), result in zip(selected, results, strict=True):
                 if isinstance(result, BaseException):
@@ -181,7 +189,7 @@ class Composed(ABC):
             ]
             for name, settle_part in settle_parts.items():
                 places = [i for i, parts in enumerate(scores) if name in parts and parts[name].reward is not None]
-                trajectories = [group[scorable[i]] for i in places]
+                trajectories = [self.part_of_episode(name, group[scorable[i]]) for i in places]
                 _insert(name, settle_part(trajectories, [scores[i][name] for i in places]), places, scores)
             combined = iter(fresh._combine([group[i] for i in scorable], scores))
             return [

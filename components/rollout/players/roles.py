@@ -5,7 +5,8 @@ goes to the environment. Each sub-goal starts a new worker, whose conversation h
 the tools. The worker acts in the environment until it reports a result. The planner reads that report or, if the worker
 has used up its messages, the last observation.
 
-The histories are the planner's (agent `planner`), then the workers' (`worker`); the episode's reward trains both. Step
+The histories are the planner's (agent `planner`), then the workers' (`worker`); the episode's reward trains both, or a
+reward of its own each (`reward=by_role` with `algorithm.credit=roles`). Step
 rewards follow the order of the histories, not the chronological order.
 """
 
@@ -23,6 +24,7 @@ from components.rollout.agent import Episode
 from components.rollout.formats import Presentation, Tools
 from components.rollout.request import EpisodeRequest, derived_seed
 from components.rollout.spec import RolesSpec
+from components.trajectories.roles import PLANNER, WORKER
 from components.trajectories.schema import Trajectory
 
 _ANSWER = re.compile(r"\s*Answer:(.*)", re.DOTALL)
@@ -42,7 +44,7 @@ class PlannerAndWorkers:
     async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> Trajectory:
         """Play one episode and return its trajectory."""
         own = Presentation(max_observation=self._presentation.max_observation)
-        planner = Episode(engine, environment, request, own, agent="planner")
+        planner = Episode(engine, environment, request, own, agent=PLANNER)
         workers: list[Episode] = []
         last_actor, empty_messages = planner, 0
         async with planner.within():
@@ -62,7 +64,7 @@ class PlannerAndWorkers:
                     planner.hear([{"role": "user", "content": "error: say a sub-goal, or Answer: and your answer"}])
                 elif remaining > 1:
                     subgoal = replace(request, seed=derived_seed(request.seed, f"worker/{len(workers)}"))
-                    worker = Episode(engine, environment, subgoal, self._presentation, agent="worker")
+                    worker = Episode(engine, environment, subgoal, self._presentation, agent=WORKER)
                     workers.append(worker)
                     worker.open([_system(self._spec.worker, *rules), {"role": "user", "content": text}], tools)
                     report = await _work(worker, min(self._spec.worker_turns, remaining - 1), planner)

@@ -30,10 +30,11 @@ def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, round
             yield Problem("agent.roles", "set, but agent.function replaces the agent loop; expected null")
         if agent.format in ("chat", "code"):
             yield Problem("agent.format", f"{agent.format}: workers act by tool calls; expected native or react")
-        if rounds and algorithm.credits_turns:
+        if rounds and algorithm.credits_turns and not algorithm.credits_roles:
             yield Problem(
                 "algorithm.credit",
-                "turns: the turns of planner and workers (agent.roles) are not in order of time; expected episode",
+                "turns: the turns of planner and workers (agent.roles) are not in order of time; expected episode or "
+                "roles",
             )
     if agent.function is None:
         return
