@@ -12,7 +12,7 @@ drops a block of a later file if
 - the chosen option is null, as `warmup=none`.
 
 The file of the group `size` is merged after the experiment, and only into what the experiment has: a key that no other
-file sets is left out, as is a key that is 0, and a block that is null. So one file fits all experiments.
+file sets is left out, as is a count that is 0, and a block that is null. So one file fits all experiments.
 
 All composition uses this loader: the checks before a run, Hydra itself, and the launchers of sweeps.
 """
@@ -149,7 +149,7 @@ class _Choice:
 
 
 def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
-    """Return the changes of keys that the config has, without those of keys that are 0 and of blocks that are null."""
+    """Return the changes of keys that the config has, without counts that are 0 and blocks that are null."""
     kept: dict[str, Any] = {}
     for key, change in changes.items_ex(resolve=False):
         node = config._get_node(key) if key in config.keys() else None  # noqa: SIM118  `in` is False for a missing value
@@ -157,13 +157,14 @@ def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
             continue
         if _is_mapping(change):
             kept[str(key)] = _existing(change, node)
-        elif not _is_number(node) or node._value():
+        elif not _is_zero(node):
             kept[str(key)] = change
     return OmegaConf.create(kept)
 
 
-def _is_number(node: Any) -> bool:
-    return not OmegaConf.is_config(node) and isinstance(node._value(), int | float)
+def _is_zero(node: Any) -> bool:
+    """Return True for the count 0."""
+    return not OmegaConf.is_config(node) and type(node._value()) is int and node._value() == 0
 
 
 def _several(defaults: list[ResultDefault]) -> Iterator[tuple[str, list[str]]]:
