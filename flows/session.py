@@ -21,7 +21,7 @@ from components.artifacts.roots import private_root
 from components.errors import EspalierError, GuardTriggered, ResourceError
 from components.redaction import refuse_secrets
 from flows.execution.overlap import BackgroundRunner, sequential
-from flows.experiment import fork
+from flows.experiment import fork, teachers
 from flows.experiment.prerequisites import check_keys
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import CODE, ExperimentSpec
@@ -83,6 +83,7 @@ def run(
     check_tracking(tracking_uri)
     context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
+    spec = teachers.resolve(spec, context.store)
     starting_point = StartingPoint.resolve(spec, context.store)
     rehearse(spec, starting_point)
     hush()

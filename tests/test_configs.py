@@ -51,6 +51,7 @@ GROUPS = {
     "place": 10,
     "reward": 39,
     "reward_model": 3,
+    "size": 2,
     "task": 2,
     "tracking": 1,
     "warmup": 4,

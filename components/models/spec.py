@@ -78,7 +78,7 @@ class LocalModelSpec(Spec):
     @field_validator("architecture")
     @classmethod
     def _of_random_models(cls, value: ArchitectureSpec | None, info: ValidationInfo) -> ArchitectureSpec | None:
-        if value is not None and info.data.get("source") in ("hub", "package"):
+        if value is not None and info.data.get("source") in ("hub", "package", "run"):
             raise ValueError(f"null, because source={info.data['source']} determines the size; or source=random")
         return value
 
@@ -123,6 +123,9 @@ class ModelSpec(LocalModelSpec):
 class TeacherSpec(LocalModelSpec):
     """A teacher model, which is not trained. Keys shared with `model` have the same meaning."""
 
+    source: Literal["hub", "package", "random", "run"] = "hub"  # type: ignore[assignment]  # one more than its base
+    """Source of the weights, as of `model`; or `run`: the exported policy of an earlier run below the same root. `name`
+    is then an experiment, of which the latest finished run counts, or the id of a run."""
     adapter: str | None = None
     """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 

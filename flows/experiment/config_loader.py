@@ -1,4 +1,5 @@
-"""Hydra's config loader with one additional rule: an option chosen on the command line replaces the block as a whole.
+"""Hydra's config loader with two additional rules: an option chosen on the command line replaces the block as a whole,
+and `size` comes last.
 
 Hydra merges an experiment over the options of all groups, including those of the command line. For settings that is
 wanted: the learning rate of an experiment stays with `algorithm=gspo`. A block of another class, however, would
@@ -9,6 +10,9 @@ drops a block of a later file if
 - it is not a mapping: `warmup: null`, or an interpolation of another block;
 - the files deselect the group: they set it to null in a defaults list;
 - the chosen option is null, as `warmup=none`.
+
+The file of the group `size` is merged after the experiment, and only into what the experiment has: a key that no other
+file sets is left out, as is a count that is 0, and a block that is null. So one file fits all experiments.
 
 All composition uses this loader: the checks before a run, Hydra itself, and the launchers of sweeps.
 """
@@ -38,6 +42,8 @@ from flows.experiment.spec import CODE
 
 CONF = CODE / "conf"
 PRIMARY = "config"
+SIZE = "size"
+"""Config group that is merged last."""
 IDENTITY = ("_target_", "name")
 """Keys that identify a block."""
 
@@ -68,11 +74,17 @@ class Loader(ConfigLoaderImpl):
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         for group, options in _several(defaults):
             raise ConfigCompositionException(f"{group}: [{','.join(options)}]: expected one option for a group")
+        sizes = [default for default in defaults if str(default.config_path).startswith(f"{SIZE}/")]
+        others = [default for default in defaults if default not in sizes]
+        defaults = [*others, *sizes]
         self._replaced = {}
         for choice in list(self._chosen(defaults, repo)):
             for later in defaults[choice.place + 1 :]:
                 self._replaced.setdefault(id(later), []).append(choice)
-        return super()._compose_config_from_defaults_list(defaults, repo)
+        config = super()._compose_config_from_defaults_list(others, repo)
+        for size in sizes:
+            config.merge_with(_existing(self._load_single_config(size, repo).config, config))
+        return config
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         result = super()._load_single_config(default, repo)
@@ -134,6 +146,25 @@ class _Choice:
         if self.own is None:
             return bool(identity)
         return any(self.own.get(key, value) != value for key, value in identity.items())
+
+
+def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
+    """Return the changes of keys that the config has, without counts that are 0 and blocks that are null."""
+    kept: dict[str, Any] = {}
+    for key, change in changes.items_ex(resolve=False):
+        node = config._get_node(key) if key in config.keys() else None  # noqa: SIM118  `in` is False for a missing value
+        if node is None or (_is_mapping(change) and not _is_mapping(node)):
+            continue
+        if _is_mapping(change):
+            kept[str(key)] = _existing(change, node)
+        elif not _is_zero(node):
+            kept[str(key)] = change
+    return OmegaConf.create(kept)
+
+
+def _is_zero(node: Any) -> bool:
+    """Return True for the count 0."""
+    return not OmegaConf.is_config(node) and type(node._value()) is int and node._value() == 0
 
 
 def _several(defaults: list[ResultDefault]) -> Iterator[tuple[str, list[str]]]:

@@ -26,6 +26,7 @@ from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
 from flows.execution.overlap import BackgroundResult, T, sequential
+from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
@@ -113,6 +114,7 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
 
     Raises SpecError and ResourceError as the checks before a run do."""
     context = Context.at(spec.root, spec.store)
+    spec = teachers.resolve(spec, context.store)
     planner = _Planner(spec, context, Records(spec.root), ask)
     start = StartingPoint.resolve(spec, context.store)
     rehearse(spec, start)

@@ -49,5 +49,9 @@ def teachers(algorithm: AlgorithmSpec, warmup: WarmupSpec | None, collect: Colle
             model.adapter_dir()
         except ArtifactError as error:
             yield Problem(f"{path}.adapter", str(error).removeprefix("teacher.adapter: "))
+        if model.source == "run":
+            if model.adapter is not None:
+                yield Problem(f"{path}.adapter", "set, but the policy of a run is complete; expected null")
+            continue  # which run it is depends on the root: `flows.experiment.teachers`
         for problem in local_model(model.model(max_length=16)):
             yield Problem(f"{path}.{problem.path.removeprefix('model.')}", problem.message)

@@ -1,0 +1,88 @@
+"""`size=tiny` with every experiment: it plans and runs, and a key=value and a chosen option come after it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from components.errors import SpecError
+from flows.experiment.compose import check, compose
+from flows.planning.plan import plan
+from tests.test_configs import EXPERIMENTS, PROMPTS
+
+OFFLINE = ("sft", "dpo", "ipo", "kto", "orpo")
+NEEDED = {**{name: [f"data.path={PROMPTS}"] for name in OFFLINE}, "continual": ["rounds=2"]}
+"""Overrides that an experiment needs with size=tiny."""
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_planned_as_a_tiny_one(name, tmp_path):
+    spec = check([f"+experiment={name}", "size=tiny", *NEEDED.get(name, []), f"root={tmp_path}"])[0]
+    assert (spec.name, spec.model.name, spec.model.source) == (name, "tiny", "random")
+    assert spec.evaluate.scenarios == 8
+    assert spec.rounds <= 2
+    if spec.rounds:
+        assert (spec.collect.scenarios, spec.collect.group_size) == (2, 2)
+    if spec.warmup is not None:
+        assert spec.warmup.demonstrations == 8
+    planned = plan(spec)
+    assert planned.count("run") == len(planned.stages) >= 6
+
+
+def test_a_full_size_changes_nothing():
+    for name in ("quickstart", "tic_tac_toe"):
+        assert compose([f"+experiment={name}", "size=full"]) == compose([f"+experiment={name}"])
+
+
+def test_what_an_experiment_does_not_have_stays_away():
+    spec = compose(["+experiment=behaviour_cloning", "size=tiny"])
+    assert (spec.rounds, spec.model.lora, spec.collect.continuations) == (0, None, 0)
+    assert spec.warmup is not None
+    assert spec.warmup.teacher is None
+    assert spec.reward_model is None
+    assert compose(["+experiment=tic_tac_toe", "warmup=none", "size=tiny"]).warmup is None
+    steps = compose(["+experiment=reward_hacking", "size=tiny"])
+    assert "repetition_cost" not in steps.reward.resolved()
+
+
+def test_settings_of_the_user_come_after_the_size():
+    spec = compose(["+experiment=tic_tac_toe", "size=tiny", "rounds=3", "collect.group_size=4", "algorithm=ppo"])
+    assert (spec.rounds, spec.collect.group_size, spec.collect.scenarios) == (3, 4, 2)
+    assert spec.algorithm.name == "ppo"
+
+
+@pytest.mark.parametrize("lines", [["model=small", "size=tiny"], ["size=tiny", "model=small"]], ids=" ".join)
+def test_a_model_chosen_on_the_command_line_is_not_replaced(lines):
+    spec = compose(["+experiment=tic_tac_toe", *lines])
+    assert (spec.model.name, spec.model.max_length) == ("small", 384)
+
+
+def test_the_smoke_experiment_is_the_tiny_quickstart():
+    tiny = compose(["+experiment=quickstart", "size=tiny", "name=smoke"])
+    assert compose(["+experiment=smoke"]) == tiny
+    assert tiny.reward.resolved()["repetition_cost"] == 0.5
+
+
+def test_a_misspelt_size_is_refused():
+    with pytest.raises(SpecError, match="size: 'tinny': expected one of full, tiny"):
+        compose(["+experiment=quickstart", "size=tinny"])
+
+
+def test_a_size_of_the_user_is_applied_in_the_same_way(tmp_path):
+    (tmp_path / "size").mkdir()
+    (tmp_path / "size" / "short.yaml").write_text("# @package _global_\n# Short rounds.\nrounds: 1\nabsent: 3\n")
+    spec = compose(["+experiment=tic_tac_toe", "size=short"], config_dir=tmp_path)
+    assert (spec.rounds, spec.model.name, spec.collect.scenarios) == (1, "small", 64)
+
+
+@pytest.mark.parametrize("name", ["on_policy_distill", "continuation"])
+def test_a_tiny_experiment_runs(name, tmp_path):
+    line = [sys.executable, "-m", "flows.run", f"+experiment={name}", "size=tiny", f"root={tmp_path}", "deploy=none"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["rounds"] == 1
+    assert result["stages"]["train[1]"] == "ran"
