@@ -255,3 +255,13 @@ def test_closing_leaves_nothing():
     questions.close()
     questions.close()
     assert not folder.exists()
+
+
+def test_no_held_out_question_occurs_in_training():
+    environment = Sql()
+    questions = {
+        split: {(scenario.input["schema"], scenario.input["question"]) for scenario in environment.scenarios(split)}
+        for split in ("train", "heldout")
+    }
+    assert len(questions["heldout"]) > 60
+    assert not questions["train"] & questions["heldout"]

@@ -14,7 +14,9 @@ import tempfile
 import threading
 from collections import Counter
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -26,12 +28,17 @@ from components.environments.scenario_counts import CountOrNone
 from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.sql.database import Database, threads, write
 from components.environments.worlds.sql.schemas import SCHEMAS
+from components.environments.worlds.sql.schemas.base import Question
 from components.errors import EnvironmentFailed
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
 Name = Literal["shop", "library", "flights", "school"]
 
+QUESTIONS = 2
+"""Version of the generated questions, part of stage keys. 2: no held-out question occurs in training."""
+HELDOUT_SHARE = 4
+"""One of this many fillings of a question template is held out, if both splits use its schema."""
 _CELL = 100
 """Maximum number of characters shown per value."""
 _MOST_ROWS = 2000
@@ -71,6 +78,11 @@ class Sql(RestorableState):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: list[Database] = []
         self._stop = threading.Event()
+
+    @staticmethod
+    def key_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments for stage keys, with the version of the generated questions."""
+        return {**arguments, "questions": QUESTIONS}
 
     def begin(self, scenario: Scenario) -> str:
         self.close()
@@ -188,7 +200,8 @@ def _generate(
         for number in range(count):
             name = sorted(names)[number % len(names)]
             question = shuffled[name][number // len(names) % len(shuffled[name])]  # each question about equally often
-            values = {key: rng.choice(choices) for key, choices in SCHEMAS[name].values.items()}
+            shared = name in schemas and name in heldout_schemas
+            values = rng.choice(_fillings(seed, name, question, split if shared else ""))
             scenarios.append(
                 Scenario(
                     id=f"sql-{split}-{number}",
@@ -205,3 +218,16 @@ def _generate(
                 )
             )
     return tuple(scenarios)
+
+
+@functools.lru_cache(maxsize=512)
+def _fillings(seed: int, schema: str, question: Question, split: str) -> list[dict[str, Any]]:
+    """Return the values of a question's placeholders that a split uses. split: empty for all of them."""
+    used = {field for _, field, _, _ in Formatter().parse(question.text + question.sql) if field}
+    choices = {key: values for key, values in SCHEMAS[schema].values.items() if key in used}
+    fillings = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    if not split or len(fillings) == 1:
+        return fillings
+    random.Random(f"sql fillings {seed} {schema} {question.text}").shuffle(fillings)
+    count = max(1, len(fillings) // HELDOUT_SHARE)
+    return fillings[:count] if split == "heldout" else fillings[count:]

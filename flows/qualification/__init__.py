@@ -1,0 +1,1 @@
+"""Qualification of an environment for `flows.qualify`."""

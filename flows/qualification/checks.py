@@ -1,0 +1,202 @@
+"""Checks of one environment: each plays or compares episodes and returns a result.
+
+A check that the environment does not allow, such as the solver's without a solver, is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from components.environments.protocol import Environment, Restorable, Solver
+from components.evaluation.metrics import wilson
+from components.evaluation.qualification_page import FAILED, PASSED, SKIPPED, QualificationCheck
+from components.trajectories.schema import Scenario
+from flows.qualification.exploits import chance, exploits
+from flows.qualification.recording import Recording, TestedInstance, first_difference, play, play_solution
+
+MOST_CHANCE = 0.25
+"""Success rate of chance that the lower end of its 95 % interval must not exceed."""
+MOST_EXPLOIT = 0.05
+"""The same for an exploit, unless chance succeeds more often."""
+EXAMPLES = 2
+"""Maximum number of example episodes of a check."""
+
+
+@dataclass
+class Qualification:
+    """The environment under test, with the episodes that the checks share."""
+
+    make: Callable[[], Environment]
+    world: TestedInstance
+    scenarios: dict[str, list[Scenario]]
+    """All scenarios by split."""
+    chosen: list[Scenario]
+    """Scenarios that are played."""
+    turns: int
+    """Maximum number of actions of chance and of exploits."""
+    solved: list[Recording] = field(default_factory=list)
+    random: list[Recording] = field(default_factory=list)
+    exploited: list[Recording] = field(default_factory=list)
+
+    @property
+    def has_solver(self) -> bool:
+        """True if the environment solves its own tasks."""
+        return isinstance(self.world.environment, Solver)
+
+    async def fresh(self, use: Callable[[TestedInstance], Awaitable[Any]]) -> Any:
+        """Call a function with a new instance, and close the instance."""
+        world = TestedInstance(self.make())
+        try:
+            return await use(world)
+        finally:
+            await world.close()
+
+
+def result(name: str, failures: Sequence[str], figures: dict[str, Any], episodes: Sequence[Recording] = ()) -> Any:
+    """Return a check that fails with the first of the failures, or passes."""
+    reason = failures[0] if failures else ""
+    if len(failures) > 1:
+        reason += f" (and {len(failures) - 1} more)"
+    examples = [recording.trajectory() for recording in episodes[:EXAMPLES]]
+    return QualificationCheck(name, FAILED if failures else PASSED, reason, figures, examples)
+
+
+def skipped(name: str, reason: str) -> QualificationCheck:
+    """Return a check that was skipped."""
+    return QualificationCheck(name, SKIPPED, reason)
+
+
+async def check_solver(tested: Qualification) -> QualificationCheck:
+    """Check that the environment's own solutions succeed."""
+    if not tested.has_solver:
+        return skipped("solver", "the environment has no solve(scenario)")
+    tested.solved = [await play_solution(tested.world, scenario) for scenario in tested.chosen]
+    unsolved = [recording for recording in tested.solved if not recording.success]
+    failures = [
+        f"{recording.scenario.id}: the solution ends with {recording.steps[-1].info if recording.steps else {}!r:.200}"
+        for recording in unsolved
+    ]
+    figures = {"episodes": len(tested.solved), "success": 1 - len(unsolved) / len(tested.solved)}
+    figures["reward"] = fmean(recording.reward for recording in tested.solved)
+    return result("solver", failures, figures, unsolved or tested.solved)
+
+
+async def check_chance(tested: Qualification) -> QualificationCheck:
+    """Check that random actions rarely succeed."""
+    tested.random = [await play(tested.world, scenario, "chance", chance, tested.turns) for scenario in tested.chosen]
+    lucky = [recording for recording in tested.random if recording.success]
+    rate, low = len(lucky) / len(tested.random), wilson(len(lucky), len(tested.random))[0]
+    failures = [f"random actions succeed in {rate:.0%} of the episodes"] if low > MOST_CHANCE else []
+    figures = {"episodes": len(tested.random), "success": rate, "success_low": low}
+    return result("chance", failures, figures, lucky or tested.random)
+
+
+async def check_replay(tested: Qualification) -> QualificationCheck:
+    """Check that equal actions after a reset give equal results in the same instance."""
+    failures, episodes = [], _played(tested)
+    for recording in episodes:
+        if difference := first_difference(recording, await tested.world.replay(recording)):
+            failures.append(f"{recording.scenario.id} ({recording.player}): {difference}")
+    return result("replay", failures, {"episodes": len(episodes), "different": len(failures)})
+
+
+async def check_isolation(tested: Qualification) -> QualificationCheck:
+    """Check that two instances whose episodes alternate step by step give the results of each alone."""
+    episodes = _played(tested)
+    pairs = list(zip(episodes[::2], episodes[1::2], strict=False))
+    failures: list[str] = []
+
+    async def alternate(other: TestedInstance) -> None:
+        for pair in pairs:
+            worlds = (tested.world, other)
+            replays = [await world.reset(item.scenario, item.player) for world, item in zip(worlds, pair, strict=True)]
+            for step in range(max(len(item.actions) for item in pair)):
+                for world, item, replay in zip(worlds, pair, replays, strict=True):
+                    if step < len(item.actions):
+                        await world.step(replay, item.actions[step])
+            for item, replay in zip(pair, replays, strict=True):
+                if difference := first_difference(item, replay):
+                    failures.append(f"{item.scenario.id} beside another episode: {difference}")
+
+    await tested.fresh(alternate)
+    return result("isolation", failures, {"pairs": len(pairs), "different": len(failures)})
+
+
+async def check_agreement(tested: Qualification) -> QualificationCheck:
+    """Check that the recorded actions give the same success in a new instance."""
+    episodes = [*_played(tested), *tested.exploited]
+    failures: list[str] = []
+
+    async def again(world: TestedInstance) -> None:
+        for recording in episodes:
+            replay = await world.replay(recording)
+            if replay.success != recording.success:
+                failures.append(
+                    f"{recording.scenario.id} ({recording.player}): success={replay.success} in a new instance, "
+                    f"{recording.success} before"
+                )
+
+    await tested.fresh(again)
+    return result("agreement", failures, {"episodes": len(episodes), "different": len(failures)})
+
+
+async def check_restore(tested: Qualification) -> QualificationCheck:
+    """Check that a state saved halfway continues in a new instance as the episode did."""
+    if not isinstance(tested.world.environment, Restorable):
+        return skipped("restore", "the environment has no save() and restore(scenario, state)")
+    episodes = _played(tested)[:8]
+    failures: list[str] = []
+
+    async def resume(other: TestedInstance) -> None:
+        for recording in episodes:
+            half = len(recording.actions) // 2
+            start = await tested.world.reset(recording.scenario, recording.player)
+            for action in recording.actions[:half]:
+                await tested.world.step(start, action)
+            await other.restore(recording.scenario, await tested.world.save())
+            for action in recording.actions[half:]:
+                await other.step(start, action)
+            if difference := first_difference(recording, start):
+                failures.append(f"{recording.scenario.id} after restore: {difference}")
+
+    await tested.fresh(resume)
+    return result("restore", failures, {"episodes": len(episodes), "different": len(failures)})
+
+
+async def check_exploits(tested: Qualification) -> QualificationCheck:
+    """Check that cheap exploits succeed no more often than chance, and earn less reward than solutions."""
+    played: dict[tuple[str, str], list[Recording]] = {}
+    for number, scenario in enumerate(tested.chosen):
+        for name, variants in exploits(number).items():
+            for variant, policy in variants.items():
+                recording = await play(tested.world, scenario, f"{name}: {variant}", policy, tested.turns)
+                played.setdefault((name, variant), []).append(recording)
+    limit = max(MOST_EXPLOIT, _rate(tested.random))
+    worth = fmean(recording.reward for recording in tested.solved) if tested.solved else 0.0
+    failures, figures, examples = [], {}, []
+    for (name, variant), recordings in played.items():
+        successes = [recording for recording in recordings if recording.success]
+        rate, earned = len(successes) / len(recordings), fmean(recording.reward for recording in recordings)
+        figures[name] = max(figures.get(name, 0.0), rate)
+        if wilson(len(successes), len(recordings))[0] > limit:
+            failures.append(f"{name} ({variant}) succeeds in {rate:.0%} of the episodes")
+            examples += successes[:1]
+        elif worth > 0 and earned >= worth:
+            failures.append(f"{name} ({variant}) earns a reward of {earned:.3g}, solutions {worth:.3g}")
+            examples += recordings[:1]
+        tested.exploited += (successes or recordings)[:1]
+    return result("exploits", failures, figures, examples)
+
+
+def _played(tested: Qualification) -> list[Recording]:
+    """Return the episodes of the solver and of chance, alternating."""
+    if not tested.solved:
+        return tested.random
+    return [recording for pair in zip(tested.solved, tested.random, strict=False) for recording in pair]
+
+
+def _rate(recordings: Sequence[Recording]) -> float:
+    return sum(recording.success for recording in recordings) / len(recordings) if recordings else 0.0
