@@ -8,7 +8,8 @@ on docs/results/recipes.md.
 whose outcomes differ, as `flows.plan` does for a run of a new seed: from the first round of a run of the same
 experiment with another seed, with its 95 % prediction interval; and from the greedy evaluation of the run itself before
 its rounds. It records both with the observed share, and with the share of groups that the filter did not drop for want
-of spread in the reward. Without arguments the table is written again.
+of spread in the reward. Experiments that share their first round, because it has the same key, are one row. Without
+arguments the table is written again.
 """
 
 from __future__ import annotations
@@ -52,14 +53,16 @@ def measured(root: Path) -> list[dict[str, Any]]:
         own = [line for line in run.overrides if not line.startswith(("root=", "seed=", "+experiment="))]
         if run.status == "FINISHED" and not own and any(stage.label == "collect[1]" for stage in run.stages):
             runs.setdefault(run.name, {}).setdefault(run.seed, run)
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for name, by_seed in sorted(runs.items()):
-        rounds = {seed: first_round(run, open_reader(root, None)) for seed, run in by_seed.items()}
         for seed in sorted(by_seed):
             others = [other for other in sorted(by_seed) if other != seed]
-            if others:
-                rows.append(row_of(name, by_seed[seed], rounds[seed], (others[0], rounds[others[0]]), root))
-    return rows
+            key = by_seed[seed].stage("collect[1]").key
+            if key in rows:
+                rows[key]["experiments"].append(name)
+            elif others:
+                rows[key] = row_of(name, by_seed[seed], by_seed[others[0]], root)
+    return sorted(rows.values(), key=lambda row: (row["experiments"], row["seed"]))
 
 
 def first_round(run: RunRecord, reader: StoreReader) -> list[Outcomes]:
@@ -68,30 +71,25 @@ def first_round(run: RunRecord, reader: StoreReader) -> list[Outcomes]:
     return [Outcomes(sum(group), len(group), name[1]) for name, group in groups.items()]
 
 
-def row_of(
-    name: str, run: RunRecord, groups: list[Outcomes], source: tuple[int, list[Outcomes]], root: Path
-) -> dict[str, Any]:
-    """Return the row of a run. source: seed and first round of the run that the prediction comes from."""
-    size = run.spec["collect"]["group_size"]
-    low, high = signal_interval(source[1], size, len(groups))
-    reader = open_reader(root, None)
+def row_of(name: str, run: RunRecord, source: RunRecord, root: Path) -> dict[str, Any]:
+    """Return the row of a run. source: run that the prediction comes from."""
+    reader, size = open_reader(root, None), run.spec["collect"]["group_size"]
+    groups, known = first_round(run, reader), first_round(source, reader)
+    low, high = signal_interval(known, size, len(groups))
     start = next((stage.key for stage in run.stages if stage.label in START[:1]), None)
-    greedy = (
-        [Outcomes(sum(group), len(group), key[1]) for key, group in successes_of(reader, start).items()]
-        if start
-        else []
-    )
+    evaluated = successes_of(reader, start) if start else {}
+    greedy = [Outcomes(sum(group), len(group), key[1]) for key, group in evaluated.items()]
     manifest = next((reader.manifest(stage.key) for stage in run.stages if stage.label == "filter[1]"), None)
     metrics = manifest["metrics"] if manifest else {}
     total = metrics.get("kept", 0.0) + metrics.get("dropped", 0.0)
     spread = 1 - metrics[NO_SPREAD] / total if NO_SPREAD in metrics else None
     return {
-        "experiment": name,
+        "experiments": [name],
         "seed": run.seed,
         "group_size": size,
         "groups": len(groups),
-        "from_seed": source[0],
-        "predicted": round(signal_share(source[1], size), 4),
+        "from_seed": source.seed,
+        "predicted": round(signal_share(known, size), 4),
         "interval": [round(low, 4), round(high, 4)],
         "from_evaluation": round(signal_share(greedy, size), 4) if greedy else None,
         "observed": round(fmean(0 < group.successes < group.episodes for group in groups), 4),
@@ -116,7 +114,7 @@ def power_table() -> str:
     ]
     cells = [
         [
-            f"`{row['experiment']}`",
+            ", ".join(f"`{name}`" for name in row["experiments"]),
             str(row["seed"]),
             str(row["group_size"]),
             str(row["groups"]),

@@ -265,8 +265,7 @@ def measure_start(run: RunRecord, reader: StoreReader) -> _Evidence | None:
 
 
 def successes_of(reader: StoreReader, key: str) -> dict[tuple[str, str], list[bool]]:
-    """Return the successes of the finished episodes of a collection or evaluation, by scenario and its stratum."""
-    from components.trajectories.groups import scenario_of
+    """Return the successes of the finished episodes of a collection or evaluation, by group and its stratum."""
     from components.trajectories.store import read_trajectories
 
     groups: dict[tuple[str, str], list[bool]] = {}
@@ -276,7 +275,7 @@ def successes_of(reader: StoreReader, key: str) -> dict[tuple[str, str], list[bo
         for episode in read_trajectories(artifact.path / "trajectories.parquet"):
             if episode.failure is None:
                 stratum = f"{episode.scenario.type} {episode.scenario.difficulty}"
-                groups.setdefault((scenario_of(episode.group), stratum), []).append(episode.success)
+                groups.setdefault((episode.group, stratum), []).append(episode.success)
     return groups
 
 
