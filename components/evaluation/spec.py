@@ -59,8 +59,8 @@ class EvaluateSpec(EpisodeLimits):
     def _samples_differ(self) -> Self:
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
-                f"samples = {self.samples} with temperature = 0: greedy episodes of a scenario are identical; set "
-                "evaluate.temperature above 0, or evaluate.samples=1"
+                f"a temperature above 0 for samples={self.samples}, because greedy episodes of a scenario are equal; "
+                "set evaluate.temperature=0.7, or evaluate.samples=1"
             )
         return self
 

@@ -40,7 +40,7 @@ _MEANINGFUL = ("environment", "agent", "model")
 
 
 @dataclass(frozen=True)
-class Change:
+class SizeChange:
     """Changed size with the estimates of a run with it."""
 
     override: str
@@ -73,7 +73,7 @@ class PlanPower:
     """Wanted gain."""
     group_size: int | None
     """Smallest group size with which at least half of the groups carry a signal."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[SizeChange] = field(default_factory=list)
     """Changes that show the wanted gain, with time and cost."""
     warnings: list[str] = field(default_factory=list)
 
@@ -144,23 +144,23 @@ def _changes(
     replan: Callable[[ExperimentSpec], RunPlan],
     result: PlanPower,
     heldout: int | None,
-) -> list[Change]:
+) -> list[SizeChange]:
     """Return the changes of sizes that the plan needs, with the estimates of a run with each."""
     changes = []
     size = result.group_size
     if result.signal_share is not None and result.signal_share < SIGNAL and size and size > spec.collect.group_size:
         collect = spec.collect.model_copy(update={"group_size": size})
         other = replan(spec.model_copy(update={"collect": collect}))
-        changes.append(Change(f"collect.group_size={size}", other.seconds, other.cost))
+        changes.append(SizeChange(f"collect.group_size={size}", other.seconds, other.cost))
     if result.gain is not None and result.scenarios and heldout is not None and result.scenarios > heldout:
         evaluate = spec.evaluate.model_copy(update={"scenarios": result.scenarios})
         other = replan(spec.model_copy(update={"evaluate": evaluate}))
-        changes.append(Change(f"evaluate.scenarios={result.scenarios}", other.seconds, other.cost))
+        changes.append(SizeChange(f"evaluate.scenarios={result.scenarios}", other.seconds, other.cost))
     if result.seeds is not None:
         override = f"seeds=[{','.join(map(str, range(result.seeds)))}]"
         seconds, cost = planned.seconds, planned.cost
         changes.append(
-            Change(
+            SizeChange(
                 override,
                 None if seconds is None else seconds * result.seeds,
                 None if cost is None else cost * result.seeds,

@@ -210,5 +210,5 @@ def test_samples_of_an_evaluation_are_part_of_its_key_only_above_one(tmp_path):
 
 
 def test_several_greedy_samples_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="greedy episodes of a scenario are identical"):
+    with pytest.raises(SpecError, match="greedy episodes of a scenario are equal"):
         spec_of(tmp_path, evaluate={"samples": 4})
