@@ -10,8 +10,8 @@ environment's own solutions, `random` draws its actions. PROVIDER/MODEL is a pro
 supports; a mapping sets its engine: `policies=[base,'{model: openai/gpt-5-mini, key_variable: NAME}']`.
 
 All policies play the scenarios of `evaluate.split`. The first one is the baseline of the paired differences. With
-`samples=k` each plays a scenario k times, for pass@k and pass^k. Evaluations are stages, so those that a run has
-already made come from the cache. The page is written below `<root>/evaluate/` and to MLflow.
+`samples=k` (or `evaluate.samples=k`) each plays a scenario k times, for pass@k and pass^k. Evaluations are stages, so
+those that a run has already made come from the cache. The page is written below `<root>/evaluate/` and to MLflow.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def evaluate(
     overrides: Sequence[str] = (),
     html: Path | None = None,
 ) -> dict[str, Any]:
-    """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario.
-    Raises SpecError, ResourceError, and errors of the stages."""
+    """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario;
+    1: `evaluate.samples`. Raises SpecError, ResourceError, and errors of the stages."""
     from flows.evaluation import comparison, policies
     from flows.stages.base import Context
     from flows.stages.episodes import scenarios_of
     from flows.terminal.console import Console, hush, logging_to
     from flows.terminal.interrupt import Interruption
 
+    samples = samples if samples > 1 else spec.evaluate.samples
     spec = comparison.sampled_spec(spec, samples)
     context = Context.at(spec.root, spec.store, lock_timeout=spec.compute.lock_timeout)
     resolved = policies.resolve(names, spec, context.store)

@@ -2,7 +2,9 @@
 
 It lists each stage with its inputs and its status: cached, to be resumed, or to run. For a stage that runs it shows the
 reason (the part of its key that differs from the nearest stage of an earlier run), the place, and the expected time and
-cost (`flows.planning.plan` explains the estimates). The command starts nothing, writes nothing, loads no model and does
+cost (`flows.planning.plan` explains the estimates). From the success of the policy before the rounds it predicts what
+the experiment can show: the share of groups with a signal, and the gain that its evaluation detects
+(`flows.planning.power`). The command starts nothing, writes nothing, loads no model and does
 not import torch.
 """
 
@@ -15,8 +17,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.errors import EspalierError
+from components.errors import EspalierError, ResourceError
+from components.evaluation.power import STEP
 from flows.planning.plan import RunPlan, plan
+from flows.planning.power import plan_power
+from flows.planning.power import show as show_power
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
 
@@ -79,6 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
     parser.add_argument("--fork", metavar="RUN@STEP", help="start from the policy of another run; same as fork=")
+    parser.add_argument(
+        "--success",
+        type=_share,
+        metavar="P",
+        help="success of the policy before the rounds, from 0 to 1 (default: as in the most similar earlier run)",
+    )
+    parser.add_argument("--gain", type=_gain, metavar="D", help="gain in success that the experiment is to show")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
@@ -86,14 +98,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
         planned = plan(specs[0])
+        power = plan_power(specs[0], planned, plan, success=options.success, gain=options.gain)
+        if power is None and options.gain is not None:
+            raise ResourceError(
+                "--gain needs the success of the policy before the rounds, and no earlier run below "
+                f"{planned.root} has the same environment, agent and model: give it with --success P"
+            )
     except EspalierError as error:
         return print_error(error)
     if len(specs) > 1:
         seeds = ", ".join(str(spec.seed) for spec in specs)
         note = f"this is the plan of seed {specs[0].seed}; the command runs the seeds {seeds}, and stages that do not "
         planned = replace(planned, notes=[*planned.notes, f"{note}sample are computed once"])
-    print(json.dumps(planned.to_json()) if options.json else show(planned), end="\n" if options.json else "")
+    if options.json:
+        print(json.dumps({**planned.to_json(), "power": power and power.to_json()}))
+    else:
+        print(show(planned), end="")
+        print("".join(f"{line}\n" for line in (show_power(power) if power else [])), end="")
     return 0
+
+
+def _share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
+    return number
+
+
+def _gain(text: str) -> float:
+    number = _share(text)
+    if number < STEP:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a gain from {STEP} to 1")
+    return number
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from components.rollout.spec import PATIENCE, EpisodeLimits
 from components.specs import Spec, Target
@@ -52,10 +52,21 @@ class EvaluateSpec(EpisodeLimits):
     reward. None: the declared reward."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature; 0 is greedy."""
+    samples: int = Field(1, ge=1)
+    """Episodes per scenario, for pass@k and pass^k with k episodes. More than 1 needs a temperature above 0."""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"a temperature above 0 for samples={self.samples}, because greedy episodes of a scenario are equal; "
+                "set evaluate.temperature=0.7, or evaluate.samples=1"
+            )
+        return self
 
     def key_part(self) -> dict[str, Any]:
-        """Return the settings that determine results, for stage keys."""
-        return self.model_dump(mode="json", exclude=PATIENCE | {"every", "reward"})
+        """Return the settings that determine results, for stage keys. The stage adds the number of samples."""
+        return self.model_dump(mode="json", exclude=PATIENCE | {"every", "reward", "samples"})
 
 
 class CalibrateSpec(Spec):

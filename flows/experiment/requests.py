@@ -45,10 +45,14 @@ class Requests:
         self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
 
     def evaluate(
-        self, policy: Artifact | None, *, actor: Literal["policy", "solver", "random"] = "policy", samples: int = 1
+        self,
+        policy: Artifact | None,
+        *,
+        actor: Literal["policy", "solver", "random"] = "policy",
+        samples: int | None = None,
     ) -> Request:
         """Return the request for a held-out evaluation. policy: checkpoint; None for the base model. samples: episodes
-        per scenario."""
+        per scenario; None: `evaluate.samples`."""
         seedless = actor == "solver" or (actor == "policy" and self.spec.evaluate.temperature == 0)
         part = {
             "model": self.spec.model.base(),
@@ -56,7 +60,7 @@ class Requests:
         }
         if self.spec.evaluate.reward is not None:
             part["reward"] = self._data["evaluate"]["reward"]
-        part |= {"actor": actor, "samples": samples}
+        part |= {"actor": actor, "samples": self.spec.evaluate.samples if samples is None else samples}
         return self.request("evaluate", part, {"policy": policy}, seed=0 if seedless else self.spec.seed)
 
     def demonstrate(self) -> Request:
@@ -225,6 +229,8 @@ class Requests:
         irrelevant = ("early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
+        if self.spec.evaluate.samples == 1:
+            del experiment["evaluate"]["samples"]
         if self.spec.data.is_set:
             experiment["data"] = self.spec.data.meaning()  # its content is that of the policy
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.artifacts import Artifact
+from components.trajectories.schema import Trajectory
 from flows.execution.executor import Execution
 from flows.experiment.guards import RULES
 from flows.recipes.outcome import RunOutcome
@@ -71,6 +72,11 @@ class Results:
     """Guards that triggered: `guard`, `step`, `message`."""
     reported: dict[str, float] = field(default_factory=dict)
     """Numbers that the recipe reports, by name."""
+    passes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """pass@k and pass^k of the last evaluation (`components.evaluation.metrics.pass_at_k`), with `evaluate.samples`
+    above 1."""
+    samples: int = 1
+    """Episodes per held-out scenario."""
     notices: list[str] = field(default_factory=list)
     """Reasons for early stopping, for the selection of the final policy, and messages about its release."""
     stopped: bool = False
@@ -99,6 +105,8 @@ class Results:
                 **_measure("success", self.summaries.get("feedback"), "_feedback"),
                 **_gain(self.differences, self.titles),
                 **_measure("reward", self.last),
+                **({"samples": self.samples} if self.passes else {}),
+                **{name: value for measure in self.passes for name, value in _measure(measure, self.passes).items()},
                 "step": self.step,
                 "rounds": self.rounds,
                 "stopped_early": self.stopped,
@@ -213,6 +221,8 @@ def conclude(
     export = str(model_folder(outcome.export)) if outcome.export else None
     results = results_of(execution, outcome, tracker.run_id, release, seconds=seconds, report=report, export=export)
     tracker.log_metrics({f"recipe/{name}": value for name, value in outcome.reported.items()}, outcome.last_step)
+    passes = {f"eval/{name}": value["mean"] for name, value in results.passes.items() if value["mean"] is not None}
+    tracker.log_metrics(passes, outcome.last_step)
     tracker.log_metrics({"time/total": seconds, "cost/total": results.cost}, outcome.last_step)
     tracker.set_tags({"final_step": str(outcome.step), **({"pruned": "true"} if outcome.pruned else {})})
     return results
@@ -254,12 +264,24 @@ def results_of(
             if notice.kind in RULES
         ],
         reported=outcome.reported,
+        passes=passes_of(list(evaluations.episodes.values())[-1], execution.spec.evaluate.samples),
+        samples=execution.spec.evaluate.samples,
         notices=[*outcome.decisions, *release.notices],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
         cost=sum(done.cost for done in execution.done.values()),
         unpriced_calls=sum(done.unpriced for done in execution.done.values()),
     )
+
+
+def passes_of(episodes: Sequence[Trajectory], samples: int) -> dict[str, dict[str, Any]]:
+    """Return pass@k and pass^k with k samples, with intervals over scenarios; empty for one sample."""
+    from components.evaluation.metrics import pass_at_k
+
+    if samples == 1:
+        return {}
+    passes = pass_at_k(episodes, samples)
+    return {name: passes[name] for name in ("pass_at_k", "pass_hat_k")}
 
 
 def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) -> None:
@@ -279,6 +301,9 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
     ran = sum(status == "ran" for status in results.stages.values())
     cost = f", cost {results.cost:.4g}" if results.cost else ""
     cost += f", and {results.unpriced_calls} judge calls of unknown price" if results.unpriced_calls else ""
+    for name, sign in (("pass_at_k", "@"), ("pass_hat_k", "^")):
+        if name in results.passes:
+            console.line(f"pass{sign}{results.samples}: {with_interval(results.passes[name])}")
     for name, value in results.reported.items():
         console.line(f"{name}: {value:.3f}")
     console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")

@@ -58,7 +58,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """Difference of a setting to the best one."""
 
     difference: float
@@ -81,7 +81,7 @@ def settings_of(points: Sequence[Point]) -> list[Setting]:
     return [Setting(list(overrides), members) for overrides, members in groups.items()]
 
 
-def difference(best: Setting, other: Setting, metric: str, rates: Mapping[int, Rates]) -> Difference:
+def difference(best: Setting, other: Setting, metric: str, rates: Mapping[int, Rates]) -> SettingDifference:
     """Return the difference of a setting to the best one. rates: held-out success by the number of the point."""
     change = _mean(other, metric) - _mean(best, metric)
     if metric == "success" and (paired := _success_difference(best, other, rates)) is not None:
@@ -90,7 +90,7 @@ def difference(best: Setting, other: Setting, metric: str, rates: Mapping[int, R
         low, high = _difference_over_seeds(best, other, metric)
     unmeasured = low is None and max(len(best.finished), len(other.finished)) == 1
     equal = change == 0 if unmeasured else outcome(low, high) == "undecided"
-    return Difference(change, low, high, equal)
+    return SettingDifference(change, low, high, equal)
 
 
 def _mean(setting: Setting, metric: str) -> float:

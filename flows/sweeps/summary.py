@@ -16,7 +16,7 @@ from flows.history.records import Records
 from flows.reporting.comparison import LETTERS, compare
 from flows.sweeps.points import Point, read
 from flows.sweeps.seeds import SeedGroup, over_seeds
-from flows.sweeps.settings import Difference, Rates, Setting, difference, heldout_rates, settings_of
+from flows.sweeps.settings import Rates, Setting, SettingDifference, difference, heldout_rates, settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Summary:
         return max(means, key=lambda pair: sign * pair[1])[0] if means else None
 
     @cached_property
-    def differences(self) -> list[Difference | None]:
+    def differences(self) -> list[SettingDifference | None]:
         """Difference of each setting to the leader; None for the leader and for settings without a value."""
         leader = self.leader
         return [
@@ -184,7 +184,7 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
         console.line(f"comparison: {page}")
 
 
-def _to_best(summary: Summary, setting: Setting, change: Difference | None) -> str:
+def _to_best(summary: Summary, setting: Setting, change: SettingDifference | None) -> str:
     """Return the difference of a setting to the best one as text."""
     if setting is summary.leader:
         return "best" if summary.best is setting else "first of equals"

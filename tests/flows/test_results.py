@@ -5,10 +5,14 @@ import json
 import pytest
 
 from components.artifacts import Artifact
+from components.errors import SpecError
+from components.trajectories.schema import Scenario, Trajectory
 from flows.experiment.early_stopping import EvaluatedPolicy
+from flows.experiment.requests import Requests
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import round_figures, titles_by, titles_of
-from flows.reporting.results import ReleaseResult, Results
+from flows.reporting.results import ReleaseResult, Results, passes_of
+from flows.stages.execute import key_part
 from tests.flows.pretend import spec_of
 
 MEASURE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
@@ -178,3 +182,33 @@ def test_whoever_plays_beside_the_policy_is_told_apart(tmp_path):
         "second/success": 0.5,
         "second/reward": 0.4,
     }
+
+
+def test_several_samples_add_pass_at_k_to_the_json_line():
+    """Against the probability over all subsets of k of the n samples, written out for k = n."""
+    episodes = [
+        Trajectory(
+            f"s{number}-{index}", Scenario(f"s{number}", {}, "heldout"), index, [], outcome={"success": mark == "+"}
+        )
+        for number, marks in enumerate(("++", "+-", "--", "++"))
+        for index, mark in enumerate(marks)
+    ]
+    passes = passes_of(episodes, 2)
+    data = json.loads(results(passes=passes, samples=2).to_json())
+    assert (data["samples"], data["pass_at_k"], data["pass_hat_k"]) == (2, 0.75, 0.5)
+    assert data["pass_at_k_interval"][0] < 0.75 <= data["pass_at_k_interval"][1]
+    assert passes_of(episodes, 1) == {}
+
+
+def test_samples_of_an_evaluation_are_part_of_its_key_only_above_one(tmp_path):
+    one = Requests(spec_of(tmp_path)).evaluate(None)
+    several = Requests(spec_of(tmp_path, evaluate={"samples": 3, "temperature": 0.5})).evaluate(None)
+    sampled = Requests(spec_of(tmp_path, evaluate={"temperature": 0.5})).evaluate(None, samples=3)
+    assert "samples" not in json.dumps(key_part(one))
+    assert key_part(several)["samples"] == 3
+    assert key_part(several) == key_part(sampled)
+
+
+def test_several_greedy_samples_are_refused(tmp_path):
+    with pytest.raises(SpecError, match="greedy episodes of a scenario are equal"):
+        spec_of(tmp_path, evaluate={"samples": 4})
