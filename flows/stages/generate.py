@@ -111,7 +111,7 @@ def generate(spec: GenerateStage, inputs: Inputs, draft: Draft, context: Context
 def author_message(text: str) -> str:
     """Return the message of an error of the author's model, with its configuration key."""
     text = text.replace("reward.model", "flow.author")
-    return text if text.startswith("flow.author") else f"flow.author: {text}; choose a more capable or reachable model"
+    return text if text.startswith("flow.author") else f"flow.author: {text}"
 
 
 async def _tools(environment: Target) -> list[dict[str, Any]]:
