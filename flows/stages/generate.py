@@ -127,8 +127,8 @@ async def _tools(environment: Target) -> list[dict[str, Any]]:
 
 
 async def _write(spec: GenerateStage, client: JudgeClient, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    settings = {"count": spec.count, "about": spec.about, "difficulties": spec.difficulties}
-    return await write_tasks(_ClientAuthor(client), tools, **settings)
+    author = _ClientAuthor(client)
+    return await write_tasks(author, tools, count=spec.count, about=spec.about, difficulties=spec.difficulties)
 
 
 def with_tasks(spec: S, inputs: Inputs) -> S:
