@@ -234,14 +234,23 @@ def _rows(cls: type[Spec], prefix: str, values: dict[str, Any], path: Path) -> I
 def _flow(path: Path) -> Iterator[str]:
     """A recipe: its own keys, and the shared ones that it reads."""
     values, comments = _read(path), _comments(path)
-    target = FlowTarget.model_validate(values["flow"])
+    _, function = locate(values["flow"]["_target_"], allow=FlowTarget.built_in)
+    assert function is not None
     groups = [name.strip("/") for line in values["defaults"] if isinstance(line, dict) for name in line]
     chosen = f" It has the groups {', '.join(f'`{name}`' for name in groups)}." if groups else ""
-    about = (inspect.getdoc(target.factory()) or "").partition("\n\n")[0]
+    about = (inspect.getdoc(function) or "").partition("\n\n")[0]
     yield f"`flow={path.stem}`: {_text(about)}{chosen}"
-    own = settable(target.factory(), target.called_with)
+    own = settable(function, FlowTarget.called_with)
+    judges = {name.partition("@flow.")[2] for name in groups if name.startswith(f"{JUDGES}@flow.")}
     rows = [
-        (f"flow.{name}", _type(FieldInfo.from_annotation(own[name].annotation)), _value(value), comments.get(name, ""))
+        (f"flow.{name}", f"`{JUDGES}`", "", comments.get(name, ""))
+        if name in judges
+        else (
+            f"flow.{name}",
+            _type(FieldInfo.from_annotation(own[name].annotation)),
+            _value(value),
+            comments.get(name, ""),
+        )
         for name, value in values["flow"].items()
         if name != "_target_"
     ]

@@ -103,6 +103,7 @@ NEEDED = {
     **dict.fromkeys(("ruler", "critic", "rubric", "pairwise", "constitution"), SERVED),
     "alfworld": [f"environment.data={ALFWORLD.name}", "collect.scenarios=4", "warmup.demonstrations=4"],
     "agentgym": ["environment.kind=textcraft", "environment.url=http://127.0.0.1:36001", "warmup=none"],
+    "mcp_rl": ["environment.command=[server]", "flow.author.url=http://there/v1", "flow.author.model=name", *SERVED],
     "mcp": [
         f"environment.scenarios={TASKS}",
         "environment.command=[server]",

@@ -111,7 +111,7 @@ def generate(spec: GenerateStage, inputs: Inputs, draft: Draft, context: Context
 def author_message(text: str) -> str:
     """Return the message of an error of the author's model, with its configuration key."""
     text = text.replace("reward.model", "flow.author")
-    return text if text.startswith("flow.author") else f"flow.author: {text}; choose a more capable or reachable model"
+    return text if text.startswith("flow.author") else f"flow.author: {text}"
 
 
 async def _tools(environment: Target) -> list[dict[str, Any]]:
@@ -127,8 +127,8 @@ async def _tools(environment: Target) -> list[dict[str, Any]]:
 
 
 async def _write(spec: GenerateStage, client: JudgeClient, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    settings = {"count": spec.count, "about": spec.about, "difficulties": spec.difficulties}
-    return await write_tasks(_ClientAuthor(client), tools, **settings)
+    author = _ClientAuthor(client)
+    return await write_tasks(author, tools, count=spec.count, about=spec.about, difficulties=spec.difficulties)
 
 
 def with_tasks(spec: S, inputs: Inputs) -> S:

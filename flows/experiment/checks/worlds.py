@@ -79,8 +79,8 @@ def environment(
         yield Problem("environment", f"{environment.target} {naming_problem}")
     if flow.generates:
         if train or heldout:
-            text = f"flow={flow.name} writes the scenarios; expected environment.scenarios=null, or flow=online_rl"
-            yield Problem("environment.scenarios", text)
+            text = f"{environment.target} has scenarios of its own, and flow={flow.name} writes them"
+            yield Problem("environment", f"{text}; expected environment=mcp with environment.scenarios=null")
         return
     if environment.arguments.get("scenarios", ...) is None and not heldout:
         text = "null: no tasks; expected a JSON file of tasks, or flow=mcp_rl, which writes them"
