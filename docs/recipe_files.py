@@ -1,7 +1,7 @@
 """Files that some recipes are shown to learn from, made by commands.
 
-`games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `sums`: solved problems of the environment
-`arithmetic`. `flows.export` writes them in the form that a recipe reads.
+`games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `flows.export` writes them in the form that a
+recipe reads.
 
 `python -m docs.recipes run dpo` makes the file, unless this process has, and runs the recipe on it with the arguments
 of RECIPES, for each seed: the policies of seeds 1 and 2 learn from games that another policy played.
@@ -58,12 +58,6 @@ GAMES = SourceRun(
     ("+experiment=tic_tac_toe", "rounds=1", "collect.scenarios=2048", "collect.group_size=4"),
     "judge[[]1]",
 )
-SUMS = SourceRun(
-    "sums",
-    # the policy of this run is not used: it trains on a hundredth of the demonstrations
-    ("+task=arithmetic", "rounds=0", "filter@warmup.filter=top", "warmup.filter.share=0.01", "evaluate.scenarios=8"),
-    "judge[[]sft]",
-)
 
 
 def _game(form: str, *arguments: str) -> RecipeFile:
@@ -83,7 +77,6 @@ RECIPES = {
         "algorithm.batch_size=16",
         "algorithm.epochs=2",
     ),
-    "agentic_rl": RecipeFile(SUMS, "messages", ()),
 }
 """Files by recipe. The arguments hold what a model of one million weights needs."""
 _EXPORT = Lock()

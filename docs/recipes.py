@@ -223,8 +223,6 @@ def files_table() -> str:
     head = ["Experiment", "`--form`", "Further arguments", "Seeds", "Before", "After", "Gain [95 % over seeds]"]
     groups, cells = by_experiment(), []
     for experiment, file in recipe_files.RECIPES.items():
-        if file.source is not recipe_files.GAMES:
-            continue
         runs = groups.get(experiment, [])
         means = [f"{fmean(row[name] for row in runs):.2f}" for name in ("before", "after")] if runs else ["", ""]
         gain = _signed([row["gain"] for row in runs]) if runs else "not recorded"
