@@ -121,6 +121,37 @@ def test_a_recipe_that_changes_the_environment_of_rounds_refuses_overlap_before_
         Recorder(tmp_path, **changes, collect={**DATA["collect"], "overlap": 1})
 
 
+ROLES = {
+    "flow": {"_target_": "flows.recipes.multi_agent.multi_agent", "order": ["worker", "planner", "all"]},
+    "agent": {"roles": {}},
+    "rounds": 4,
+}
+
+
+def test_multi_agent_trains_the_roles_in_order_and_evaluates_after_each(tmp_path):
+    run = Recorder(tmp_path, **ROLES)
+    evaluations = ["evaluate[1_worker]", "evaluate[2_planner]"]
+    labels = ["evaluate[start]", *WARMUP, *rounds(1, 2), evaluations[0], *rounds(3), evaluations[1], *rounds(4)]
+    assert list(run.keys) == [*labels, "evaluate[final]", "deploy"]
+    assert [run.requests[f"train[{n}]"].spec.get("roles") for n in (1, 2, 3, 4)] == [["worker"]] * 2 + [
+        ["planner"],
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": {}}, "agent.roles: null: one agent plays"),
+        ({"flow": {**ROLES["flow"], "order": ["critic"]}}, "flow.order: critic: the agent has no such role"),
+        ({"rounds": 2}, "rounds: 2: fewer than the 3 phases"),
+    ],
+)
+def test_multi_agent_needs_the_roles_and_a_round_for_each_phase(tmp_path, changes, message):
+    with pytest.raises(SpecError, match=message):
+        Recorder(tmp_path, **{**ROLES, **changes})
+
+
 @pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"}))
 def test_a_shared_key_that_a_flow_does_not_read_is_rejected(key):
     lines = ["none", "+none"] if key in ("feedback", "reward_model") else ["null", "+null", "+part"]

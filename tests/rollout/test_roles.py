@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from components.environments.tools import ToolEnvironment, tool
+from components.environments.tools import ToolEnvironment, call, tool
 from components.inference.protocol import ChatCompletion
+from components.rollout.collector import demonstrate
 from components.rollout.formats import Presentation
 from components.rollout.players.player import Player
 from components.rollout.players.roles import PlannerAndWorkers
@@ -40,6 +41,9 @@ class Safe(ToolEnvironment):
 
     def outcome(self, answer):
         return {"success": self.turned == 2 and answer == "open"}
+
+    def solve(self, scenario):
+        return [call("turn", {}, 0), call("turn", {}, 1), {"role": "assistant", "content": "open"}]
 
 
 class Actor(Parrot):
@@ -115,3 +119,23 @@ def test_a_planner_that_says_nothing_is_told():
     trajectory = played(Actor(["", "Answer: open"], []))
     assert trajectory.metrics["parse_errors"] == 1
     assert trajectory.histories[0].messages[3].content == "error: say a sub-goal, or Answer: and your answer"
+
+
+@pytest.mark.parametrize("worker_turns", [1, 2, 4])
+def test_a_demonstration_is_laid_out_as_the_episode_of_the_same_words(worker_turns):
+    roles = ROLES.model_copy(update={"worker_turns": worker_turns})
+    (shown,) = demonstrate(Safe, JOBS, Presentation(), roles)
+    assert shown.success
+    assert shown.policy == "solver"
+    report = [["turn"], "turned 1", ["turn"], "turned 2"] if worker_turns > 1 else [["turn"], ["turn"]]
+    engine = Actor(["turn: ", "turn: ", "Answer: open"], report)
+    player = Player(PlannerAndWorkers(Presentation(), roles))
+    (played_episode,) = collect(engine, Safe, JOBS, player=player, group_size=1, max_turns=9)
+    texts = [
+        [[(m.role, m.content, [c.name for c in m.tool_calls]) for m in history.messages] for history in t.histories]
+        for t in (shown, played_episode)
+    ]
+    assert texts[0] == texts[1]
+    assert [history.agent for history in shown.histories] == ["planner", "worker", "worker"]
+    assert not any(history.token_ids for history in shown.histories)
+    assert len(shown.step_rewards) == shown.metrics["turns"]
