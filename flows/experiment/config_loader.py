@@ -155,7 +155,7 @@ def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
         node = config._get_node(key) if key in config.keys() else None  # noqa: SIM118  `in` is False for a missing value
         if node is None or (_is_mapping(change) and not _is_mapping(node)):
             continue
-        if _is_mapping(change):
+        if isinstance(node, DictConfig) and _is_mapping(change):
             existing[str(key)] = _existing(change, node)
         elif not _is_zero(node):
             existing[str(key)] = change
