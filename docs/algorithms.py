@@ -18,7 +18,7 @@ from docs.generated import Generated, one_line, table
 from flows.experiment.compose import compose
 from flows.experiment.config_loader import CONF
 from flows.terminal.help import describe
-from tests.test_configs import NEEDED
+from tests.test_configs import needed
 
 FORMULA = re.compile(r"^# ((?:loss|A) = .+)$", re.MULTILINE)
 PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})")
@@ -33,7 +33,7 @@ def files() -> list[Path]:
 
 def spec(path: Path) -> Any:
     """Return the composed spec of an algorithm."""
-    return compose([f"algorithm={path.stem}", *NEEDED.get(path.stem, [])]).algorithm
+    return compose([f"algorithm={path.stem}", *needed("algorithm", path.stem)]).algorithm
 
 
 def overview() -> str:

@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.compute.spec import PLACES as PLACE_SPECS
 from components.evaluation.spec import CalibrateSpec, MarksSpec
-from components.models.spec import LoraSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, LoraSpec, TeacherSpec
 from components.rewards.llm.spec import JUDGE_MODELS
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
@@ -77,14 +77,14 @@ def page() -> str:
 
 def generated() -> str:
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
-    order = ["experiment", "task", *(name for name in ExperimentSpec.model_fields if name in groups)]
+    order = ["experiment", "task", "size", *(name for name in ExperimentSpec.model_fields if name in groups)]
     order.insert(order.index("reward") + 1, JUDGES)
     order.insert(order.index("compute") + 1, PLACES)
     assert set(order) == set(groups), f"a config group without a key: {set(groups) ^ set(order)}"
     parts = ["### The experiment", _table(_top_rows())]
-    for group in order[2:]:
+    for group in order[3:]:
         parts += [f"### {group}", _options(group), *_keys(group)]
-    chosen = ["### Experiments", _options("experiment"), "### Tasks", _options("task")]
+    chosen = ["### Experiments", _options("experiment"), "### Tasks", _options("task"), "### Sizes", _options("size")]
     return "\n\n".join([*chosen, *parts]) + "\n"
 
 
@@ -224,7 +224,7 @@ def _top_rows() -> Iterator[Row]:
 def _rows(cls: type[Spec], prefix: str, values: dict[str, Any], path: Path) -> Iterator[Row]:
     comments = _comments(path)
     for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] != "name"):
-        if field.annotation in (LoraSpec, TeacherSpec, MarksSpec):
+        if field.annotation in (LoraSpec, FrozenModelSpec, TeacherSpec, MarksSpec):
             yield from _rows(field.annotation, f"{prefix}.{name}", values[name], path)
         elif name in values:
             shown = "" if values[name] == "???" else _value(values[name])

@@ -77,7 +77,7 @@ NEEDED = {
     "litellm": ["inference.model=openai/name", "rounds=0"],
     "taught": ["collect.teacher.model.name=organisation/name", "algorithm=sft", "filter=successful"],
     "teacher": ["warmup.teacher.model.name=organisation/name"],
-    "distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
+    "algorithm=distill": ["algorithm.teacher.name=organisation/name", "filter=everything"],
     "learned": ["reward.path=folder"],
     "human": [f"reward.path={ANSWERS}"],
     "aggregated": [f"reward.sources.human.path={ANSWERS}"],
@@ -115,7 +115,7 @@ NEEDED = {
     "textarena": ["warmup=none"],
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],
 }
-"""Values that an option needs from the user."""
+"""Values that an option needs from the user, by option, or by `group=option` where options share a name."""
 JUDGES = {
     "served": SERVED,
     "litellm": ["reward.model.model=provider/name"],
@@ -140,6 +140,11 @@ PACKAGES = {
 """Requirements of an option's environment that an installation may lack."""
 
 
+def needed(group: str, option: str) -> list[str]:
+    """Return the values that an option needs from the user."""
+    return NEEDED.get(f"{group}={option}", NEEDED.get(option, []))
+
+
 def overrides(file: Path) -> list[str]:
     group, option = file.parts
     if option in PACKAGES and find_spec(PACKAGES[option]) is None:
@@ -152,7 +157,7 @@ def overrides(file: Path) -> list[str]:
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
     lines = [f"{'+' if group in ('experiment', 'task') else ''}{group}={option}"]
-    return [*lines, *NEEDED.get(option, [])]
+    return [*lines, *needed(group, option)]
 
 
 def test_all_files_are_options_of_a_group():
@@ -322,11 +327,11 @@ def test_a_coefficient_of_zero_cannot_be_steered():
 @pytest.mark.parametrize("name", [file.name for file in OPTIONS if file.parts[0] == "algorithm"])
 def test_an_algorithm_is_the_same_in_its_file_and_in_its_class(name):
     """Settings of the optimizer are excluded, because they belong to an experiment."""
-    spec = compose([f"algorithm={name}", *NEEDED.get(name, [])]).algorithm
+    spec = compose([f"algorithm={name}", *needed("algorithm", name)]).algorithm
     assert spec.name == name
     own = set(type(spec).model_fields) - set(OptimizerSpec.model_fields)
-    needed = {key: getattr(spec, key) for key in own if type(spec).model_fields[key].is_required()}
-    plain = type(spec)(**needed)
+    required = {key: getattr(spec, key) for key in own if type(spec).model_fields[key].is_required()}
+    plain = type(spec)(**required)
     assert {key: getattr(spec, key) for key in own} == {key: getattr(plain, key) for key in own}
 
 

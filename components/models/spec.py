@@ -120,12 +120,9 @@ class ModelSpec(LocalModelSpec):
         return self.model_dump(exclude={"lora"})
 
 
-class TeacherSpec(LocalModelSpec):
-    """A teacher model, which is not trained. Keys shared with `model` have the same meaning."""
+class FrozenModelSpec(LocalModelSpec):
+    """A model that is not trained: a judge or a teacher. Keys shared with `model` have the same meaning."""
 
-    source: Literal["hub", "package", "random", "run"] = "hub"  # type: ignore[assignment]  # one more than its base
-    """Source of the weights, as of `model`; or `run`: the exported policy of an earlier run below the same root. `name`
-    is then an experiment, of which the latest finished run counts, or the id of a run."""
     adapter: str | None = None
     """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 
@@ -147,7 +144,7 @@ class TeacherSpec(LocalModelSpec):
         )
 
     def model(self, max_length: int, lora: LoraSpec | None = None) -> ModelSpec:
-        """Return the teacher as a ModelSpec. max_length: maximum sequence length in tokens."""
+        """Return it as a ModelSpec. max_length: maximum sequence length in tokens."""
         shared = self.model_dump(exclude={"adapter"})
         return ModelSpec(**shared, max_length=max_length, lora=lora or LoraSpec())
 
@@ -159,3 +156,11 @@ class TeacherSpec(LocalModelSpec):
         digest = None if folder is None else trained_weights.digest(folder)
         own = self.model_dump(mode="json", exclude={"device"})
         return {**own, **self.content(), "adapter": digest}
+
+
+class TeacherSpec(FrozenModelSpec):
+    """A teacher model."""
+
+    source: Literal["hub", "package", "random", "run"] = "hub"  # type: ignore[assignment]  # one more than its base
+    """Source of the weights, as of `model`; or `run`: the exported policy of an earlier run below the same root. `name`
+    is then an experiment, of which the latest finished run counts, or the id of a run."""

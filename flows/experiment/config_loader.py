@@ -150,16 +150,16 @@ class _Choice:
 
 def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
     """Return the changes of keys that the config has, without counts that are 0 and blocks that are null."""
-    kept: dict[str, Any] = {}
+    existing: dict[str, Any] = {}
     for key, change in changes.items_ex(resolve=False):
         node = config._get_node(key) if key in config.keys() else None  # noqa: SIM118  `in` is False for a missing value
         if node is None or (_is_mapping(change) and not _is_mapping(node)):
             continue
-        if _is_mapping(change):
-            kept[str(key)] = _existing(change, node)
+        if isinstance(node, DictConfig) and _is_mapping(change):
+            existing[str(key)] = _existing(change, node)
         elif not _is_zero(node):
-            kept[str(key)] = change
-    return OmegaConf.create(kept)
+            existing[str(key)] = change
+    return OmegaConf.create(existing)
 
 
 def _is_zero(node: Any) -> bool:

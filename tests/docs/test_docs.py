@@ -26,7 +26,7 @@ from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
-from tests.test_configs import JUDGES, NEEDED, PACKAGES
+from tests.test_configs import JUDGES, PACKAGES, needed
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
@@ -59,6 +59,7 @@ SECTIONS = {
             "sweeps",
             "schedules",
             "agents_that_train",
+            "scale",
             "cloud",
             "vllm",
             "deployment",
@@ -176,14 +177,15 @@ def every_option() -> tuple[list[str], list[Any]]:
     composer = Composer()
     groups = [name for name in ExperimentSpec.model_fields if composer.is_group(name)]
     options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
-    lines = [[one, *NEEDED.get(one.partition("=")[2], [])] for one in options]
-    lines += [["reward=ruler", f"judge_model@reward.model={one}", *needed] for one, needed in JUDGES.items()]
+    lines = [[one, *needed(*one.split("=", 1))] for one in options]
+    lines += [["reward=ruler", f"judge_model@reward.model={one}", *values] for one, values in JUDGES.items()]
     return groups, [composer.point(composer.parse(line)[0])[0] for line in lines]
 
 
 @functools.cache
 def composes(option: str) -> None:
-    check([option, *NEEDED.get(option.partition("=")[2], [])])
+    group, _, name = option.lstrip("+").partition("=")
+    check([option, *needed(group, name)])
 
 
 @pytest.mark.parametrize("arguments", RUNS)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
 from components.inference.protocol import ChatRequest, Sampling
-from components.models.spec import LoraSpec, ModelSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, LoraSpec, ModelSpec
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
@@ -18,7 +18,7 @@ class EmbeddedJudge(JudgeModelSpec):
     """Model on this machine, in the process of the stage."""
 
     name: Literal["embedded"] = "embedded"
-    model: TeacherSpec
+    model: FrozenModelSpec
     """Weights of the model."""
     context: int = Field(4096, ge=256)
     """Context length: maximum tokens of prompt and answer together."""
