@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.errors import EspalierError
+from flows.planning.budget import sufficiency
 from flows.planning.plan import RunPlan, plan
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
         planned = plan(specs[0])
+        planned = replace(planned, notes=[*planned.notes, *sufficiency(specs[0], planned)])
     except EspalierError as error:
         return print_error(error)
     if len(specs) > 1:

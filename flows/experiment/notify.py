@@ -1,0 +1,26 @@
+"""Notifications of a run: a webhook, and events in the user's Prefect server."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from components.specs import Spec
+from components.specs.served import VARIABLE
+
+Event = Literal["ended", "failed", "approval", "guard", "budget"]
+EVENTS: tuple[Event, ...] = ("ended", "failed", "approval", "guard", "budget")
+"""The run ended, failed, waits for a person's approval, a guard triggered, 80 % of the budget is spent."""
+
+
+class NotifySpec(Spec):
+    """Where a run reports its events. It does not affect results, so it is in no stage key."""
+
+    url_variable: str | None = Field(None, pattern=VARIABLE)
+    """Environment variable that holds the URL of a webhook, which gets a POST with a JSON body for each event. The URL
+    is a secret, so the configuration names only its variable. null: no webhook."""
+    prefect: bool = False
+    """Emit each event to your own Prefect server (`PREFECT_API_URL`), as `espalier.run.EVENT`, for its automations."""
+    events: list[Event] = Field(list(EVENTS), min_length=1)
+    """Events to report: ended, failed, approval, guard, budget."""
