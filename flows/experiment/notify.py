@@ -15,7 +15,7 @@ EVENTS: tuple[Event, ...] = ("ended", "failed", "approval", "guard", "budget")
 
 
 class NotifySpec(Spec):
-    """Where a run reports its events. It does not affect results, so it is in no stage key."""
+"""All events: the end, a failure, the wait for approval, a triggered guard, 80 % of the budget spent."""
 
     url_variable: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds the URL of a webhook, which gets a POST with a JSON body for each event. The URL
