@@ -11,11 +11,11 @@ from components.specs.served import VARIABLE
 
 Event = Literal["ended", "failed", "approval", "guard", "budget"]
 EVENTS: tuple[Event, ...] = ("ended", "failed", "approval", "guard", "budget")
-"""The run ended, failed, waits for a person's approval, a guard triggered, 80 % of the budget is spent."""
+"""All events: the end, a failure, the wait for approval, a triggered guard, 80 % of the budget spent."""
 
 
 class NotifySpec(Spec):
-"""All events: the end, a failure, the wait for approval, a triggered guard, 80 % of the budget spent."""
+    """Destinations of the events of a run. They do not affect results, so they are in no stage key."""
 
     url_variable: str | None = Field(None, pattern=VARIABLE)
     """Environment variable that holds the URL of a webhook, which gets a POST with a JSON body for each event. The URL
