@@ -208,10 +208,10 @@ class RunBudget:
         total = sum((self._alone(stage.label, stage.stage, execution) for stage in remaining), Amount())
         labels = ", ".join(stage.label for stage in remaining[:8]) + (", …" if len(remaining) > 8 else "")
         more = (
-            f"{len(remaining)} stages remain ({labels}): about {total.text()}" if remaining else "no stage is planned"
+            f"{len(remaining)} stages remain ({labels}): {total.text()}" if remaining else "No other stage is planned"
         )
         return (
-            f"{limit} ends the run before {label}, which is expected to take {expected.text()}; spent: {spent.text()}. "
+            f"{limit} ends the run before {label}, whose estimate is {expected.text()}; spent: {spent.text()}. "
             f"{_policy(execution, outcome)} {more}. The same command with a larger budget resumes here"
         )
 

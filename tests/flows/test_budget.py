@@ -82,7 +82,7 @@ def test_the_run_ends_before_the_stage_that_would_exceed_the_budget(tmp_path, un
         call("collect[6]", 6, request("collect"))
     assert len(execution.done) == 5
     assert "budget.cost=5 ends the run before collect[6]" in str(stop.value)
-    assert "2 stages remain (collect[6], collect[7]): about cost 2.00, 20 s" in str(stop.value)
+    assert "2 stages remain (collect[6], collect[7]): cost 2.00, 20 s" in str(stop.value)
     assert [notice.message for notice in execution.notices] == ["budget: cost 4.00 of 5 (80%)"]
     assert execution.shown[-1] == "budget: cost 5.00 of 5 (100%)"
 
@@ -91,7 +91,7 @@ def test_background_stages_count_with_the_stage_beside_them(tmp_path, uncached):
     beside = planned("collect[2]", 40.0, 0.0, beside="train[1]")
     execution = Stages(seconds=10.0)
     call = execution.limited(RunBudget(spec(tmp_path, "budget.hours=0.01"), plan(planned("train[1]", 1.0, 0), beside)))
-    with pytest.raises(BudgetReached, match=r"before train\[1\], which is expected to take cost 0\.00, 41 s"):
+    with pytest.raises(BudgetReached, match=r"before train\[1\], whose estimate is cost 0\.00, 41 s"):
         call("train[1]", 1, request("train"))
 
 
