@@ -23,6 +23,7 @@
     ├── BudgetExceeded (RuntimeError)       judging would exceed the judge budget; finished scores are saved
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
     ├── GuardTriggered (RuntimeError)       a guard of the flow ended the run; finished stages are saved
+    │   └── BudgetReached                   the next stage would exceed the budget of the run
     └── WaitTimeout (TimeoutError)          a wait timed out; names the awaited event and the limit
 
 A user's mistake (SpecError, ResourceError) is shown as its message, without a stack trace. Every error can be pickled,
@@ -164,6 +165,10 @@ class TrainingDiverged(EspalierError, ArithmeticError):
 
 class GuardTriggered(EspalierError, RuntimeError):
     """Run ended by a guard of the flow; the message names the cause and the remedy."""
+
+
+class BudgetReached(GuardTriggered):
+    """Run ended before a stage that would exceed `budget`; the message names what is spent and what remains."""
 
 
 class WaitTimeout(EspalierError, TimeoutError):

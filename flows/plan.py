@@ -19,6 +19,7 @@ from typing import Any
 
 from components.errors import EspalierError, ResourceError
 from components.evaluation.power import STEP
+from flows.planning.budget import sufficiency
 from flows.planning.plan import RunPlan, plan
 from flows.planning.power import plan_power
 from flows.planning.power import show as show_power
@@ -98,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
         planned = plan(specs[0])
+        planned = replace(planned, notes=[*planned.notes, *sufficiency(specs[0], planned)])
         power = plan_power(specs[0], planned, plan, success=options.success, gain=options.gain)
         if power is None and options.gain is not None:
             raise ResourceError(

@@ -20,9 +20,10 @@ from typing import Any
 from components.artifacts.roots import private_root
 from components.errors import EspalierError, GuardTriggered, ResourceError
 from components.redaction import refuse_secrets
+from flows.execution import notification
 from flows.execution.overlap import BackgroundRunner, sequential
 from flows.experiment import fork, teachers
-from flows.experiment.prerequisites import check_keys
+from flows.experiment.prerequisites import check_keys, refuse
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
@@ -77,6 +78,7 @@ def run(
     if spec.fork is not None:
         fork.named(spec, spec.fork.partition("@")[0])  # before any file is created below the root
     check_keys(spec)
+    refuse(notification.lacking(spec))
     approval.check(spec)
     _check_writable(root)
     tracking_uri = spec.tracking.uri or local_uri(root)
@@ -86,6 +88,13 @@ def run(
     spec = teachers.resolve(spec, context.store)
     starting_point = StartingPoint.resolve(spec, context.store)
     rehearse(spec, starting_point)
+    budget = None
+    if spec.budget.is_set:
+        from flows.planning.budget import RunBudget
+        from flows.planning.plan import plan
+
+        budget = RunBudget(spec, plan(spec))
+        budget.refuse_first()
     hush()
     stdout = sys.stdout
     with ExitStack() as stack:
@@ -121,7 +130,7 @@ def run(
 
         from flows.execution import tracking
         from flows.execution.executor import Execution
-        from flows.orchestration import tasks
+        from flows.orchestration import prefect_artifacts, tasks
         from flows.release import registration
         from flows.reporting import report
 
@@ -148,11 +157,17 @@ def run(
         )
         execution = Execution(spec, context, console, tracker, log, record)
         stack.callback(execution.close)
+        if execution.notifier is not None:
+            stack.enter_context(execution.notifier.watching())
         logger.info("MLflow run %s", tracker.run_id)
         on_round = results.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
         def body(call: StageRunner, beside: BackgroundRunner) -> results.Results:
+            if budget is not None:
+                call = budget.guard(
+                    call, execution, lambda: outcome, lambda text: prefect_artifacts.spent(text, spec.name)
+                )
             recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune)
             if spec.deploy.approve:
                 recipe_run.approve = approval.asker(execution)

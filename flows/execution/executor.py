@@ -32,6 +32,7 @@ from components.compute.snapshot import RECORD, Snapshot
 from components.compute.watchdog import Watchdog, watch
 from components.rollout.usage import PROVIDER_COST
 from flows.execution import prefect_credential
+from flows.execution.notification import Notifier
 from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
@@ -117,6 +118,8 @@ class Execution:
         self.done: dict[str, FinishedStage] = {}
         """Finished stages by label, in order."""
         self.notices: list[Notice] = []
+        self.notifier = None if record is None else Notifier(spec, record.run)
+        """Notifier of the run; None without a record."""
         self.watchers: list[Watcher] = []
         """Progress displays besides the console."""
         process = StageProcess(
@@ -206,6 +209,8 @@ class Execution:
             tracker = self.tracker
             tracker.outbox.put(lambda: tracker.set_tags({f"notice.{notice.kind}": notice.message}))
             tracker.outbox.put(lambda: tracker.log_metrics({f"notice/{notice.kind}": 1.0}, notice.step))
+        if self.notifier is not None and (guard or notice.kind == "budget"):
+            self.notifier.send("guard" if guard else "budget", notice.message, notice.step)
 
     def _artifact(self, label: str, request: Request, beside: ProcessRunner | None) -> tuple[Artifact, str]:
         if (cached := find_stage(request, self.context)) is not None:

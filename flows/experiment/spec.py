@@ -29,10 +29,12 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Spec, Target
 from components.tracking.spec import TrackingSpec
 from flows.experiment import checks
+from flows.experiment.budget import BudgetSpec
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec
 from flows.experiment.flow import DEFAULT_FLOW, FlowTarget
 from flows.experiment.guards import GuardsSpec
+from flows.experiment.notify import NotifySpec
 from flows.experiment.sections import RewardModelPartSpec, ServeSpec, WarmupSpec
 from flows.terminal.arguments import DEFAULT_ROOT, root_folder
 
@@ -68,6 +70,9 @@ class ExperimentSpec(Spec):
     held-out metric has not risen by more than `min_gain` above the best value before them. Needs `evaluate.every`.
     null: all rounds run."""
     guards: GuardsSpec = GuardsSpec()
+    notify: NotifySpec = NotifySpec()
+    budget: BudgetSpec = BudgetSpec()
+    """`{cost: 20, hours: 6}`: maximum cost and time of the stages of a run."""
     model: ModelSpec
     environment: Target
     """Class that implements the environment protocol."""

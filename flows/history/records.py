@@ -99,9 +99,9 @@ class SampleEpisode:
 class Notice:
     """Finding or decision during a run."""
 
-    kind: GuardName | Literal["early_stopping", "pruned", "best", "rejected", "champion", "deployment"]
+    kind: GuardName | Literal["early_stopping", "pruned", "best", "rejected", "champion", "deployment", "budget"]
     """A triggered guard, early stopping, pruning by the sweep, the choice of the final policy, its rejection by a
-    person, the result of the champion comparison, or the deployment."""
+    person, the result of the champion comparison, the deployment, or 80 % of the budget spent."""
     step: int
     message: str
     episodes: list[SampleEpisode] = field(default_factory=list)

@@ -49,6 +49,19 @@ def results(run_results: Results, name: str) -> None:
     create_table_artifact(table, key=key("results", name), description="Held-out episodes, mean [95 % interval]")
 
 
+def spent(text: str, name: str) -> None:
+    """Create or replace the artifact with the spent share of the budget. A failure of the server is ignored."""
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.context import FlowRunContext
+
+    if FlowRunContext.get() is None:
+        return
+    try:
+        create_markdown_artifact(text, key=key("budget", name), description=f"Budget of {name}")
+    except Exception as error:  # noqa: BLE001  the run does not depend on the artifact
+        logger.warning("cannot create the artifact of the budget in Prefect: %s", error)
+
+
 def mlflow_link(tracker: Tracker, name: str) -> None:
     """Create a link to the MLflow run if MLflow is a server."""
     from prefect.artifacts import create_link_artifact

@@ -25,6 +25,7 @@ from components.errors import GuardTriggered
 from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
+from flows.execution import notification
 from flows.execution.overlap import BackgroundResult, T, sequential
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
@@ -125,7 +126,10 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
         Run(spec, planner.call, planner.beside, start, on_notice=notices.append).execute()
     except GuardTriggered as error:
         guard_error = error
-    missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *deployment_problems(spec))]
+    missing = [
+        f"the run cannot start yet: {text}"
+        for text in (*lacking(spec), *notification.lacking(spec), *deployment_problems(spec))
+    ]
     notes = [
         *missing,
         *resolved_values(spec),

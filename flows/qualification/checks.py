@@ -176,7 +176,9 @@ async def check_exploits(tested: Qualification) -> QualificationCheck:
                 played.setdefault((name, variant), []).append(recording)
     limit = max(MOST_EXPLOIT, _rate(tested.random))
     worth = fmean(recording.reward for recording in tested.solved) if tested.solved else 0.0
-    failures, figures, examples = [], {}, []
+    failures: list[str] = []
+    figures: dict[str, float] = {}
+    examples: list[Recording] = []
     for (name, variant), recordings in played.items():
         successes = [recording for recording in recordings if recording.success]
         rate, earned = len(successes) / len(recordings), fmean(recording.reward for recording in recordings)

@@ -1,7 +1,7 @@
 """Recorded episodes: what an environment showed and what was done in it, so that an episode can be replayed.
 
-An instance is driven directly, without a model and without the agent's format. `TestedInstance` answers for synchronous and
-asynchronous environments alike and validates what they return.
+An instance is driven directly, without a model and without the agent's format. `TestedInstance` calls synchronous
+and asynchronous environments alike and validates what they return.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ async def _prompts(world: TestedInstance, train: list[Scenario], heldout: list[S
 def _similar(train: list[Scenario], heldout: list[Scenario], texts: dict[str, str]) -> list[tuple[Scenario, Scenario]]:
     """Return the held-out scenarios that have a training scenario with a nearly equal prompt, each with it."""
     memory = SimilarTexts(SLOTS)
-    exact = {}
+    exact: dict[str, int] = {}
     for number, scenario in enumerate(train):
         if scenario.id in texts:
             memory.add(texts[scenario.id], number)
@@ -83,9 +83,11 @@ def _similar(train: list[Scenario], heldout: list[Scenario], texts: dict[str, st
     pairs = []
     for scenario in heldout:
         text = texts.get(scenario.id)
-        number = None if text is None else exact.get(text, memory.add(text, len(train)))
-        if number is not None and number < len(train):
-            pairs.append((scenario, train[number]))
+        if text is None:
+            continue
+        similar = exact.get(text, memory.add(text, len(train)))
+        if similar is not None and similar < len(train):
+            pairs.append((scenario, train[similar]))
     return pairs
 
 

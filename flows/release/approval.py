@@ -59,6 +59,8 @@ def asker(execution: Execution) -> Approve:
         execution.console.line(
             f"waiting up to {duration(spec.deploy.approve_timeout)} (deploy.approve_timeout) for a person's approval"
         )
+        if execution.notifier is not None:
+            execution.notifier.send("approval", f"deploy {spec.deploy.name or spec.name}?", outcome.last_step)
         table = rows(spec, outcome)
         if _in_prefect():
             reason = ask_in_prefect(spec, table)

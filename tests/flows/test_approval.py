@@ -58,14 +58,22 @@ def test_an_export_that_is_there_is_not_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.setattr(approval, "ask_in_terminal", lambda *_: "it is worse")
     closed = []
     context = SimpleNamespace(warm=SimpleNamespace(close=lambda: closed.append(True)))
-    execution = SimpleNamespace(spec=spec(tmp_path), context=context, console=SimpleNamespace(line=print))
+    events = []
+    notifier = SimpleNamespace(send=lambda event, message, step: events.append((event, message, step)))
+    console = SimpleNamespace(line=print)
+    execution = SimpleNamespace(spec=spec(tmp_path), context=context, console=console, notifier=notifier)
+    outcome = SimpleNamespace(last_step=4)
     approve = approval.asker(execution)
     found.append("an export")
-    assert approve(None, None) is None
+    assert approve(outcome, None) is None
     assert closed == []
+    assert events == []
     found[0] = None
-    assert approve(None, None).startswith("the deployment was rejected: it is worse; finished stages stay cached")
+    assert approve(outcome, None).startswith("the deployment was rejected: it is worse; finished stages stay cached")
     assert closed == [True]
+    ((event, message, step),) = events
+    assert (event, step) == ("approval", 4)
+    assert message.startswith("deploy ")
 
 
 def test_the_person_sees_the_evaluations(tmp_path):

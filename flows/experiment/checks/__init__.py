@@ -47,6 +47,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.feedback_weights,
     computing.stages,
     computing.places,
+    computing.budget,
     computing.remote_store,
     computing.several_processes,
     deploying.formats,

@@ -8,9 +8,12 @@ from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.spec import AlgorithmSpec
 from components.compute.spec import ComputeSpec
 from components.errors import Problem
+from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
+from components.rewards.llm.spec import asked_by
 from components.rollout.spec import CollectSpec
-from components.specs import nearest
+from components.specs import Target, nearest
+from flows.experiment.budget import BudgetSpec
 from flows.stages import DISTRIBUTED, PLACED
 
 
@@ -30,6 +33,19 @@ def places(compute: ComputeSpec) -> Iterator[Problem]:
         if name not in compute.places:
             message = f"{name!r}: expected one of {', '.join(compute.places)}"
             yield Problem(f"compute.{key}", message, nearest(name, compute.places))
+
+
+def budget(
+    budget: BudgetSpec, compute: ComputeSpec, reward: Target, inference: InferenceSpec, collect: CollectSpec
+) -> Iterator[Problem]:
+    """Check that something has a price if the cost is limited."""
+    if budget.cost is None or compute.price or any(compute.prices.values()):
+        return
+    teacher = collect.teacher.inference if collect.teacher is not None else inference
+    if any(judge.paid for judge in asked_by(reward)) or not (inference.loads_policies and teacher.loads_policies):
+        return
+    message = f"{budget.cost:g}, but nothing has a price; set the hourly price of the machine: compute.price"
+    yield Problem("budget.cost", message)
 
 
 def remote_store(compute: ComputeSpec, store: str | None) -> Iterator[Problem]:
