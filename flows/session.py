@@ -21,6 +21,7 @@ from components.artifacts.roots import private_root
 from components.errors import EspalierError, GuardTriggered, ResourceError
 from components.redaction import refuse_secrets
 from flows.execution.overlap import BackgroundRunner, sequential
+from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment import fork
 from flows.experiment.prerequisites import check_keys
 from flows.experiment.requests import StageRunner
@@ -150,8 +151,8 @@ def run(
         on_round = results.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
-        def body(call: StageRunner, beside: BackgroundRunner) -> results.Results:
-            recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune)
+        def body(call: StageRunner, beside: BackgroundRunner, at_once: ParallelRunner) -> results.Results:
+            recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune, at_once=at_once)
             if spec.deploy.approve:
                 recipe_run.approve = approval.asker(execution)
             outcome = recipe_run.outcome
@@ -166,11 +167,9 @@ def run(
             return results.conclude(execution, outcome, overrides, released, seconds=time.monotonic() - start)
 
         if prefect is None:
-            result = body(execution.artifact, sequential(execution.artifact))
+            result = body(execution.artifact, sequential(execution.artifact), in_turn(execution.artifact))
         else:
-            result = tasks.run_flow(
-                spec.flow.name.replace("_", "-"), execution, body, prefect, interruption, dead, records.close
-            )
+            result = tasks.run_flow(spec.flow.title, execution, body, prefect, interruption, dead, records.close)
         line: dict[str, Any] = json.loads(result.to_json())
         record.run.result = line
         results.show(result, console, tracker.ui_command, server.ui_command(root))

@@ -6,14 +6,15 @@ its filter. Decisions from existing evaluations (early stopping, the best policy
 evaluations are pending, the plan continues to the last round and says that it is an upper bound.
 
 Times and the cost of judges come from earlier stages (`earlier_stages`). Background work (`collect.overlap`) counts
-only by the time that exceeds the stage beside it. The price of a machine-hour comes from `compute.prices`; for a
+only by the time that exceeds the stage beside it, and branches that run at the same time (`compute.parallel`) by the
+longest. The price of a machine-hour comes from `compute.prices`; for a
 SkyPilot machine without a price there, from SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
 from flows.execution.overlap import BackgroundResult, T, sequential
+from flows.execution.parallel import overlaps
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
@@ -120,7 +122,7 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
     notices: list[Notice] = []
     guard_error = None
     try:
-        Run(spec, planner.call, planner.beside, start, on_notice=notices.append).execute()
+        Run(spec, planner.call, planner.beside, start, on_notice=notices.append, at_once=planner.at_once).execute()
     except GuardTriggered as error:
         guard_error = error
     missing = [f"the run cannot start yet: {text}" for text in (*lacking(spec), *deployment_problems(spec))]
@@ -271,6 +273,29 @@ class _Planner:
             saved = overlap / 3600 * min(prices)
             cost = None if stage.cost is None else stage.cost - saved
             self.planned[index] = replace(stage, beside=label, where=BACKGROUND, overlapped_seconds=overlap, cost=cost)
+
+    def at_once(self, branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
+        """Plan branches of which up to `compute.parallel` run at the same time."""
+        compute, first = self.spec.compute, len(self.planned)
+        free = [0.0] * compute.parallel
+        """Time at which each lane is free."""
+        spans: list[tuple[float, float]] = []
+        results = []
+        for branch in branches:
+            lane = free.index(min(free))
+            results.append(branch(self.call))
+            for stage in self.planned[first + len(spans) :]:
+                begin, free[lane] = free[lane], free[lane] + (stage.seconds or 0.0)
+                spans.append((begin, free[lane]))
+        stages = self.planned[first:]
+        if all(compute.place(stage.stage).concurrent for stage in stages if stage.status != "cached"):
+            lowest = min((self._price(stage.stage) or 0.0 for stage in stages), default=0.0)
+            for index, (stage, overlap) in enumerate(zip(stages, overlaps(spans), strict=True), first):
+                saved = 0.0 if compute.place(stage.stage).remote else overlap / 3600 * lowest
+                cost = None if stage.cost is None else stage.cost - saved
+                beside = stages[0].label if overlap else None
+                self.planned[index] = replace(stage, beside=beside, overlapped_seconds=overlap, cost=cost)
+        return results
 
     def _key(self, request: Request, part: dict[str, Any]) -> str | None:
         """Return the stage key of a request; None if an input is pending."""

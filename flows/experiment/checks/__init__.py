@@ -48,6 +48,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.stages,
     computing.places,
     computing.remote_store,
+    computing.parallel,
     computing.several_processes,
     deploying.formats,
 )
