@@ -1,5 +1,7 @@
 """`python -m flows.plan +experiment=NAME [overrides]`: dry run of an experiment.
 
+With `seeds: [0, 1, 2]` it plans the runs of all seeds; a stage that they share is computed once, and then cached.
+
 It lists each stage with its inputs and its status: cached, to be resumed, or to run. For a stage that runs it shows the
 reason (the part of its key that differs from the nearest stage of an earlier run), the place, and the expected time and
 cost (`flows.planning.plan` explains the estimates). The command starts nothing, writes nothing, loads no model and does
@@ -12,7 +14,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from components.errors import EspalierError
@@ -29,11 +30,13 @@ def show(planned: RunPlan) -> str:
     from flows.terminal.console import duration, printable
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "from", "", "where", "episodes", "time", "cost", "why"):
-        table.add_column(name, overflow="fold", ratio=1 if name == "why" else None)
+    several = len(planned.seeds) > 1
+    for column in (*(["seed"] if several else []), "stage", "from", "", "where", "episodes", "time", "cost", "why"):
+        table.add_column(column, overflow="fold", ratio=1 if column == "why" else None)
     marks = {"cached": "cached", "unfinished": "resumes", "run": "runs"}
     for stage in planned.stages:
         table.add_row(
+            *([str(stage.seed)] if several else []),
             printable(stage.label),
             printable(", ".join(stage.inputs.values())),
             marks[stage.status],
@@ -51,8 +54,9 @@ def show(planned: RunPlan) -> str:
     costs = [stage.cost for stage in planned.stages if stage.cost is not None]
     time_bound, cost_bound = ("at least " if len(values) < len(planned.stages) else "" for values in (times, costs))
     time_and_cost = f"{time_bound}{duration(sum(times))}, cost {cost_bound}{sum(costs):.2f}"
+    name = planned.experiment + (f", {len(planned.seeds)} seeds" if several else "")
     total = (
-        f"{planned.experiment}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
+        f"{name}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
         f"{planned.count('cached')} cached, "
         f"{planned.count('run') + planned.count('unfinished')} to run; "
         f"{time_and_cost if sum(times) or not unknown else 'time and cost unknown'}"
@@ -85,13 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
-        planned = plan(specs[0])
+        planned = plan(*specs)
     except EspalierError as error:
         return print_error(error)
-    if len(specs) > 1:
-        seeds = ", ".join(str(spec.seed) for spec in specs)
-        note = f"this is the plan of seed {specs[0].seed}; the command runs the seeds {seeds}, and stages that do not "
-        planned = replace(planned, notes=[*planned.notes, f"{note}sample are computed once"])
     print(json.dumps(planned.to_json()) if options.json else show(planned), end="\n" if options.json else "")
     return 0
 
