@@ -1,5 +1,7 @@
 """`python -m flows.plan +experiment=NAME [overrides]`: dry run of an experiment.
 
+With `seeds: [0, 1, 2]` it plans the runs of all seeds; a stage that they share is computed once, and then cached.
+
 It lists each stage with its inputs and its status: cached, to be resumed, or to run. For a stage that runs it shows the
 reason (the part of its key that differs from the nearest stage of an earlier run), the place, and the expected time and
 cost (`flows.planning.plan` explains the estimates). From the success of the policy before the rounds it predicts what
@@ -35,11 +37,13 @@ def show(planned: RunPlan) -> str:
     from flows.terminal.console import duration, printable
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "from", "", "where", "episodes", "time", "cost", "why"):
-        table.add_column(name, overflow="fold", ratio=1 if name == "why" else None)
+    several = len(planned.seeds) > 1
+    for column in (*(["seed"] if several else []), "stage", "from", "", "where", "episodes", "time", "cost", "why"):
+        table.add_column(column, overflow="fold", ratio=1 if column == "why" else None)
     marks = {"cached": "cached", "unfinished": "resumes", "run": "runs"}
     for stage in planned.stages:
         table.add_row(
+            *([str(stage.seed)] if several else []),
             printable(stage.label),
             printable(", ".join(stage.inputs.values())),
             marks[stage.status],
@@ -57,8 +61,9 @@ def show(planned: RunPlan) -> str:
     costs = [stage.cost for stage in planned.stages if stage.cost is not None]
     time_bound, cost_bound = ("at least " if len(values) < len(planned.stages) else "" for values in (times, costs))
     time_and_cost = f"{time_bound}{duration(sum(times))}, cost {cost_bound}{sum(costs):.2f}"
+    name = planned.experiment + (f", {len(planned.seeds)} seeds" if several else "")
     total = (
-        f"{planned.experiment}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
+        f"{name}: {'at most ' if planned.at_most else ''}{len(planned.stages)} stages, "
         f"{planned.count('cached')} cached, "
         f"{planned.count('run') + planned.count('unfinished')} to run; "
         f"{time_and_cost if sum(times) or not unknown else 'time and cost unknown'}"
@@ -98,9 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
-        planned = plan(specs[0])
-        planned = replace(planned, notes=[*planned.notes, *sufficiency(specs[0], planned)])
-        power = plan_power(specs[0], planned, plan, success=options.success, gain=options.gain)
+        planned = plan(*specs)
+        first = planned if len(specs) == 1 else plan(specs[0])
+        planned = replace(planned, notes=[*planned.notes, *sufficiency(specs[0], first)])
+        power = plan_power(specs[0], first, plan, success=options.success, gain=options.gain)
         if power is None and options.gain is not None:
             raise ResourceError(
                 "--gain needs the success of the policy before the rounds, and no earlier run below "
@@ -108,15 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     except EspalierError as error:
         return print_error(error)
-    if len(specs) > 1:
-        seeds = ", ".join(str(spec.seed) for spec in specs)
-        note = f"this is the plan of seed {specs[0].seed}; the command runs the seeds {seeds}, and stages that do not "
-        planned = replace(planned, notes=[*planned.notes, f"{note}sample are computed once"])
     if options.json:
         print(json.dumps({**planned.to_json(), "power": power and power.to_json()}))
     else:
         print(show(planned), end="")
-        print("".join(f"{line}\n" for line in (show_power(power) if power else [])), end="")
+        print("".join(f"{line}
+" for line in (show_power(power) if power else [])), end="")
     return 0
 
 

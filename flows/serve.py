@@ -29,6 +29,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from components.errors import EspalierError, Problem, ResourceError, SpecError
 from components.redaction import refuse_secrets
+from flows.experiment.spec import ExperimentSpec
 from flows.orchestration.server import PORT
 from flows.scheduling import parameters
 from flows.scheduling.parameters import ServedExperiment
@@ -117,7 +118,6 @@ def serve(arguments: argparse.Namespace) -> int:
     port = arguments.port or PORT
     os.environ.setdefault("PREFECT_API_URL", f"http://{server.HOST}:{port}/api")
     starts = schedule(arguments)
-    allowed = [spec.serve.overrides for spec in specs]
     with ExitStack() as stack:
         if url:
             server.UserServer(url)
@@ -130,7 +130,7 @@ def serve(arguments: argparse.Namespace) -> int:
             from prefect.settings import temporary_settings
 
             stack.enter_context(temporary_settings(local_server.settings()))
-        return _register(deployments, allowed, arguments, starts)
+        return _register(deployments, specs, arguments, starts)
 
 
 def requested_deployments(arguments: argparse.Namespace) -> list[ServedExperiment]:
@@ -196,11 +196,11 @@ def schedule(arguments: argparse.Namespace) -> Schedule | None:
 
 def _register(
     requested: Sequence[ServedExperiment],
-    allowed: Sequence[Sequence[str]],
+    specs: Sequence[ExperimentSpec],
     arguments: argparse.Namespace,
     starts: Schedule | None,
 ) -> int:
-    """Register the deployments and serve them. allowed: keys that a run may set, per deployment."""
+    """Register the deployments and serve them. specs: their experiments."""
     import httpx
     from prefect import get_client
     from prefect.exceptions import PrefectHTTPStatusError
@@ -210,7 +210,7 @@ def _register(
             if arguments.pool:
                 _check_pool(client, arguments.pool)
             registered = [
-                deployment(request, keys, arguments, starts) for request, keys in zip(requested, allowed, strict=True)
+                deployment(request, spec, arguments, starts) for request, spec in zip(requested, specs, strict=True)
             ]
             _check_names(client, registered, replace=arguments.replace)
             for runner_deployment in registered:
@@ -269,16 +269,18 @@ def _check_names(client: SyncPrefectClient, requested: Sequence[RunnerDeployment
 
 
 def deployment(
-    requested: ServedExperiment, allowed: Sequence[str], arguments: argparse.Namespace, starts: Schedule | None
+    requested: ServedExperiment, spec: ExperimentSpec, arguments: argparse.Namespace, starts: Schedule | None
 ) -> RunnerDeployment:
-    """Return the deployment as Prefect registers it. Its parameter schema lists the keys that a run may set."""
+    """Return the deployment as Prefect registers it: of a flow with the name of the recipe, such as
+    `agent-evol/my_experiment`. Its parameter schema lists the keys that a run may set."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
     from prefect.types.entrypoint import EntrypointType
 
-    from flows.scheduling.served_flow import experiment
+    from flows.scheduling.served_flow import flow_of
 
+    allowed = spec.serve.overrides
     keys = ", ".join(f"`{key}`" for key in allowed) or "nothing (serve.overrides lists no key)"
-    runner_deployment: RunnerDeployment = experiment.to_deployment(
+    runner_deployment: RunnerDeployment = flow_of(spec.flow.title).to_deployment(
         requested.name,
         schedule=starts,
         parameters={"overrides": []},
@@ -315,7 +317,7 @@ def _wait(deployments: Sequence[RunnerDeployment]) -> int:
     from prefect.runner import Runner
 
     from flows.execution.executor import environment
-    from flows.scheduling.served_flow import experiment
+    from flows.scheduling.served_flow import flow_of
 
     os.environ |= {**environment(), "PREFECT_LOGGING_TO_API_ENABLED": "true"}  # for the runs: the UI shows their logs
     runner = Runner(name="espalier", query_seconds=POLL, limit=None)
@@ -323,7 +325,7 @@ def _wait(deployments: Sequence[RunnerDeployment]) -> int:
         identifier = runner.add_deployment(runner_deployment)
         # Runs call this flow, not the entrypoint, path or pull steps stored on the server: any user of the API can
         # change those. `Runner.add_flow` does the same, but accepts no parameter schema.
-        runner._deployment_registry.register_flow(identifier, experiment)
+        runner._deployment_registry.register_flow(identifier, flow_of(runner_deployment.flow_name))
     print("waiting for runs; Ctrl-C stops this command and its runs", file=sys.stderr, flush=True)
     try:
         asyncio.run(runner.start())

@@ -22,6 +22,7 @@ from components.errors import EspalierError, GuardTriggered, ResourceError
 from components.redaction import refuse_secrets
 from flows.execution import notification
 from flows.execution.overlap import BackgroundRunner, sequential
+from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment import fork, teachers
 from flows.experiment.prerequisites import check_keys, refuse
 from flows.experiment.requests import StageRunner
@@ -163,12 +164,12 @@ def run(
         on_round = results.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
-        def body(call: StageRunner, beside: BackgroundRunner) -> results.Results:
+        def body(call: StageRunner, beside: BackgroundRunner, at_once: ParallelRunner) -> results.Results:
             if budget is not None:
                 call = budget.guard(
                     call, execution, lambda: outcome, lambda text: prefect_artifacts.spent(text, spec.name)
                 )
-            recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune)
+            recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune, at_once=at_once)
             if spec.deploy.approve:
                 recipe_run.approve = approval.asker(execution)
             outcome = recipe_run.outcome
@@ -183,11 +184,9 @@ def run(
             return results.conclude(execution, outcome, overrides, released, seconds=time.monotonic() - start)
 
         if prefect is None:
-            result = body(execution.artifact, sequential(execution.artifact))
+            result = body(execution.artifact, sequential(execution.artifact), in_turn(execution.artifact))
         else:
-            result = tasks.run_flow(
-                spec.flow.name.replace("_", "-"), execution, body, prefect, interruption, dead, records.close
-            )
+            result = tasks.run_flow(spec.flow.title, execution, body, prefect, interruption, dead, records.close)
         line: dict[str, Any] = json.loads(result.to_json())
         record.run.result = line
         results.show(result, console, tracker.ui_command, server.ui_command(root))

@@ -30,6 +30,8 @@ class Place(Spec):
 
     remote: ClassVar[bool] = False
     """True if stages run on other machines."""
+    concurrent: ClassVar[bool] = True
+    """True if several stages can run at the same time."""
     price_source: ClassVar[str | None] = None
     """Provider that is asked for `offers`, for messages; None if it has none."""
 
@@ -53,6 +55,11 @@ class Place(Spec):
     def group(self) -> TrainingGroup | None:
         """Processes that train together; None for a single process."""
         return None
+
+    def parallel_problems(self, name: str, parallel: int) -> Iterator[Problem]:
+        """Yield a problem if this place cannot run several stages at the same time although it should. parallel:
+        `compute.parallel`."""
+        return iter(())
 
     @property
     def shares_folders(self) -> bool:

@@ -34,6 +34,10 @@ class ComputeSpec(Spec):
     """Places of single stages: `{train: process}`."""
     places: dict[str, AnyPlace] = {"local": LocalPlace(), "process": ProcessPlace()}
     """Places by name."""
+    parallel: int = Field(1, ge=1)
+    """Maximum number of independent stages of a recipe that run at the same time, each in its own process or on its
+    own machine: reward models of an ensemble, and branches of `run.parallel`. Stages on `local` run one after the
+    other."""
     save_every: float = Field(30.0, ge=0)
     """Seconds between two checkpoints of a running training, from which it resumes if it is killed. 0: after each
     gradient step."""

@@ -49,6 +49,11 @@ class Permissions:
         return self.root_of(next(iter(self.specs)))
 
     @property
+    def roots(self) -> list[Path]:
+        """Folders of the runs of all experiments."""
+        return list(dict.fromkeys(map(self.root_of, self.specs)))
+
+    @property
     def config_dir(self) -> Path | None:
         """Folder of the operator's own config groups."""
         folder = next(iter(self._offered.values())).config_dir

@@ -11,17 +11,17 @@ from flows.agent_tools.jobs import Job
 from flows.history.records import Records, RunRecord
 
 
-def record_of(job: Job) -> RunRecord | None:
-    """Return the record of a job's latest run; None before it exists, and for an evaluation."""
+def records_of(job: Job) -> list[RunRecord]:
+    """Return the records of a job's runs, latest first: several of a sweep, none before the first run and of an
+    evaluation."""
     process = f"process {job.pid} on {socket.gethostname()}"
-    runs = [run for run in Records(job.root).all() if run.process == process and run.started >= job.started - 1]
-    return runs[0] if runs else None
+    return [run for run in Records(job.root).all() if run.process == process and run.started >= job.started - 1]
 
 
 def run_of(job: Job) -> str:
     """Return the id of a job's run. Raises ResourceError if it has none."""
-    if (record := record_of(job)) is not None:
-        return record.id
+    if records := records_of(job):
+        return records[0].id
     result = job.result()
     if result is not None and isinstance(result.get("run_id"), str):
         return str(result["run_id"])  # nothing has changed since that run

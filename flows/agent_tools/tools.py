@@ -7,19 +7,21 @@ tool, with the command's message.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.errors import EspalierError
+from components.errors import EspalierError, ResourceError
 from flows.agent_tools import permissions
 from flows.agent_tools.answers import masked
 from flows.agent_tools.commands import result_of
 from flows.agent_tools.jobs import Job, Jobs
 from flows.agent_tools.permissions import Permissions
-from flows.agent_tools.progress import progress, record_of, run_of
+from flows.agent_tools.progress import progress, records_of, run_of
 from flows.history.records import Records
 from flows.terminal.exit_codes import describe_error
 from flows.terminal.help import CONF, experiment_summaries
@@ -182,7 +184,7 @@ class Tools:
         """Compare runs: differences of the configuration, held-out results with 95 % intervals, paired differences to
         the first run, time and cost by stage."""
         names = [self._run(run) for run in runs]
-        return await result_of("compare", [*names, f"root={self._permitted.root}"])
+        return await result_of("compare", [*names, f"root={await asyncio.to_thread(self._root_of, names)}"])
 
     async def _arguments(self, experiment: str, overrides: list[str]) -> list[str]:
         return await asyncio.to_thread(self._permitted.arguments, experiment, overrides)
@@ -199,8 +201,10 @@ class Tools:
     async def _status(self, job: Job, log_lines: int) -> dict[str, Any]:
         state = job.state
         data: dict[str, Any] = {"id": job.id, "command": job.name, "state": state, "seconds": round(job.seconds, 1)}
-        if (record := await asyncio.to_thread(record_of, job)) is not None:
-            data["run"] = progress(record, Records(job.root))
+        if records := await asyncio.to_thread(records_of, job):
+            data["run"] = progress(records[0], Records(job.root))
+            if len(records) > 1:  # a sweep
+                data["runs"] = [progress(record, Records(job.root)) for record in reversed(records)]
         if (error := job.error()) is not None:
             data["error"] = error
         return {**data, "result": job.result(), "log": job.log(log_lines)}
@@ -209,6 +213,15 @@ class Tools:
         """Return the reference to a run, or the run of a job."""
         job = self._jobs.find(text)
         return run_of(job) if job is not None else permissions.run_name(text)
+
+    def _root_of(self, runs: list[str]) -> Path:
+        """Return the folder that has all of these runs; if none has them, that of the first experiment."""
+        for root in self._permitted.roots:
+            with contextlib.suppress(ResourceError):
+                for run in runs:
+                    Records(root).get(run)
+                return root
+        return self._permitted.root
 
     def _policy(self, text: str) -> str:
         """Return the name of a policy for flows.evaluate."""

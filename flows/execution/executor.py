@@ -140,7 +140,7 @@ class Execution:
             say=console.line,
         )
         self._runners: dict[str, Runner] = {}
-        """Runners by place; a runner may keep its machines between stages."""
+        """Runners by place and lane; a runner may keep its machines between stages."""
         self._codes: set[str] = set()
         self.second = KeptProcessRunner(process)
         """Runner of background work: a separate process whose models stay loaded between rounds."""
@@ -158,8 +158,8 @@ class Execution:
     def make(self, label: str, step: int, request: Request, beside: ProcessRunner | None = None) -> FinishedStage:
         """Run the stage where `compute` places it, or load it from the cache, without reporting it.
 
-        beside: runner of background work, in place of `compute`. A background thread may call this method: it uses only
-        the console and the log, which are thread-safe."""
+        beside: runner of background work or of a branch, in place of `compute`. A background thread may call this
+        method: it uses only the console and the log, which are thread-safe."""
         start = time.monotonic()
         artifact, status = self._artifact(label, request, beside)
         ended = time.monotonic()
@@ -216,7 +216,7 @@ class Execution:
         if (cached := find_stage(request, self.context)) is not None:
             return cached, "cached"
         place = self.spec.compute.placement(request.stage)
-        runner = beside or self._runner(place)
+        runner = beside or self.runner(request.stage)
         limit = self.spec.compute.stall_timeout
         report = functools.partial(logger.error, "%s has stalled:\n%s", label)
         unit = STAGES[request.stage].unit
@@ -244,10 +244,14 @@ class Execution:
         for runner in self._runners.values():
             runner.close(wait)
 
-    def _runner(self, place: str) -> Runner:
-        if place not in self._runners:
-            self._runners[place] = self.spec.compute.places[place].runner(place, self._runner_context)
-        return self._runners[place]
+    def runner(self, stage: str, lane: int = 0) -> Runner:
+        """Return the runner of a kind of stage where `compute` places it. lane: number of a thread whose stages run
+        beside those of the others, on machines of their own."""
+        place = self.spec.compute.placement(stage)
+        name = f"{place}-{lane + 1}" if lane else place
+        if name not in self._runners:
+            self._runners[name] = self.spec.compute.places[place].runner(name, self._runner_context)
+        return self._runners[name]
 
     def _report_code(self, place: str, code: Snapshot) -> None:
         """Report the version of the code that ran on a place to the log and MLflow, once per version."""

@@ -64,6 +64,11 @@ class FlowTarget(Target):
         return self.target.rpartition(".")[2]
 
     @property
+    def title(self) -> str:
+        """Name of the flow in Prefect, such as `agent-evol`."""
+        return self.name.replace("_", "-")
+
+    @property
     def is_built_in(self) -> bool:
         """True for a recipe of the project."""
         return any(is_below(self.target, package) for package in self.built_in)

@@ -17,6 +17,7 @@ from components.errors import EngineError, EnvironmentFailed, EspalierError, Res
 from components.redaction import mask
 from flows.execution.executor import Execution, FinishedStage
 from flows.execution.overlap import BackgroundRunner, together
+from flows.execution.parallel import ParallelRunner, at_once
 from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
 from flows.orchestration import prefect_artifacts
@@ -40,13 +41,13 @@ RETRIES = 3
 def run_flow(
     name: str,
     execution: Execution,
-    body: Callable[[StageRunner, BackgroundRunner], Results],
+    body: Callable[[StageRunner, BackgroundRunner, ParallelRunner], Results],
     api: Api,
     interruption: Interruption,
     dead: Sequence[RunRecord] = (),
     close: Callable[[RunRecord], None] = lambda run: None,
 ) -> Results:
-    """Run `body` as a Prefect flow, with its stages as task runs, overlapped ones included.
+    """Run `body` as a Prefect flow, with its stages as task runs, those that overlap included.
 
     Inside a flow run of Prefect (`flows.scheduling.served_flow`) the stages become tasks of that flow run.
 
@@ -86,7 +87,7 @@ def run_flow(
             if execution.tracker is not None:
                 prefect_artifacts.mlflow_link(execution.tracker, spec.name)
             wrap = functools.partial(as_tasks, retries=spec.compute.retries, delay=spec.compute.retry_delay)
-            results = body(wrap(execution.stage), together(execution, wrap))
+            results = body(wrap(execution.stage), together(execution, wrap), at_once(execution, wrap))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
             server_ended()

@@ -6,14 +6,15 @@ its filter. Decisions from existing evaluations (early stopping, the best policy
 evaluations are pending, the plan continues to the last round and says that it is an upper bound.
 
 Times and the cost of judges come from earlier stages (`earlier_stages`). Background work (`collect.overlap`) counts
-only by the time that exceeds the stage beside it. The price of a machine-hour comes from `compute.prices`; for a
+only by the time that exceeds the stage beside it, and branches that run at the same time (`compute.parallel`) by the
+longest. The price of a machine-hour comes from `compute.prices`; for a
 SkyPilot machine without a price there, from SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -27,6 +28,7 @@ from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
 from flows.execution import notification
 from flows.execution.overlap import BackgroundResult, T, sequential
+from flows.execution.parallel import overlaps
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
@@ -51,6 +53,8 @@ class PlannedStage:
     """Planned stage."""
 
     label: str
+    seed: int
+    """Seed of the run."""
     stage: str
     step: int
     inputs: dict[str, str]
@@ -79,7 +83,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Plan of a run."""
+    """Plan of a run, or of the runs of several seeds."""
 
     experiment: str
     root: str
@@ -88,6 +92,8 @@ class RunPlan:
     """Messages on the course of the run: missing prerequisites, early stopping, guards, the choice of the policy."""
     at_most: bool = False
     """True if the run may end before the last of these stages."""
+    seeds: list[int] = field(default_factory=list)
+    """Seeds of the runs, in their order."""
 
     def count(self, status: str) -> int:
         """Return the number of stages with this status."""
@@ -95,14 +101,14 @@ class RunPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Estimated time of the run; None if that of a stage is unknown."""
+        """Estimated time of all runs; None if that of a stage is unknown."""
         return _sum(
             None if stage.seconds is None else stage.seconds - stage.overlapped_seconds for stage in self.stages
         )
 
     @property
     def cost(self) -> float | None:
-        """Estimated cost of the run; None if that of a stage is unknown."""
+        """Estimated cost of all runs; None if that of a stage is unknown."""
         return _sum(stage.cost for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
@@ -110,22 +116,35 @@ class RunPlan:
         return {**asdict(self), "seconds": self.seconds, "cost": self.cost}
 
 
-def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Offer]] = offers) -> RunPlan:
-    """Return the plan of one run. ask: query the providers' offers for places without a price.
+def plan(*specs: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Offer]] = offers) -> RunPlan:
+    """Return the plan of one run, or of the runs of several seeds one after the other. A stage that a run shares with
+    one before it is cached. ask: query the providers' offers for places without a price.
 
     Raises SpecError and ResourceError as the checks before a run do."""
-    context = Context.at(spec.root, spec.store)
-    spec = teachers.resolve(spec, context.store)
-    planner = _Planner(spec, context, Records(spec.root), ask)
-    start = StartingPoint.resolve(spec, context.store)
+    first = specs[0]
+    planner = _Planner(first, Context.at(first.root, first.store), Records(first.root), ask)
+    runs = [_plan_run(planner, spec) for spec in specs]
+    common = [note for note in runs[0].notes if all(note in run.notes for run in runs)]
+    notes = [f"seed {run.seeds[0]}: {note}" for run in runs for note in run.notes if note not in common]
+    at_most = any(run.at_most for run in runs)
+    seeds = [spec.seed for spec in specs]
+    return RunPlan(first.name, first.root, planner.planned, [*common, *notes, *planner.prices()], at_most, seeds)
+
+
+def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
+    """Add the stages of a run to the planner. Return the plan of this run, without prices."""
+    first = len(planner.planned)
+    spec = planner.spec = teachers.resolve(spec, planner.context.store)
+    start = StartingPoint.resolve(spec, planner.context.store)
     rehearse(spec, start)
     planner.register_start(start)
     notices: list[Notice] = []
     guard_error = None
     try:
-        Run(spec, planner.call, planner.beside, start, on_notice=notices.append).execute()
+        Run(spec, planner.call, planner.beside, start, on_notice=notices.append, at_once=planner.at_once).execute()
     except GuardTriggered as error:
         guard_error = error
+    stages = planner.planned[first:]
     missing = [
         f"the run cannot start yet: {text}"
         for text in (*lacking(spec), *notification.lacking(spec), *deployment_problems(spec))
@@ -134,14 +153,14 @@ def plan(spec: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Of
         *missing,
         *resolved_values(spec),
         *(notice.message for notice in notices if notice.kind in ("early_stopping", "best")),
-        *planner.prices(),
     ]
     if guard_error is not None:
-        return RunPlan(spec.name, spec.root, planner.planned, [*notes, f"a guard ends the run: {guard_error}"])
-    waiting = {stage.label: stage.stage for stage in planner.planned if stage.status != "cached"}
+        notes.append(f"a guard ends the run: {guard_error}")
+        return RunPlan(spec.name, spec.root, stages, notes, seeds=[spec.seed])
+    waiting = {stage.label: stage.stage for stage in stages if stage.status != "cached"}
     pending = pending_decisions(spec, waiting, {notice.kind for notice in notices})
     at_most = "end" in pending and "refills" not in pending
-    return RunPlan(spec.name, spec.root, planner.planned, [*notes, *pending.values()], at_most)
+    return RunPlan(spec.name, spec.root, stages, [*notes, *pending.values()], at_most, [spec.seed])
 
 
 class _Planner:
@@ -243,6 +262,7 @@ class _Planner:
         self.planned.append(
             PlannedStage(
                 label=label,
+                seed=self.spec.seed,
                 stage=request.stage,
                 step=step,
                 inputs={name: self._labels.get(key, key[:12]) for name, key in request.inputs.items()},
@@ -256,7 +276,7 @@ class _Planner:
             )
         )
         if artifact is None:
-            artifact = placeholder(label, request.stage)
+            artifact = replace(placeholder(label, request.stage), key=f"{label} of seed {self.spec.seed}")
         self._labels.setdefault(artifact.key, label)
         self._requests.append((request, artifact))
         return artifact
@@ -277,6 +297,29 @@ class _Planner:
             saved = overlap / 3600 * min(prices)
             cost = None if stage.cost is None else stage.cost - saved
             self.planned[index] = replace(stage, beside=label, where=BACKGROUND, overlapped_seconds=overlap, cost=cost)
+
+    def at_once(self, branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
+        """Plan branches of which up to `compute.parallel` run at the same time."""
+        compute, first = self.spec.compute, len(self.planned)
+        free = [0.0] * compute.parallel
+        """Time at which each lane is free."""
+        spans: list[tuple[float, float]] = []
+        results = []
+        for branch in branches:
+            lane = free.index(min(free))
+            results.append(branch(self.call))
+            for stage in self.planned[first + len(spans) :]:
+                begin, free[lane] = free[lane], free[lane] + (stage.seconds or 0.0)
+                spans.append((begin, free[lane]))
+        stages = self.planned[first:]
+        if all(compute.place(stage.stage).concurrent for stage in stages if stage.status != "cached"):
+            lowest = min((self._price(stage.stage) or 0.0 for stage in stages), default=0.0)
+            for index, (stage, overlap) in enumerate(zip(stages, overlaps(spans), strict=True), first):
+                saved = 0.0 if compute.place(stage.stage).remote else overlap / 3600 * lowest
+                cost = None if stage.cost is None else stage.cost - saved
+                beside = stages[0].label if overlap else None
+                self.planned[index] = replace(stage, beside=beside, overlapped_seconds=overlap, cost=cost)
+        return results
 
     def _key(self, request: Request, part: dict[str, Any]) -> str | None:
         """Return the stage key of a request; None if an input is pending."""

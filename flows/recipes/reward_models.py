@@ -21,6 +21,7 @@ class RewardModels:
         spec = run.spec
         self.trained: dict[int, list[Artifact]] = {}
         """Models by the round after which they were trained; 0: before the rounds."""
+        self._run = run
         self._part = spec.reward_model
         self._after = spec.reward_model.refreshed(spec.rounds) if spec.reward_model else []
         self._requests = run.requests
@@ -43,11 +44,9 @@ class RewardModels:
         scores = self._call(f"judge[reward{suffix}]", step, self._requests.judge(trajectories, policy))
         self._collections.insert(0, {"trajectories": trajectories, "scores": scores})
         starts: list[Artifact | None] = [*self.current] or [policy] * self._part.models
-        self.trained[step] = [
-            self._call(
-                f"train[reward{f' {member}' if member > 1 else ''}{suffix}]",
-                step,
-                self._requests.train_reward(self._collections, start=start, member=member),
-            )
-            for member, start in enumerate(starts, 1)
-        ]
+
+        def train(run: StageCalls, member: int) -> Artifact:
+            request = self._requests.train_reward(self._collections, start=starts[member - 1], member=member)
+            return run.call(f"train[reward{f' {member}' if member > 1 else ''}{suffix}]", step, request)
+
+        self.trained[step] = self._run.parallel(train, range(1, len(starts) + 1))

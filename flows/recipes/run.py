@@ -57,6 +57,7 @@ class Run(StageCalls):
         """Yield the rounds that begin with this policy; a recipe calls `train` of each once.
 
         reward_models: models that score the rounds, retrained between them."""
+        self.refuse_branch()
         return RoundLoop(self, policy, reward_models).play()
 
     def _best(self) -> PolicyVersion:

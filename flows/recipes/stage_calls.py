@@ -6,15 +6,17 @@ Steps: round r is step r, stages before the rounds have step 0, the untrained mo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.errors import Problem, SpecError
 from components.rewards.llm.spec import JudgeModel
 from flows.execution.overlap import BackgroundRunner, sequential
+from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
 from flows.experiment.requests import Requests, StageRunner
@@ -24,6 +26,9 @@ from flows.history.records import Notice
 from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
 from flows.recipes.outcome import RunOutcome
 from flows.stages.base import Request
+
+Item = TypeVar("Item")
+T = TypeVar("T")
 
 OnRound = Callable[[int, dict[str, Artifact]], None]
 """Callback after each finished round, with its number and its artifacts by stage."""
@@ -62,6 +67,10 @@ class StageCalls:
     approve: Approve = lambda outcome, request: None
     outcome: RunOutcome = field(default_factory=RunOutcome)
     """Filled while the stages run, also if a guard ends the run."""
+    at_once: ParallelRunner | None = None
+    """Runs independent branches; None runs them one after the other."""
+    is_branch: bool = False
+    """True inside `parallel`."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -86,6 +95,28 @@ class StageCalls:
         calls.spec = self.spec.model_copy(update=sections)
         calls.requests = Requests(calls.spec, self.requests.tasks)
         return calls
+
+    def parallel(self, work: Callable[[Self, Item], T], items: Iterable[Item]) -> list[T]:
+        """Return `work(run, item)` of each item, in their order. They run at the same time, up to `compute.parallel`,
+        so none may depend on another; results and records are the same as one after the other.
+
+        work: collects, judges or filters with the stages `run` that it is given, with names of its own for each item.
+        Raises SpecError if it sets the policy of the run (`begin`, `train`, `evaluate`) or plays rounds."""
+        run = self.at_once or in_turn(self.call)
+        return run([partial(self._branch, work, item) for item in items])
+
+    def _branch(self, work: Callable[[Self, Item], T], item: Item, call: StageRunner) -> T:
+        calls = copy.copy(self)
+        calls.call, calls.is_branch = call, True
+        return work(calls, item)
+
+    def refuse_branch(self) -> None:
+        """Raise SpecError inside `parallel`. For calls whose order matters."""
+        if self.is_branch:
+            raise order_error(
+                "begins, trains, evaluates or plays rounds inside run.parallel, but these set the policy of the run; "
+                "call them outside, and only collect, judge and filter inside"
+            )
 
     def refuse_overlap(self) -> None:
         """Raise SpecError with `collect.overlap`. For recipes that gather rounds with sections of their own."""
@@ -228,4 +259,5 @@ class StageCalls:
 
     def _adopt(self, policy: PolicyVersion) -> None:
         """Make the policy that of the outcome."""
+        self.refuse_branch()
         self.outcome.checkpoint, self.outcome.step = policy.checkpoint, policy.step

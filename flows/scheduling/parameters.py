@@ -53,9 +53,7 @@ def experiment_problems(names: Sequence[str]) -> list[Problem]:
     if not names:
         problems.append(Problem("+experiment", "no experiment is given; expected +experiment=NAME"))
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        problems.append(
-            Problem("+experiment", f"{', '.join(duplicates)}: given twice; deployment names must be unique")
-        )
+        problems.append(Problem("+experiment", f"{', '.join(duplicates)}: given twice; expected each experiment once"))
     return problems
 
 

@@ -1,5 +1,7 @@
 """Prefect flow of every deployment: the operator's experiment with the overrides of the user who starts the run.
 
+`flow_of` names it after the recipe of the experiment, as in runs from the command line.
+
 `flows.serve` registers the flow. A Prefect process (of `flows.serve` or of a worker) imports and runs it, with the
 stages as tasks. Experiment, config folder and the operator's overrides come from the environment of that process
 (`flows.scheduling.parameters`); Prefect only stores the parameters that a run may change. The configuration is composed
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 from prefect.context import FlowRunContext
 from prefect.exceptions import CancelledRun, FailedRun
 from prefect.states import Cancelled, Completed, Failed, State
@@ -25,11 +27,8 @@ from flows.execution import prefect_credential
 from flows.scheduling.parameters import from_environment, resolve
 from flows.terminal.exit_codes import describe_error
 
-FLOW = "online-rl"
-"""Name of the flow in Prefect; runs from the command line use the same name."""
 
-
-@flow(name=FLOW, persist_result=False)
+@flow(persist_result=False)
 def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form shows an empty list
     """Run the experiment of this deployment with your overrides.
 
@@ -62,6 +61,11 @@ def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form 
         if (message_and_code := describe_error(error)) is None:
             raise
         return _failed(message_and_code[0])
+
+
+def flow_of(recipe: str) -> Flow[..., Any]:
+    """Return the flow under the name of a recipe, such as `agent-evol`."""
+    return experiment.with_options(name=recipe)
 
 
 def _forget_secrets(context: FlowRunContext, overrides: list[str]) -> None:

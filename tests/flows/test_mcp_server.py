@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -271,3 +272,28 @@ def test_without_the_package_the_remedy_is_reported(capsys, monkeypatch):
     assert mcp_server.main(["+experiment=smoke"]) == 2
     assert "flows.mcp_server: the package" in (error := capsys.readouterr().err)
     assert "pip install 'espalier[mcp]'" in error
+
+
+def test_runs_of_every_experiment_are_compared_and_a_sweep_shows_all_of_its_runs(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+    from typing import cast
+
+    from flows.agent_tools.jobs import Job
+    from flows.agent_tools.progress import records_of
+    from flows.agent_tools.tools import Tools
+    from flows.history.records import Records
+    from tests.flows.pretend import pretend
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    pretend(first)
+    runs = [pretend(second), pretend(second, seed=1)]
+    permitted = SimpleNamespace(roots=[first, second], root=first)
+    tools = Tools(cast(Permissions, permitted), cast(Any, None))
+    assert tools._root_of([run.id for run in runs]) == second
+    assert tools._root_of(["unknown"]) == first
+
+    for run in runs:
+        run.process = f"process 7 on {socket.gethostname()}"
+        Records(second).write(run)
+    job = cast(Job, SimpleNamespace(root=second, pid=7, started=0))
+    assert {record.id for record in records_of(job)} == {run.id for run in runs}

@@ -266,6 +266,7 @@ def test_the_command(tmp_path, capsys):
     assert [one["label"] for one in found["stages"]][-1] == "deploy"
     assert found["stages"][0] | {"key": None} == {
         "label": "evaluate[start]",
+        "seed": 0,
         "stage": "evaluate",
         "step": -1,
         "inputs": {},
@@ -356,7 +357,7 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
         found = {name: Offer("cpu_4x on lambda/us-west-1", 0.5) for name in places}
         return {**found, "gpu": Offer("H100:1 on any cloud", None, "H100:1 is not available")}
 
-    found = plan(spec_of(tmp_path, seed=1, **shared), ask)
+    found = plan(spec_of(tmp_path, seed=1, **shared), ask=ask)
     assert asked == [["cpu", "gpu", "idle"]]  # once, and not where a price is given
     by_label = {one.label: one for one in found.stages}
     for label, cost in {"filter[1]": 1.0, "judge[1]": 18.0, "collect[1]": 0.0, "train[1]": None}.items():
@@ -365,7 +366,7 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
     assert "cpu: cpu_4x on lambda/us-west-1, 0.50 per hour by SkyPilot's optimizer" in text
     assert "gpu: unknown price: H100:1 is not available" in text
     assert "idle:" not in text  # no stage of this run is there
-    kept = plan(spec_of(tmp_path, **shared), ask)
+    kept = plan(spec_of(tmp_path, **shared), ask=ask)
     assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked
 
 

@@ -7,8 +7,11 @@ import pytest
 from components.errors import SpecError
 from components.evaluation.metrics import mean_interval
 from flows.experiment.compose import compose_points
+from flows.planning.earlier_stages import SimilarStage
+from flows.planning.plan import plan
 from flows.sweeps.points import Point
 from flows.sweeps.seeds import over_seeds
+from tests.flows.pretend import pretend, spec_of
 
 
 def point(number, *overrides, status="finished", **result):
@@ -80,10 +83,29 @@ def test_stages_that_do_not_sample_run_once(tmp_path, monkeypatch, capsys):
     assert means["seeds"][0]["success"]["n"] == 2
 
 
-def test_a_plan_says_that_it_is_that_of_the_first_seed(tmp_path, capsys):
+def test_a_plan_covers_all_seeds_and_counts_shared_stages_once(tmp_path, capsys):
     from flows.plan import main
 
-    assert main(["+experiment=smoke", f"root={tmp_path}", "seeds=[3,5]", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["notes"][-1] == (
-        "this is the plan of seed 3; the command runs the seeds 3, 5, and stages that do not sample are computed once"
-    )
+    arguments = ["+experiment=smoke", f"root={tmp_path}", "seeds=[3,5]"]
+    assert main([*arguments, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["seeds"] == [3, 5]
+    statuses = {(stage["seed"], stage["label"]): stage["status"] for stage in planned["stages"]}
+    labels = [stage["label"] for stage in planned["stages"]]
+    assert labels[: len(labels) // 2] == labels[len(labels) // 2 :]
+    cached = {key for key, status in statuses.items() if status == "cached"}
+    assert (5, "evaluate[start]") in cached
+    assert all(seed == 5 for seed, _ in cached)
+    assert statuses[5, "train[1]"] == statuses[5, "evaluate[final]"] == "run"  # of other policies
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("seed  stage")
+    assert f"smoke, 2 seeds: {len(labels)} stages, {len(cached)} cached" in text
+
+
+def test_the_time_of_a_plan_is_that_of_all_seeds(tmp_path, monkeypatch):
+    pretend(tmp_path)
+    monkeypatch.setattr(SimilarStage, "seconds_for", lambda similar, request: 10)
+    first, second = spec_of(tmp_path, seed=1), spec_of(tmp_path, seed=2)
+    assert plan(first, second).seconds == plan(first).seconds + plan(second).seconds
+    assert plan(first, first).seconds == plan(first).seconds > 0

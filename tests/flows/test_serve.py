@@ -166,8 +166,8 @@ def waited(monkeypatch):
     return found
 
 
-def registered(client, name):
-    return client.read_deployment_by_name(f"online-rl/{name}")
+def registered(client, name, recipe="online-rl"):
+    return client.read_deployment_by_name(f"{recipe}/{name}")
 
 
 def test_what_is_registered(connected, waited, capsys, tmp_path):
@@ -197,6 +197,16 @@ def test_what_is_registered(connected, waited, capsys, tmp_path):
     assert (form["overrides"]["type"], form["overrides"]["items"]["pattern"]) == ("array", "^(rounds|seed)=")
     assert deployment.enforce_parameter_schema
     assert "online-rl/smoke  on schedule: 0 3 * * *  http://127.0.0.1" in capsys.readouterr().err
+
+
+def test_a_deployment_belongs_to_the_flow_of_its_recipe(connected, waited, capsys, tmp_path):
+    assert (
+        serve.main(["+experiment=smoke", "flow=agent_evol", "algorithm=sft", "--name", "evol", f"root={tmp_path}"]) == 0
+    )
+    deployment = registered(connected, "evol", "agent-evol")
+    assert connected.read_flow(deployment.flow_id).name == "agent-evol"
+    assert deployment.entrypoint == "flows.scheduling.served_flow.experiment"
+    assert "agent-evol/evol  no schedule" in capsys.readouterr().err
 
 
 def test_the_form_refuses_what_a_run_may_not_set(connected, waited, tmp_path):

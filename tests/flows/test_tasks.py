@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.compute.runners import KeptProcessRunner, StageProcess
+from components.compute.runners import KeptProcessRunner, ProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError
 from components.specs import validate
 from flows.execution.executor import Execution
@@ -75,7 +75,7 @@ def wait_for(prefect_server, count):
 
 
 def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server):
-    def body(call, beside):
+    def body(call, beside, at_once):
         first = call("add[1]", 1, Request("add", {"amount": 1}))
         again = call("add[2]", 2, Request("add", {"amount": 1}))
         assert first == again
@@ -94,7 +94,7 @@ def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_
     execution.second = KeptProcessRunner(StageProcess(tmp_path, tmp_path / "stages.log"), waiting.COMMAND)
     begun = str(tmp_path / "begun")
 
-    def body(call, beside):
+    def body(call, beside, at_once):
         with beside("train[1]", lambda aside: aside("collect[2]", 2, Request("wait", {"number": 2, "touch": begun}))):
             call("train[1]", 1, Request("wait", {"number": 1, "wait_for": begun}))
         return Found()
@@ -110,9 +110,34 @@ def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_
     assert max(task.start_time for task in tasks.values()) < min(task.end_time for task in tasks.values())
 
 
+def test_branches_at_the_same_time_are_tasks_of_the_same_flow(execution, prefect_server, tmp_path, monkeypatch):
+    monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
+    compute = {"default": "process", "parallel": 2}
+    execution.spec = execution.spec.model_copy(update={"compute": execution.spec.compute.model_copy(update=compute)})
+    for name in ("process", "process-2"):
+        execution._runners[name] = ProcessRunner(StageProcess(tmp_path, tmp_path / "stages.log"), waiting.COMMAND)
+    begun = [str(tmp_path / name) for name in ("first", "second")]
+
+    def branch(number):
+        options = {"number": number, "touch": begun[number], "wait_for": begun[1 - number]}
+        return lambda call: call(f"collect[{number}]", 1, Request("wait", options))
+
+    def body(call, beside, at_once):
+        at_once([branch(0), branch(1)])
+        return Found()
+
+    run(execution, body, prefect_server)
+    flow_run, tasks = wait_for(prefect_server, 2)
+    assert flow_run.state.name == "Completed"
+    assert {name: task.state.name for name, task in tasks.items()} == dict.fromkeys(
+        ["collect[0]", "collect[1]"], "Completed"
+    )
+    assert max(task.start_time for task in tasks.values()) < min(task.end_time for task in tasks.values())
+
+
 def test_a_stage_that_fails_fails_the_run(execution, prefect_server):
     with pytest.raises(ValueError, match="below zero"):
-        run(execution, lambda call, beside: call("add[1]", 1, Request("add", {"amount": -1})), prefect_server)
+        run(execution, lambda call, *others: call("add[1]", 1, Request("add", {"amount": -1})), prefect_server)
     flow_run, tasks = wait_for(prefect_server, 1)
     assert flow_run.state.name == "Failed"
     assert tasks["add[1]"].state.name == "Failed"
@@ -133,7 +158,7 @@ def test_a_stage_is_tried_again_where_that_may_help(execution, prefect_server, e
 
     monkeypatch.setattr(execution, "stage", stage)
 
-    def body(call, beside):
+    def body(call, beside, at_once):
         call("add[1]", 1, Request("add", {"amount": 1}))
         return Found()
 
@@ -149,7 +174,7 @@ def test_a_stage_is_tried_again_where_that_may_help(execution, prefect_server, e
 
 
 def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server):
-    def body(call, beside):
+    def body(call, beside, at_once):
         call("add[1]", 1, Request("add", {"amount": 1}))
         raise KeyboardInterrupt
 
@@ -260,7 +285,7 @@ def test_a_server_that_does_not_answer_leaves_the_records_open(killed, caplog):
 def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(execution, prefect_server, tmp_path):
     with recording(tmp_path, RunRecord("abcdef", "test", 0, time.time())) as execution.record:
 
-        def body(call, beside):
+        def body(call, beside, at_once):
             (record,) = Records(tmp_path).all()
             assert record.prefect_flow_run == execution.record.run.prefect_flow_run != ""
             return nothing(call, beside)
@@ -294,7 +319,7 @@ def test_a_server_that_is_killed_delays_the_end_of_a_run_by_seconds(execution, p
     monkeypatch.setattr(base, "time", SimpleNamespace(**vars(time) | {"sleep": pause_thread}))
     monkeypatch.setattr(tasks.logger, "warning", lambda text, *values: warnings.append(text % values))
 
-    def body(call, beside):
+    def body(call, beside, at_once):
         doomed.kill()
         doomed.wait()
         if not ends_well:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from components.compute.place import Place
 from components.compute.runners import LocalRunner, RunnerContext
@@ -11,6 +11,7 @@ from components.compute.runners import LocalRunner, RunnerContext
 class LocalPlace(Place):
     """The process of the flow."""
 
+    concurrent: ClassVar[bool] = False
     name: Literal["local"] = "local"
 
     def runner(self, name: str, context: RunnerContext) -> LocalRunner:

@@ -14,6 +14,7 @@ from components.compute.offer import Offer
 from components.compute.place import Place
 from components.compute.runners import RunnerContext
 from components.compute.training_group import Strategy, TrainingGroup
+from components.errors import Problem
 
 if TYPE_CHECKING:
     from components.compute.sky.runner import SkyRunner
@@ -132,6 +133,11 @@ class SkyPlace(Place):
         missing = [variable for variable in self.secrets if variable not in os.environ]
         if missing:
             yield f"secrets: environment variable {', '.join(missing)} is not set on this machine; set it"
+
+    def parallel_problems(self, name: str, parallel: int) -> Iterator[Problem]:
+        if self.cluster is not None:
+            message = f"{self.cluster!r}: {parallel} stages at the same time need one machine each; expected null"
+            yield Problem(f"compute.places.{name}.cluster", message, "compute.parallel=1")
 
     def runner(self, name: str, context: RunnerContext) -> SkyRunner:
         from components.compute.sky.runner import SkyRunner

@@ -49,6 +49,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.places,
     computing.budget,
     computing.remote_store,
+    computing.parallel,
     computing.several_processes,
     deploying.formats,
 )

@@ -54,6 +54,18 @@ def remote_store(compute: ComputeSpec, store: str | None) -> Iterator[Problem]:
         yield from place.store_problems(name, store, "stages")
 
 
+def parallel(compute: ComputeSpec) -> Iterator[Problem]:
+    """Check that stages can run at the same time, if `compute.parallel` permits several."""
+    if compute.parallel == 1:
+        return
+    used = compute.places_in_use
+    if used and not any(place.concurrent for place in used.values()):
+        message = f"{compute.parallel}: stages in the process of the flow run one after the other; expected 1"
+        yield Problem("compute.parallel", f"{message}, or another place", "compute=process")
+    for name, place in used.items():
+        yield from place.parallel_problems(name, compute.parallel)
+
+
 def several_processes(
     compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
 ) -> Iterator[Problem]:
