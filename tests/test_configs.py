@@ -40,7 +40,7 @@ GROUPS = {
     "deploy": 6,
     "environment": 32,
     "evaluate": 1,
-    "experiment": 39,
+    "experiment": 38,
     "data": 3,
     "feedback": 3,
     "filter": 13,
@@ -51,7 +51,7 @@ GROUPS = {
     "place": 10,
     "reward": 37,
     "reward_model": 3,
-    "task": 2,
+    "task": 1,
     "tracking": 1,
     "warmup": 4,
 }
