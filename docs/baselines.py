@@ -127,7 +127,9 @@ def baselines_table() -> str:
     """Return the table of the tasks: means of trained policies over the seeds, with Student-t intervals."""
     if not rows():
         return "No result is recorded yet.\n"
-    head = ["Task", "Scenarios", "Random", "Prompted", "Untrained", "After SFT", "After GRPO", "Gain of GRPO", "Solver"]
+    prompted = any(row["prompted"] for row in rows())
+    head = ["Task", "Scenarios", "Random", *(["Prompted"] if prompted else []), "Untrained", "After SFT"]
+    head += ["After GRPO", "Gain of GRPO", "Solver"]
     cells = []
     for row in rows():
         policies = row["policies"]
@@ -137,7 +139,7 @@ def baselines_table() -> str:
                 f"`{row['experiment']}`",
                 str(row["scenarios"]),
                 _shown(policies["random"]),
-                _shown(row["prompted"]),
+                *([_shown(row["prompted"])] if prompted else []),
                 _shown(policies["base"]),
                 f"{fmean(before):.2f}",
                 _over_seeds(after, ".2f"),
@@ -148,8 +150,8 @@ def baselines_table() -> str:
     commits = ", ".join(sorted({row["commit"] for row in rows()}))
     processors = ", ".join(sorted({row["processor"] for row in rows()}))
     counts = ", ".join(f"{row['prompted']['scenarios']} of `{row['experiment']}`" for row in rows() if row["prompted"])
-    prompted = f" *Prompted* is `model={PROMPTED}`, on the first scenarios: {counts}." if counts else ""
-    return f"{table(head, cells)}\nCommit {commits}; {processors}.{prompted}\n"
+    note = f" *Prompted* is `model={PROMPTED}`, on the first scenarios: {counts}." if prompted else ""
+    return f"{table(head, cells)}\nCommit {commits}; {processors}.{note}\n"
 
 
 def _values(by_seed: dict[str, dict[str, Any]]) -> list[float]:

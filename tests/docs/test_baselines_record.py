@@ -40,7 +40,7 @@ def test_the_table_has_means_over_the_seeds(stored):
     baselines.record(row("guess", 0.5, 0.7))
     # means 0.6 and 0.3; t = 12.706, standard error 0.1
     assert baselines.baselines_table().splitlines()[2] == (
-        "| `guess` | 512 | 0.10 [0.05, 0.15] | – | 0.00 [-0.05, 0.05] | 0.30 | 0.60 [-0.67, 1.87] "
+        "| `guess` | 512 | 0.10 [0.05, 0.15] | 0.00 [-0.05, 0.05] | 0.30 | 0.60 [-0.67, 1.87] "
         "| +0.30 [-0.97, +1.57] | 1.00 [0.95, 1.05] |"
     )
 
