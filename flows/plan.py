@@ -118,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({**planned.to_json(), "power": power and power.to_json()}))
     else:
         print(show(planned), end="")
-        print("".join(f"{line}
-" for line in (show_power(power) if power else [])), end="")
+        print("".join(f"{line}\n" for line in (show_power(power) if power else [])), end="")
     return 0
 
 
