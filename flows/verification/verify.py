@@ -139,10 +139,10 @@ class Verification:
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             artifact.path.rename(target)
-        found = self.context.store.find(artifact.key)
-        if found is None:
+        stored = self.context.store.find(artifact.key)
+        if stored is None:
             raise ResourceError(f"{target} cannot be read back; is the disk full?")
-        return found
+        return stored
 
 
 def _key_cause(stage: BundledStage) -> str:

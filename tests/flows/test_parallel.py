@@ -173,7 +173,7 @@ def test_a_limit_that_no_place_can_use_is_refused(tmp_path, compute, message):
 
 def test_a_recipe_collects_in_several_environments(tmp_path):
     recorder = Recorder(tmp_path)
-    run = Run(spec_of(tmp_path), recorder.call)
+    run = Run(spec_of(tmp_path), recorder)
     policy = run.policy
     levels = run.parallel(
         lambda run, name: run.judge(run.using(environment=run.spec.environment).collect(policy, name)), ["easy", "hard"]

@@ -111,8 +111,8 @@ class Composed(ABC):
         scores: list[dict[str, Score]] = [{} for _ in group]
         for names in self.phases():
             for name, places in self._selected(names, group, scores):
-                seen = [self.part_of_episode(name, group[place]) for place in places]
-                _insert(name, self.parts[name].call_group(seen), places, scores)
+                episodes = [self.part_of_episode(name, group[place]) for place in places]
+                _insert(name, self.parts[name].call_group(episodes), places, scores)
         return self._packed_or_combined(group, scores)
 
     async def _score_async(self, group: Sequence[Trajectory]) -> list[Score]:
