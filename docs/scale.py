@@ -70,6 +70,8 @@ def _placed(experiment: str, cluster: bool) -> Iterator[str]:
             yield from SHARDED
     if cluster and spec.rounds:
         yield from COLLECTED
+        if spec.flow.generates:
+            yield "flow.count=320"  # of which 64 are held out
 
 
 def _learning_rates(experiment: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ RUNS = [
     for page, line in COMMANDS
     if words(line)[1:3] in (["-m", "flows.run"], ["-m", "flows.plan"])
 ]
-OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork"}
+OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork", "--success", "--gain"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
@@ -240,7 +240,7 @@ def test_every_other_command_exists():
                 assert target in targets, line
             case ["python", "-m", module, *_]:
                 assert importlib.util.find_spec(module) is not None, line
-            case [".", ".venv/bin/activate"] | ["mlflow", "ui", *_]:
+            case [".", ".venv/bin/activate"] | ["mlflow", "ui", *_] | ["export", _]:
                 pass
             case _:
                 pytest.fail(f"not a known command: {line}")
