@@ -59,8 +59,8 @@ def _deviations(recorded: Path, recomputed: Path) -> Iterator[float]:
     elif recorded.suffix == ".parquet":
         yield from _row_deviations(recorded, recomputed)
     elif recorded.suffix == ".json":
-        values = (json.loads(path.read_text(encoding="utf-8")) for path in (recorded, recomputed))
-        yield from _value_deviations(*values, "")
+        before, after = (json.loads(path.read_text(encoding="utf-8")) for path in (recorded, recomputed))
+        yield from _value_deviations(before, after, "")
     elif recorded.read_bytes() != recomputed.read_bytes():
         raise _Differs(": other bytes")
 

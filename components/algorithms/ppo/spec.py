@@ -23,7 +23,7 @@ class PPOSpec(PolicyGradientSpec):
     name: Literal["ppo"] = "ppo"
     epochs: int = Field(4, ge=1)
     """Passes over the batch of a round."""
-    credit: Literal["episode", "turns"] = "episode"  # type: ignore[assignment]
+    credit: Literal["episode", "turns"] = "episode"
     """`episode`: the judged reward is given at the last token of the episode. `turns`: each step reward is given at the
     last token of its turn; the judged reward is not used."""
     mask_truncated: bool = False

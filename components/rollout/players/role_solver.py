@@ -90,6 +90,12 @@ class _SolverEngine:
         message = self._message(request.agent, request.messages, self._tools)
         return ChatCompletion(message, "stop", [], [], [], self.policy)
 
+    def load_policy(self, version: str, folder: str | None) -> None:
+        """Do nothing: a solution has no weights."""
+
+    def close(self) -> None:
+        """Do nothing: no resources are held."""
+
     def _message(self, agent: str, messages: Sequence[dict[str, Any]], tools: formats.Tools) -> dict[str, Any]:
         answered = any(message["role"] == "assistant" for message in messages)
         if agent == PLANNER:
