@@ -60,9 +60,12 @@ def test_a_model_chosen_on_the_command_line_is_not_replaced(lines):
     assert (spec.model.name, spec.model.max_length) == ("small", 384)
 
 
-def test_the_smoke_experiment_is_the_tiny_quickstart():
-    tiny = compose(["+experiment=quickstart", "size=tiny", "name=smoke"])
-    assert compose(["+experiment=smoke"]) == tiny
+def test_the_smoke_experiment_is_the_tiny_default():
+    assert compose(["+experiment=smoke"]) == compose(["size=tiny", "name=smoke"])
+
+
+def test_any_algorithm_can_be_chosen_for_the_smoke_experiment():
+    assert compose(["+experiment=smoke", "algorithm=kto"]).algorithm.name == "kto"
     assert tiny.reward.resolved()["repetition_cost"] == 0.5
 
 
