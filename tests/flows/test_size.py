@@ -11,10 +11,11 @@ import pytest
 from components.errors import SpecError
 from flows.experiment.compose import check, compose
 from flows.planning.plan import plan
-from tests.test_configs import EXPERIMENTS, PROMPTS
+from tests.test_configs import EXPERIMENTS, PROMPTS, needed
 
-OFFLINE = ("sft", "dpo", "ipo", "kto", "orpo")
-NEEDED = {**{name: [f"data.path={PROMPTS}"] for name in OFFLINE}, "continual": ["rounds=2"]}
+OFFLINE = ("sft", "dpo", "ipo", "kto", "orpo", "ranking")
+OWN = {"continual": ["rounds=2"], "multi_agent": ["rounds=3"], "mcp_rl": needed("experiment", "mcp_rl")}
+NEEDED = {**{name: [f"data.path={PROMPTS}"] for name in OFFLINE}, **OWN}
 """Overrides that an experiment needs with size=tiny."""
 
 
@@ -23,7 +24,7 @@ def test_every_experiment_is_planned_as_a_tiny_one(name, tmp_path):
     spec = check([f"+experiment={name}", "size=tiny", *NEEDED.get(name, []), f"root={tmp_path}"])[0]
     assert (spec.name, spec.model.name, spec.model.source) == (name, "tiny", "random")
     assert spec.evaluate.scenarios == 8
-    assert spec.rounds <= 2
+    assert spec.rounds <= 3
     if spec.rounds:
         assert (spec.collect.scenarios, spec.collect.group_size) == (2, 2)
     if spec.warmup is not None:
@@ -66,7 +67,10 @@ def test_the_smoke_experiment_is_the_tiny_default():
 
 def test_any_algorithm_can_be_chosen_for_the_smoke_experiment():
     assert compose(["+experiment=smoke", "algorithm=kto"]).algorithm.name == "kto"
-    assert tiny.reward.resolved()["repetition_cost"] == 0.5
+
+
+def test_the_tiny_reward_differs_between_random_episodes():
+    assert compose(["+experiment=smoke"]).reward.resolved()["repetition_cost"] == 0.5
 
 
 def test_a_misspelt_size_is_refused():
