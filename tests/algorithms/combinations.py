@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec, PolicyGradientSpec
 from components.errors import Problem
 
 ALGORITHMS: dict[str, type[GRPOSpec]] = {
@@ -21,8 +21,8 @@ COEFFICIENT = 0.1
 NO_KL = "none"
 
 
-def options(key: str) -> tuple[str, ...]:
-    return get_args(GRPOSpec.model_fields[key].annotation)
+def options(key: str, spec: type[PolicyGradientSpec] = GRPOSpec) -> tuple[str, ...]:
+    return get_args(spec.model_fields[key].annotation)
 
 
 FORMS: tuple[tuple[str, str], ...] = (("episode", "index"), *(("turns", form) for form in options("turn_baseline")))

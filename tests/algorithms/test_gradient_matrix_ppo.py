@@ -41,7 +41,7 @@ FREE = {name: value for name, value in UNGUARDED.items() if name != "measure_kl"
     "value_gae_lambda": 0.9,
 }
 KINDS = ("head", "model")
-COMBINATIONS = list(product(options("credit"), options("ratio"), options("kl_estimator")))
+COMBINATIONS = list(product(options("credit", PPOSpec), options("ratio"), options("kl_estimator")))
 VARIATIONS: dict[str, dict[str, Any]] = {
     "no KL": {"kl_coefficient": 0.0, "kl_target": None},
     "discounted": {"discount": 0.9},
