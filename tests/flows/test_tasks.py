@@ -184,7 +184,7 @@ def test_an_interrupted_stage_is_a_crash_not_a_failure(execution, prefect_server
     assert flow_run.state.name == "Crashed"
 
 
-def nothing(call, beside):
+def nothing(call, beside, at_once):
     return Found()
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_is_killed_before_its_first_stage_ends_is_known_in_prefect(ex
         def body(call, beside, at_once):
             (record,) = Records(tmp_path).all()
             assert record.prefect_flow_run == execution.record.run.prefect_flow_run != ""
-            return nothing(call, beside)
+            return nothing(call, beside, at_once)
 
         run(execution, body, prefect_server)
 
