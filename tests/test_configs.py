@@ -52,7 +52,7 @@ GROUPS = {
     "reward": 39,
     "reward_model": 3,
     "size": 2,
-    "task": 2,
+    "task": 1,
     "tracking": 1,
     "warmup": 4,
 }
