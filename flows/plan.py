@@ -103,8 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [*options.overrides, *([f"fork={options.fork}"] if options.fork else [])]
     try:
         specs = check(overrides, config_dir=options.config_dir, named=True)
-        planned = plan(*specs)
-        first = planned if len(specs) == 1 else plan(specs[0])
+        seeds = {spec.seed for spec in specs}
+        planned = plan(*specs) if len(seeds) == len(specs) else plan(specs[0])
+        first = planned if len(planned.seeds) == 1 else plan(specs[0])
+        if len(planned.seeds) < len(specs):
+            note = "this is the plan of one point; the command is a sweep, which repeats what differs for each point"
+            planned = replace(planned, notes=[*planned.notes, note])
         planned = replace(planned, notes=[*planned.notes, *sufficiency(specs[0], first)])
         power = plan_power(specs[0], first, plan, success=options.success, gain=options.gain)
         if power is None and options.gain is not None:

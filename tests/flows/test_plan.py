@@ -379,3 +379,10 @@ def test_an_environment_of_vllm_that_is_missing_is_said(tmp_path):
         f"the run cannot start yet: deploy.target.python: {python}, the Python of vLLM's environment, does not exist"
         in text
     )
+
+
+def test_a_sweep_is_planned_by_one_of_its_points(tmp_path, capsys):
+    assert command.main(["+experiment=search", f"root={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert "search: 24 stages" in text
+    assert "this is the plan of one point" in text
