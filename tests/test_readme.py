@@ -146,7 +146,7 @@ def test_run_is_compared_and_its_lineage_shown(home):
     records = Records(home.folder / "runs")
     run = records.get("stock")
     records.write(replace(run, id="0" * 32, name="other"))  # a second run
-    (compare,) = [line for line in commands(COMMANDS) if "flows.compare" in line]
+    (compare,) = [line for line in commands(COMMANDS) if "flows.compare RUN OTHER" in line]
     done = home.shell(compare.partition("#")[0].replace("RUN OTHER", f"stock other root={home.folder}/runs"))
     assert "B after GRPO against A after GRPO" in done.stdout
     assert Path(done.stdout.splitlines()[-1].removeprefix("page: ")).is_file()
