@@ -19,9 +19,8 @@ KEY = "0" * 64
 
 
 def planned(label, seconds=None, cost=None, status="run", beside=None):
-    return PlannedStage(
-        label, label.partition("[")[0], 1, {}, status, [], "local", seconds, cost, None, beside, 0.0, None
-    )
+    stage = label.partition("[")[0]
+    return PlannedStage(label, 0, stage, 1, {}, status, [], "local", seconds, cost, None, beside)
 
 
 def spec(root, *lines):
