@@ -58,7 +58,7 @@ def test_only_the_training_runs_in_several_processes(lines):
 def test_the_runner_of_a_place_knows_the_stages_that_several_processes_train(tmp_path, screen):
     spec = compose([*SLURM, f"{PLACE}.processes=2", f"root={tmp_path}"])
     execution = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
-    process = execution._runner("sky_slurm")._process
+    process = execution.runner("train")._process
     template = TaskTemplate(
         compute := spec.compute.places["sky_slurm"], "name", tmp_path, distributed=process.distributed
     )
