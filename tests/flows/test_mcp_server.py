@@ -104,7 +104,7 @@ def test_every_tool_says_what_it_does(call):
 def test_experiments_are_listed_with_what_may_be_set(call):
     (experiment,) = call("list_experiments").data["experiments"]
     assert experiment["name"] == "smoke"
-    assert experiment["description"].startswith("The quickstart's flow on a tiny random model")
+    assert experiment["description"].startswith("The flow of the quickstart with size=tiny")
     assert experiment["takes"].startswith("under a minute")
     assert experiment["settings"].keys() == {"seed", "rounds", "algorithm.learning_rate"}
     assert experiment["settings"]["rounds"] == 1
