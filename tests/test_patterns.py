@@ -40,7 +40,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.environments.worlds.shop", "f'\\\\b{re.escape(words)}\\\\b'"): [{"words": "15 days"}],
     ("components.rewards.rules.accuracy", "f'\\\\W*({letter})\\\\W*'"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
-    ("components.rewards.rules.followed", "f'(?<!\\\\w){re.escape(written.strip())}(?!\\\\w)'"): [{"written": "cell 5"}],
+    ("components.rewards.rules.followed", "f'(?<!\\\\w){re.escape(written.strip())}(?!\\\\w)'"): [{"written": "5"}],
     ("components.rollout.formats", "start"): [{"tools": True, "names": "find|find_order|a"}],
     ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
     ("flows.stages.base", "input_pattern(declared)"): [{"declared": "[anchored-]scores[+K][-N]"}, {"declared": "*"}],

@@ -20,7 +20,7 @@ STATES = ("running", "finished", "pruned", "failed", "killed")
 LOWER_IS_BETTER = ("seconds", "cost", "peak_memory_gb", "unpriced_calls")
 """Numbers of the result line of which the lowest is the best."""
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_CONDITION = re.compile(r"\s*([a-z_][a-z0-9_]*)\s*(?:(>=|<=|>|<|=)\s*(-?[0-9.eE+-]+))?\s*")
+_CONDITION = re.compile(r"([a-z_][a-z0-9_]*)(?:\s*(>=|<=|>|<|=)\s*(-?[0-9.eE+-]+))?")
 _COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
 
 
@@ -53,7 +53,7 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> Condition:
         """Return the condition that a text states, such as `success` or `success>=0.5`. Raises ResourceError."""
-        match = _CONDITION.fullmatch(text)
+        match = _CONDITION.fullmatch(text.strip())
         try:
             if match is not None:
                 return cls(match[1], match[2], float(match[3] or 0))
