@@ -15,25 +15,17 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import get_args
 
 from components.artifacts import Artifact, Store
+from components.data.spec import FormName
 from components.errors import EspalierError, ResourceError
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader
 from flows.terminal.arguments import RootParser
 
-FORMS = (
-    "messages",
-    "sharegpt",
-    "agenttraj",
-    "prompt_completion",
-    "ground_truth",
-    "preference",
-    "ranking",
-    "thumbs",
-    "step_labels",
-    "parquet",
-)
+FORMS = (*(form for form in get_args(FormName) if form not in ("auto", "trajectories")), "parquet")
+"""Forms of imports, which all can be written, and `parquet` for whole episodes."""
 SELF_SCORED = ("dataset", "feedback")
 """Kinds of artifacts that hold trajectories with their scores."""
 

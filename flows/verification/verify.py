@@ -17,7 +17,7 @@ from components.artifacts import Artifact, Store
 from components.errors import ResourceError
 from flows.stages.base import Context, Request
 from flows.stages.execute import recompute
-from flows.verification.bundle import Bundle, BundledStage, artifact_of
+from flows.verification.bundle import ARTIFACTS, Bundle, BundledStage, artifact_of
 from flows.verification.content import compare_contents
 
 Verdict = Literal["same", "within_tolerance", "different", "not_comparable", "skipped"]
@@ -128,7 +128,7 @@ class Verification:
         """Copy an artifact of the bundle into the work folder's store."""
         target = self.context.store.path(key)
         if not target.is_dir():
-            shutil.copytree(self.folder / "artifacts" / key, target)
+            shutil.copytree(self.folder / ARTIFACTS / key, target)
         artifact = self.context.store.find(key)
         assert artifact is not None, f"{key} was verified when the bundle was read"
         self._available[key] = artifact
