@@ -16,7 +16,7 @@ def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):
         shown.line("round 1/2  reward 0.500 [not markup]")
         logging.getLogger("flows.x").info("only in the file")
         logging.getLogger("some.library").warning("take care")
-        logging.getLogger("prefect.flow_runs").error("Crash detected!")
+        logging.getLogger("prefect.engine").error("Crash detected!")  # without a handler that sends to the server
         logging.getLogger("py.warnings").warning("old")  # where captureWarnings sends them
     text, log = stream.getvalue(), (tmp_path / "logs" / "run.log").read_text()
     assert "round 1/2  reward 0.500 [not markup]" in text
