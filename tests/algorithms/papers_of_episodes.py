@@ -33,13 +33,14 @@ def pairs(spec: Any, groups: Sequence[str], rewards: Sequence[float]) -> list[Pa
 
 
 def dpo(spec: Any, logprobs: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
-    """Return the loss of arXiv:2305.18290, eq. 7; with label smoothing, its conservative form."""
+    """Return the loss of arXiv:2305.18290, eq. 7, with label smoothing its conservative form; and the likelihood term
+    of arXiv:2404.19733, eq. 1."""
     losses = []
     for better, worse in index_pairs:
         h = spec.beta * ((logprobs[better] - reference[better]).sum() - (logprobs[worse] - reference[worse]).sum())
         e = spec.label_smoothing
         losses.append(-(1 - e) * torch.log(torch.sigmoid(h)) - e * torch.log(torch.sigmoid(-h)))
-    return torch.stack(losses).mean()
+    return torch.stack(losses).mean() + _likelihood_term(spec, [logprobs[better] for better, _ in index_pairs])
 
 
 def ipo(spec: Any, logprobs: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
@@ -48,7 +49,11 @@ def ipo(spec: Any, logprobs: Sequence[torch.Tensor], reference: Sequence[torch.T
     for better, worse in index_pairs:
         h = (logprobs[better] - reference[better]).mean() - (logprobs[worse] - reference[worse]).mean()
         losses.append((h - 1 / (2 * spec.beta)) ** 2)
-    return torch.stack(losses).mean()
+    return torch.stack(losses).mean() + _likelihood_term(spec, [logprobs[better] for better, _ in index_pairs])
+
+
+def _likelihood_term(spec: Any, chosen: Sequence[torch.Tensor]) -> torch.Tensor:
+    return -spec.likelihood_weight * torch.stack([logprob.mean() for logprob in chosen]).mean()
 
 
 def orpo(spec: Any, logprobs: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], index_pairs: Sequence[Pair]):
@@ -75,7 +80,8 @@ def kto(
     for logprob, reference_logprob, reward in zip(logprobs, reference, rewards, strict=True):
         ratio = (logprob - reference_logprob).sum()
         if reward >= spec.threshold:
-            losses.append(spec.good_weight * (1 - torch.sigmoid(spec.beta * (ratio - z))))
+            likelihood = spec.likelihood_weight * logprob.mean()
+            losses.append(spec.good_weight * (1 - torch.sigmoid(spec.beta * (ratio - z))) - likelihood)
         else:
             losses.append(spec.bad_weight * (1 - torch.sigmoid(spec.beta * (z - ratio))))
     return torch.stack(losses).mean()

@@ -48,9 +48,12 @@ class KTOTrainer(PreferenceTrainer):
         good_E = torch.tensor([example.good for example in batch], device=sum_E.device)
         loss_E = losses.kto(sum_E[row_E], reference_E[row_E], good_E, kl, self.spec.beta)
         weight_E = torch.where(good_E, self.spec.good_weight, self.spec.bad_weight)
+        tokens_E = torch.tensor([float(example.episodes[0].tokens) for example in batch], device=sum_E.device)
+        likelihood_E = torch.where(good_E, losses.likelihood(sum_E[row_E], tokens_E), 0.0)
         ratio_E = (sum_E - reference_E)[row_E].detach()
         gap = ratio_E[good_E].mean() - ratio_E[~good_E].mean()
-        return (loss_E * weight_E).mean(), {"margin": self.spec.beta * gap.item(), "kl": kl.item()}
+        loss = (loss_E * weight_E).mean() + self.spec.likelihood_weight * likelihood_E.mean()
+        return loss, {"margin": self.spec.beta * gap.item(), "kl": kl.item()}
 
     def with_mismatched(self, batch: Sequence[Example], episodes: Sequence[PreferenceEpisode]) -> list[Example]:
         """Return each example with another episode's answers after its own prompts, from which the reference point of

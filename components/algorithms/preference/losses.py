@@ -56,6 +56,12 @@ def orpo(
     return -beta * logsigmoid(odds_P)
 
 
+def likelihood(logprob_E: torch.Tensor, tokens_E: torch.Tensor) -> torch.Tensor:
+    """Return the (E,) negative log-likelihoods per token of chosen episodes, which RPO adds to the DPO loss
+    (arXiv:2404.19733, eq. 1)."""
+    return -logprob_E / tokens_E
+
+
 def kto(
     logprob_E: torch.Tensor, reference_E: torch.Tensor, good_E: torch.Tensor, kl: torch.Tensor, beta: float
 ) -> torch.Tensor:

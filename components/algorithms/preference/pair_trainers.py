@@ -15,7 +15,7 @@ from components.algorithms.preference.trainer import Example, PreferenceEpisode,
 from components.algorithms.trainer import TrainingContext
 
 if TYPE_CHECKING:
-    from components.algorithms.preference.spec import DPOSpec, PairSpec
+    from components.algorithms.preference.spec import DPOSpec, IPOSpec, PairSpec
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class PairSide:
 
 class PairTrainer(PreferenceTrainer):
     """Trainer on the pairs of episodes by their rewards."""
+
+    likelihood_weight = 0.0
+    """Weight of the likelihood of the chosen episodes that is added to the loss of the pairs."""
 
     def __init__(self, spec: PairSpec, context: TrainingContext):
         super().__init__(spec, context)
@@ -57,9 +60,15 @@ class PairTrainer(PreferenceTrainer):
             tokens_P = torch.tensor([float(episode.tokens) for episode in episodes], device=sum_E.device)
             return PairSide(sum_E[row_P], reference_E[row_P], tokens_P)
 
-        loss, margin_P = self.pair_loss(side(0), side(1))
+        chosen = side(0)
+        loss, margin_P = self.pair_loss(chosen, side(1))
         margin_P = margin_P.detach()
-        return loss, {"margin": margin_P.mean().item(), "accuracy": (margin_P > 0).float().mean().item()}
+        likelihood = losses.likelihood(chosen.logprob_P, chosen.tokens_P).mean()
+        return loss + self.likelihood_weight * likelihood, {
+            "margin": margin_P.mean().item(),
+            "accuracy": (margin_P > 0).float().mean().item(),
+            "chosen_nll": likelihood.item(),
+        }
 
 
 class DPOTrainer(PairTrainer):
@@ -67,6 +76,7 @@ class DPOTrainer(PairTrainer):
 
     def __init__(self, spec: DPOSpec, context: TrainingContext):
         super().__init__(spec, context)
+        self.likelihood_weight = spec.likelihood_weight
         self._label_smoothing = spec.label_smoothing
 
     def pair_loss(self, chosen: PairSide, rejected: PairSide) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,6 +90,10 @@ class DPOTrainer(PairTrainer):
 
 class IPOTrainer(PairTrainer):
     """Trainer of identity preference optimisation."""
+
+    def __init__(self, spec: IPOSpec, context: TrainingContext):
+        super().__init__(spec, context)
+        self.likelihood_weight = spec.likelihood_weight
 
     def pair_loss(self, chosen: PairSide, rejected: PairSide) -> tuple[torch.Tensor, torch.Tensor]:
         better_P, worse_P = ((side.logprob_P - side.reference_P) / side.tokens_P for side in (chosen, rejected))

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class ReferenceSpec(Spec):
-    """Reference policy of a preference algorithm."""
+    """Reference policy of a preference algorithm, and the likelihood term that keeps its good episodes likely."""
 
     reference: Literal["base", "start"] = "start"
     """Reference policy. `start`: the checkpoint that the first round starts from, such as that of the warm-up. `base`:
     the base model."""
+    likelihood_weight: float = Field(0.0, ge=0)
+    """Weight of the negative log-likelihood per token of the chosen episodes, for KTO of the good ones, in the loss
+    (arXiv:2404.19733, eq. 1, alpha). A loss of log-ratios alone can lower the likelihood of chosen and rejected
+    episodes alike. 0: no such term."""
 
     @property
     def reference_is_start(self) -> bool:
