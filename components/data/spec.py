@@ -94,6 +94,11 @@ class DataSpec(SourceSpec):
         """Columns of the data by the names that the form uses."""
         return self.columns or {}
 
+    @property
+    def holds_out(self) -> bool:
+        """True if rows are held out from training."""
+        return self.heldout is not None or self.heldout_source() is not None
+
     def heldout_source(self) -> SourceSpec | None:
         """Return the source of held-out rows; None without one of their own."""
         fields = SourceSpec.model_fields

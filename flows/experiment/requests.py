@@ -171,6 +171,12 @@ class Requests:
         part |= {"content": source.content, "heldout_content": source.heldout_content}
         return self.request("import", part, {})
 
+    def validate(self, data: Artifact, policy: Artifact | None) -> Request:
+        """Return the request for the likelihood of the held-out rows of an import. policy: checkpoint; None for the
+        base model."""
+        part = {**self._parts("model"), "pack_tokens": self.spec.algorithm.pack_tokens}
+        return self.request("validate", part, {"data": data, "policy": policy})
+
     def feedback(self, data: FeedbackData) -> Request:
         """Return the request for the episodes that the answers refer to."""
         assert self.spec.feedback is not None

@@ -163,6 +163,17 @@ class StageCalls:
             raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
         return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
 
+    def validate(self, data: Episodes, policy: PolicyVersion, name: str, step: int | None = None) -> None:
+        """Measure the likelihood of the held-out rows of imported data under a policy as `validate[name]`, and report
+        its loss per token, in nats, and the share of pairs that it ranks correctly. Does nothing if `data` holds no
+        rows out."""
+        if not self.spec.data.holds_out:
+            return
+        request = self.requests.validate(data.trajectories, policy.checkpoint)
+        metrics = self.call(f"validate[{name}]", policy.step if step is None else step, request).metrics
+        for metric in ("loss", "accuracy"):
+            self.report(f"held-out rows {metric} {name}", metrics.get(metric))
+
     def generate_tasks(self, author: JudgeModel, *, count: int, about: str, difficulties: Sequence[int]) -> Artifact:
         """Return tasks that a model writes for the tools of the environment's MCP server, as the stage `generate`. All
         later stages of the run play these."""
@@ -219,7 +230,11 @@ class StageCalls:
         assert self.spec.warmup is not None
         imports = self.spec.data.is_set and not self.spec.flow.offline
         episodes = self.filter(self.import_data(), warmup=True) if imports else self.demonstrations()
+        if imports:
+            self.validate(episodes, policy, "before", policy.step - 1)
         policy = self.train([episodes], "sft", algorithm=self.spec.warmup.algorithm, start=policy)
+        if imports:
+            self.validate(episodes, policy, "after")
         self.evaluate(policy, "sft")
         return policy, [episodes]
 

@@ -68,7 +68,7 @@ def summary_text(metrics: Mapping[str, float]) -> str:
         return ""
     form = next((name.removeprefix("form/") for name in metrics if name.startswith("form/")), "unknown")
     used = f"form {form}: used {metrics['examples']:.0f} of {metrics['rows']:.0f} rows"
-    heldout = f", {metrics['heldout']:.0f} held out but not evaluated" if metrics.get("heldout") else ""
+    heldout = f", {metrics['heldout']:.0f} held out" if metrics.get("heldout") else ""
     counts = counted(reasons(metrics))
     return f"{used}{heldout} ({counts})" if counts else f"{used}{heldout}"
 

@@ -163,7 +163,7 @@ def test_the_summary_names_form_rows_and_checks():
     assert summary_text({}) == ""
     counts = {"rows": 10.0, "examples": 6.0, "heldout": 1.0, "dropped": 3.0, "form/thumbs": 6.0}
     metrics = {**counts, "dropped/empty": 1.0, "dropped/too_long": 2.0}
-    assert summary_text(metrics) == "form thumbs: used 6 of 10 rows, 1 held out but not evaluated (2 too_long, 1 empty)"
+    assert summary_text(metrics) == "form thumbs: used 6 of 10 rows, 1 held out (2 too_long, 1 empty)"
 
 
 def test_every_form_is_tested():

@@ -289,6 +289,21 @@ def test_offline_training_continues_from_the_warmup_on_imported_data(tmp_path, c
     assert run.steps["evaluate[start]"] == -1
 
 
+def test_held_out_rows_are_validated_before_and_after_offline_training(tmp_path, chats):
+    run = Recorder(tmp_path, **OFFLINE, **SFT, data={"path": str(chats), "heldout": 0.5})
+    labels = list(run.keys)
+    assert labels[labels.index("filter[import]") + 1 :][:3] == ["validate[before]", "train[data]", "validate[after]"]
+    assert run.requests["validate[before]"].inputs == {"data": run.keys["import"], "policy": run.keys["train[sft]"]}
+    assert run.requests["validate[after]"].inputs == {"data": run.keys["import"], "policy": run.keys["train[data]"]}
+
+
+def test_held_out_rows_are_validated_before_and_after_a_warmup_on_data(tmp_path, chats):
+    run = Recorder(tmp_path, data={"path": str(chats), "heldout": 0.5})
+    labels = list(run.keys)
+    assert labels[labels.index("filter[import]") + 1 :][:3] == ["validate[before]", "train[sft]", "validate[after]"]
+    assert run.requests["validate[before]"].inputs == {"data": run.keys["import"]}
+
+
 def test_a_warmup_trains_on_the_data_if_it_is_set(tmp_path, chats):
     run = Recorder(tmp_path, data={"path": str(chats)})
     assert list(run.keys)[:4] == ["evaluate[start]", "import", "filter[import]", "train[sft]"]
@@ -317,6 +332,19 @@ def test_the_whole_of_offline_training(chats, monkeypatch):
         *("evaluate[start]", "import", "filter[import]", "train[data]", "evaluate[final]", "deploy")
     ]
     assert Path(result["export"]).is_dir()
+
+
+def test_training_on_data_lowers_the_loss_of_held_out_rows(tmp_path, monkeypatch):
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"Say {n}.", "completion": "Yes."}) + "\n" for n in range(16)))
+    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", f"data.path={rows}", "deploy.mode=none"]
+    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={tmp_path}/runs"]
+    result = run(compose([*lines, *limits, "algorithm.learning_rate=1e-2", "data.heldout=0.25"]))
+    assert result["stages"]["validate[after]"] == "ran"
+    assert result["reported"]["held-out rows loss after"] < result["reported"]["held-out rows loss before"]
 
 
 def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_path, monkeypatch, capsys):

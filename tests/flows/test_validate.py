@@ -1,0 +1,85 @@
+"""Likelihood of held-out rows, compared with a plain model on one row at a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from components.algorithms.likelihood import EpisodeLikelihood, summary
+from components.algorithms.sft.trainer import examples
+from components.models.weights import load_tokenizer, prepare
+from components.trajectories.chat import ChatFormat
+from components.trajectories.store import read_trajectories
+from flows.stages.base import Context
+from flows.stages.execute import run_stage
+from flows.stages.validate import summary_text
+from tests.algorithms.builders import plain_logprobs
+from tests.data import rows as samples
+from tests.flows.declarations import check_artifact
+from tests.flows.test_import import requests, write
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    context = Context.at(tmp_path_factory.mktemp("root"))
+    yield context
+    context.warm.close()
+
+
+def test_the_likelihoods_are_those_of_a_plain_model(context, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    made = requests(context.cache.parent, write(tmp_path / "a.jsonl", samples.FORMS["preference"]), heldout=0.5)
+    data, _ = run_stage(made.import_data(), context)
+    artifact, _ = run_stage(made.validate(data, None), context)
+    assert check_artifact(artifact.path) == "validate"
+    measured = [json.loads(line) for line in (artifact.path / "likelihoods.jsonl").read_text().splitlines()]
+    episodes = {episode.id: episode for episode in read_trajectories(data.path / "heldout" / "trajectories.parquet")}
+    assert {row["id"] for row in measured} == set(episodes)
+    assert len(measured) == 2 * data.metrics["heldout"] > 0
+    base_dir = prepare(made.spec.model, context.cache)
+    model = AutoModelForCausalLM.from_pretrained(base_dir)
+    chat = ChatFormat(load_tokenizer(base_dir))
+    for row in measured:
+        (example,) = examples(chat, [episodes[row["id"]]], 400)
+        with torch.no_grad():
+            logprobs = plain_logprobs(model, example["input_ids"], 1.0)
+        expected = sum(float(logprobs[target - 1]) for target in example["targets"])
+        assert row["logprob"] == pytest.approx(expected, rel=1e-4)
+        assert row["tokens"] == len(example["targets"])
+    accepted = [row for row in measured if row["accepted"]]
+    assert len(accepted) == data.metrics["heldout"]
+    loss = -sum(row["logprob"] for row in accepted) / sum(row["tokens"] for row in accepted)
+    assert artifact.metrics["loss"] == pytest.approx(loss)
+
+
+def test_the_likelihoods_are_those_of_the_policy(context, tmp_path):
+    made = requests(context.cache.parent, write(tmp_path / "a.jsonl", samples.FORMS["thumbs"]), heldout=0.5)
+    data, _ = run_stage(made.import_data(), context)
+    fed = dict.fromkeys(("trajectories", "scores", "selection"), data)
+    checkpoint, _ = run_stage(made.train(fed, 1, start=None, reference=None), context)
+    base, trained = (run_stage(made.validate(data, policy), context)[0] for policy in (None, checkpoint))
+    assert base.metrics["loss"] != trained.metrics["loss"]
+    assert base.metrics["rows"] == trained.metrics["rows"]
+
+
+def test_the_accuracy_compares_the_best_with_the_worst_answer_per_token():
+    def likelihood(group: str, reward: float, tokens: int, logprob: float) -> EpisodeLikelihood:
+        return EpisodeLikelihood(f"{group}{reward}", group, reward, reward == 1.0, tokens, logprob)
+
+    metrics = summary(
+        [
+            likelihood("a", 1.0, 4, -4.0),  # -1 per token against -2
+            likelihood("a", 0.5, 1, -0.1),  # neither the best nor the worst
+            likelihood("a", 0.0, 1, -2.0),
+            likelihood("b", 1.0, 2, -6.0),  # -3 per token against -1
+            likelihood("b", 0.0, 2, -2.0),
+            likelihood("c", 1.0, 5, -1.0),  # without another answer
+        ]
+    )
+    assert metrics == {"rows": 6, "tokens": 11, "pairs": 2, "loss": 1.0, "accuracy": 0.5}
+    assert summary_text(metrics) == "held-out rows 6  loss 1  accuracy 0.5"
+    assert "accuracy" not in summary([likelihood("c", 1.0, 5, -1.0)])
+    assert "loss" not in summary([likelihood("c", 0.0, 5, -1.0)])
