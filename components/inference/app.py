@@ -163,7 +163,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
-        request_engine = engine_of(request)
+        created, request_engine = int(time.time()), engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
         stored = {} if engines is None else remembered.setdefault(request_engine, {})
 
@@ -185,10 +185,10 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         response_id = f"resp_{uuid.uuid4().hex}"
         head = {
             "id": response_id,
-            "created_at": int(time.time()),
+            "created_at": created,
             "model": served_name(answer.policy),
         }
-        if engines is not None and parsed.body.store is not False:
+        if parsed.stored:
             stored[response_id] = [*parsed.conversation, answer.message]
         if not parsed.stream:
             return JSONResponse(responses.response_body(answer, parsed, head, decode))

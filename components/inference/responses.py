@@ -11,6 +11,7 @@ features are rejected too: built-in tools, images and files, conversations store
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -40,9 +41,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
+    "frequency_penalty": (None, 0),
     "max_tool_calls": (None,),
     "moderation": (None,),
     "parallel_tool_calls": (None, True),
+    "presence_penalty": (None, 0),
     "prompt": (None,),
     "reasoning": (None, {}, {"effort": None}, {"effort": None, "summary": None}),
     "service_tier": (None, "auto", "default"),
@@ -175,6 +178,8 @@ class ResponsesRequest:
     body: ResponseBody
     tools: list[dict[str, Any]]
     """Tools as in the request."""
+    stored: bool
+    """True if the server stores the response."""
 
     @property
     def stream(self) -> bool:
@@ -226,18 +231,20 @@ def read_request(
     first = [{"role": "system", "content": parsed.instructions}] if parsed.instructions else []
     sampling = parsed.sampling(parsed.max_output_tokens or default_max_tokens)
     request = ChatRequest([*first, *conversation], tools, policy(parsed.model), sampling, parsed.sampling_seed())
-    return ResponsesRequest(request, conversation, parsed, parsed.tools or [])
+    stored = earlier is not None and parsed.store is not False
+    return ResponsesRequest(request, conversation, parsed, [_listed(tool) for tool in parsed.tools or []], stored)
 
 
 def response_body(
     answer: ChatCompletion, parsed: ResponsesRequest, head: dict[str, Any], decode: Decode | None
 ) -> dict[str, Any]:
-    """Return the `response` object. head: id, created_at, model."""
+    """Return the `response` object. head: id, created_at, model. It is completed now."""
     cut = answer.finish_reason == "length"
     prompt, sampled = len(answer.prompt_token_ids), len(answer.token_ids)
     return {
         **_unfinished(parsed, head),
         "status": "incomplete" if cut else "completed",
+        "completed_at": None if cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": _output(answer, parsed, head["id"], decode),
         "usage": {
@@ -268,7 +275,7 @@ def _events(response: dict[str, Any], initial: dict[str, Any]) -> Iterator[tuple
         yield "response.output_item.added", {"output_index": index, "item": {**item, "status": "in_progress", **empty}}
         if item["type"] == "message":
             (part,) = item["content"]
-            at, logprobs = {**place, "content_index": 0}, part.get("logprobs", [])
+            at, logprobs = {**place, "content_index": 0}, part["logprobs"]
             yield "response.content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
             yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": logprobs}
             yield "response.output_text.done", {**at, "text": part["text"], "logprobs": logprobs}
@@ -287,6 +294,7 @@ def _unfinished(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str, Any
         **head,
         "object": "response",
         "status": "in_progress",
+        "completed_at": None,
         "error": None,
         "incomplete_details": None,
         "output": [],
@@ -294,16 +302,25 @@ def _unfinished(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str, Any
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
         "max_output_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+        "max_tool_calls": None,
+        "temperature": parsed.request.sampling.temperature,
+        "top_p": parsed.request.sampling.top_p,
+        "top_logprobs": 0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "reasoning": {"effort": None, "summary": None},
         "tools": parsed.tools,
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "text": {"format": {"type": "text"}},
         "truncation": "disabled",
         "background": False,
+        "service_tier": "default",
+        "store": parsed.stored,
         "metadata": body.metadata or {},
         "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
     }
 
 
@@ -314,7 +331,7 @@ def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode:
     status = "incomplete" if answer.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
     if text or not calls:
-        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         if parsed.logprobs:
             part["logprobs"] = [{**entry, "bytes": entry["bytes"] or []} for entry in logprobs_of(answer, decode)]
         items.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status, "content": [part]})
@@ -365,6 +382,11 @@ def _add(
 
 def _text(content: str | list[Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _listed(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool of a request as the response lists it, with all fields of a function tool."""
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def _tool(data: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class Function(Spec):
     name: Name
     arguments: str
     """Arguments as JSON text."""
+    parsed_arguments: Any = None
+    """Field that the npm client adds to responses and sends back; ignored."""
 
 
 class FunctionCall(Spec):
@@ -104,6 +106,8 @@ class ChatMessage(Spec):
     audio: None = None
     function_call: None = None
     refusal: None = None
+    parsed: Any = None
+    """Field that the npm client adds to responses and sends back; ignored."""
     provider_specific_fields: dict[str, Any] | None = None
     """Field that LiteLLM adds to responses and sends back; ignored."""
 
@@ -286,8 +290,8 @@ def _message(
     """Return the message in the engine's format; add its problems."""
     parts = message.content
     content = "".join(part.text for part in parts) if isinstance(parts, list) else parts
-    if content is None and not message.tool_calls:
-        problems.append(Problem(f"{path}.content", "is missing; only an assistant message with tool_calls has none"))
+    if content is None and message.role != "assistant":
+        problems.append(Problem(f"{path}.content", "is missing; only an assistant message can have none"))
     if message.tool_calls and message.role != "assistant":
         problems.append(Problem(f"{path}.tool_calls", f"a message of role '{message.role}' cannot call tools"))
     for place, call in enumerate(message.tool_calls or []):
@@ -301,7 +305,8 @@ def _message(
         "content": content or "",
     }
     if message.tool_calls:
-        result["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        without = {"function": {"parsed_arguments"}}
+        result["tool_calls"] = [call.model_dump(exclude=without) for call in message.tool_calls]
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
     if message.name is not None:

@@ -97,6 +97,38 @@ def test_an_answer_reads_like_openais(client, engine):
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+PENALTIES = {"presence_penalty": 0, "frequency_penalty": 0.0}
+REQUIRED = ["id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id", "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "user", "usage", "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier", "prompt_cache_key"]
+"""Required fields of a response (Open Responses, schema of ResponseResource)."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_has_the_fields_that_open_responses_requires(client, engine, stream):
+    options = {"tools": [WEATHER], "safety_identifier": "s", "prompt_cache_key": "k", "extra_body": PENALTIES}
+    if stream:
+        with client.responses.create(model="policy", input="hello", stream=True, **options) as events:
+            responses = [event.response for event in events if hasattr(event, "response")]
+        assert [response.status for response in responses] == ["in_progress", "in_progress", "completed"]
+    else:
+        responses = [ask(client, **options)]
+    for response in responses:
+        data = response.model_dump(exclude_unset=True)
+        assert [name for name in REQUIRED if name not in data] == []
+        numbers = ("top_p", "temperature", "presence_penalty", "frequency_penalty", "top_logprobs", "created_at")
+        assert [name for name in numbers if not isinstance(data[name], int | float)] == []
+        assert (data["store"], data["safety_identifier"], data["prompt_cache_key"]) == (True, "s", "k")
+        assert {"type", "name", "description", "parameters", "strict"} <= set(data["tools"][0])
+        if response.status == "completed":
+            assert response.completed_at >= response.created_at
+            assert {"type", "text", "annotations", "logprobs"} <= set(data["output"][0]["content"][0])
+
+
+def test_a_response_says_whether_it_is_stored(client, engine):
+    assert ask(client, store=False).store is False
+    cut = ask(client, max_output_tokens=1)
+    assert cut.completed_at is None
+
+
 def loop(client: openai.OpenAI, *, remembered: bool) -> Response:
     """A conversation with tools as the client's documentation writes it: with the items themselves, or with the id of
     the answer before."""

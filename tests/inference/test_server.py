@@ -169,6 +169,29 @@ def test_a_conversation_with_tools_goes_round(client, engine):
     ]
 
 
+def test_messages_of_the_npm_client_can_be_sent_back(client, engine):
+    """Its `finalChatCompletion` adds `parsed` and `parsed_arguments`, and leaves an empty content null."""
+    function = {"name": "weather", "arguments": '{"city": "Bern"}', "parsed_arguments": None}
+    call = {"id": "c1", "type": "function", "function": function}
+    answers = [
+        {"role": "assistant", "content": None, "refusal": None, "parsed": None},
+        {"role": "assistant", "content": None, "refusal": None, "parsed": None, "tool_calls": [call]},
+    ]
+    messages = [
+        {"role": "user", "content": "hello"},
+        answers[0],
+        {"role": "user", "content": "rain?"},
+        answers[1],
+        {"role": "tool", "tool_call_id": "c1", "content": "yes"},
+    ]
+    client.chat.completions.create(model="shop", messages=messages)
+    sent = engine.requests[-1].messages
+    assert sent[1] == {"role": "assistant", "content": ""}
+    assert sent[3]["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    ]
+
+
 def test_text_parts_and_the_developer_role_are_understood(client, engine):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
