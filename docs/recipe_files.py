@@ -1,7 +1,7 @@
 """Files that some recipes are shown to learn from, made by commands.
 
 `games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `flows.export` writes them in the form that a
-recipe reads.
+recipe reads; `docs.simulated_annotator` writes choices between two games of a scenario.
 
 `python -m docs.recipes run dpo` makes the file, unless this process has, and runs the recipe on it with the arguments
 of RECIPES, for each seed: the policies of seeds 1 and 2 learn from games that another policy played.
@@ -20,6 +20,13 @@ from threading import Lock
 
 from docs.results import ROOT
 
+CHOICES = "choices"
+"""Form of the answers of a simulated annotator."""
+ANSWERS = "answers.jsonl"
+"""File of these answers."""
+ACCURACY = "0.9"
+"""Share of these answers that are correct."""
+
 
 @dataclass(frozen=True)
 class SourceRun:
@@ -28,8 +35,8 @@ class SourceRun:
     name: str
     arguments: tuple[str, ...]
     """Arguments of flows.run beside the name."""
-    stages: str
-    """Stage whose scores are exported."""
+    round: int
+    """Round whose episodes are exported."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +45,38 @@ class RecipeFile:
 
     source: SourceRun
     form: str
+    """Form of the export, or CHOICES."""
     arguments: tuple[str, ...]
-    """Arguments of the recipe beside `data.path`."""
+    """Arguments of the recipe beside the path."""
 
     @property
     def folder(self) -> str:
         """Folder of the file, relative to the repository."""
         return f"runs/{self.source.name}/{self.form}"
 
+    @property
+    def path(self) -> str:
+        """Argument of the recipe that names the file."""
+        return f"feedback.path={self.folder}/{ANSWERS}" if self.form == CHOICES else f"data.path={self.folder}"
+
+    def export(self, run: str) -> list[str]:
+        """Return the module that writes the file from a run, and its arguments."""
+        if self.form == CHOICES:
+            stage = ["--stage", f"collect[{self.source.round}]", "--accuracy", ACCURACY]
+            return ["docs.simulated_annotator", run, *stage, "--out", f"{self.folder}/{ANSWERS}"]
+        stage = ["--stages", f"judge[[]{self.source.round}]"]
+        return ["flows.export", run, "--form", self.form, *stage, "--out", self.folder]
+
     def commands(self) -> list[str]:
         """Return the commands that make the file."""
         run = ["python", "-m", "flows.run", *self.source.arguments, f"name={self.source.name}"]
-        export = ["--form", self.form, "--stages", self.source.stages, "--out", self.folder]
-        return [shlex.join(run), shlex.join(["python", "-m", "flows.export", self.source.name, *export])]
+        return [shlex.join(run), shlex.join(["python", "-m", *self.export(self.source.name)])]
 
 
 GAMES = SourceRun(
     "games",
     ("+experiment=tic_tac_toe", "rounds=1", "collect.scenarios=2048", "collect.group_size=4"),
-    "judge[[]1]",
+    1,
 )
 
 
@@ -65,11 +85,12 @@ def _game(form: str, *arguments: str) -> RecipeFile:
 
 
 RECIPES = {
-    "dpo": _game("preference", "algorithm.learning_rate=1e-4", "algorithm.batch_size=32"),
-    "ipo": _game("preference", "algorithm.learning_rate=1e-4", "algorithm.batch_size=32", "algorithm.beta=1"),
+    "dpo": _game("preference", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32"),
+    "ipo": _game("preference", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32", "algorithm.beta=1"),
     "orpo": _game("preference", "warmup=sft", "algorithm.learning_rate=1e-3", "algorithm.epochs=2"),
     "kto": _game("thumbs", "algorithm.learning_rate=3e-5", "algorithm.batch_size=64", "algorithm.bad_weight=0.3"),
-    "ranking": _game("ranking", "algorithm.learning_rate=1e-4", "algorithm.batch_size=64"),
+    "ranking": _game("ranking", "algorithm.learning_rate=3e-4", "algorithm.batch_size=64"),
+    "feedback": RecipeFile(GAMES, CHOICES, ()),
     "sft": _game(
         "messages",
         "warmup=sft",
@@ -85,7 +106,7 @@ _EXPORT = Lock()
 def arguments(experiment: str) -> list[str]:
     """Return the arguments that a recipe needs to learn from its file; none for a recipe without a file."""
     file = RECIPES.get(experiment)
-    return [] if file is None else [f"data.path={file.folder}", *file.arguments]
+    return [] if file is None else [file.path, *file.arguments]
 
 
 def commands(experiment: str) -> list[str]:
@@ -99,15 +120,13 @@ def make(experiment: str, root: str | None) -> None:
     file = RECIPES.get(experiment)
     if file is not None:
         with _EXPORT:
-            _export(file.source, file.form, file.folder, root)
+            _export(file, root)
 
 
 @cache
-def _export(source: SourceRun, form: str, folder: str, root: str | None) -> None:
-    out = ROOT / folder
-    shutil.rmtree(out, ignore_errors=True)
-    options = ["--form", form, "--stages", source.stages, "--out", str(out)]
-    _output("flows.export", _run(source, root), *options, root=root)
+def _export(file: RecipeFile, root: str | None) -> None:
+    shutil.rmtree(ROOT / file.folder, ignore_errors=True)
+    _output(*file.export(_run(file.source, root)), root=root)
 
 
 @cache

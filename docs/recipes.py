@@ -115,7 +115,8 @@ def _key(row: dict[str, Any]) -> tuple[str, list[str], int]:
 
 def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dict[str, Any]:
     """Return the row of a run from its result line."""
-    warmed_up = result["success_sft"] is not None and "evaluate[final]" in result["stages"]
+    trained_further = not {"evaluate[final]", "evaluate[feedback]"}.isdisjoint(result["stages"])
+    warmed_up = result["success_sft"] is not None and trained_further
     before = result["success_sft"] if warmed_up else result["success_start"]
     interval = result["gain_interval"]
     return {
@@ -223,6 +224,8 @@ def files_table() -> str:
     head = ["Experiment", "`--form`", "Further arguments", "Seeds", "Before", "After", "Gain [95 % over seeds]"]
     groups, cells = by_experiment(), []
     for experiment, file in recipe_files.RECIPES.items():
+        if file.form == recipe_files.CHOICES:
+            continue
         runs = groups.get(experiment, [])
         means = [f"{fmean(row[name] for row in runs):.2f}" for name in ("before", "after")] if runs else ["", ""]
         gain = _signed([row["gain"] for row in runs]) if runs else "not recorded"

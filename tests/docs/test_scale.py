@@ -26,6 +26,7 @@ def test_a_command_can_be_planned(name, cluster, tmp_path):
     assert spec.model.dtype == "bfloat16"
     assert (spec.store is not None) == cluster
     offers = {name: Offer("H100:8", 20.0) for name in spec.compute.places}
-    planned = plan(spec.model_copy(update={"store": None}), ask=lambda places: offers)  # the bucket does not exist
+    absent = {"store": None, "feedback": None}  # neither the bucket exists nor answers of people
+    planned = plan(spec.model_copy(update=absent), ask=lambda places: offers)
     places = {stage.where for stage in planned.stages}
     assert all("H100:8" in place for place in places - {"process"}) if cluster else places <= {"local", "process"}
