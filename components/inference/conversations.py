@@ -18,6 +18,7 @@ from typing import Any
 
 from components.errors import ContextOverflow
 from components.inference.protocol import ChatCompletion, ChatRequest
+from components.inference.stop_strings import text_before
 from components.trajectories.chat import ChatFormat
 
 REMEMBERED_ANSWERS = 8192
@@ -93,9 +94,12 @@ class Conversations:
         """Return the response of sampled tokens, and cache it. stops: tokens that end a response."""
         stopped = sampled[-1] in stops
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self._chat.parse(sampled[:-1] if stopped else sampled, turn)
+        text = self._chat.text_of(sampled[:-1] if stopped else sampled)
+        before = text_before(text, request.stop)
+        message = self._chat.parse_text(text if before is None else before, turn)
         self.record_response(request, message, prompt + sampled)
-        reason = "length" if not stopped else "tool_calls" if message.get("tool_calls") else "stop"
+        ended = stopped or before is not None
+        reason = "length" if not ended else "tool_calls" if message.get("tool_calls") else "stop"
         return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
 
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:

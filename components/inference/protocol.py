@@ -56,6 +56,8 @@ class ChatRequest:
     episode: str = ""
     """Episode id for requests whose messages are copies of earlier responses (a client behind HTTP). Among earlier
     responses with equal text, the engine continues the one of the same episode."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the response; the message ends before the first one (`components.inference.stop_strings`)."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -23,6 +23,8 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
         body["seed"] = request.seed % 2**63
     if request.tools:
         body["tools"] = request.tools
+    if request.stop:
+        body["stop"] = list(request.stop)
     return body | sampling.cuts
 
 

@@ -1,8 +1,8 @@
 """Conversion between OpenAI's chat completions JSON and the engine protocol.
 
 Every parameter of a request is either supported or rejected with its name and reason; none is ignored. Unsupported
-parameters are accepted at their neutral value (`stop: null`), because clients send such values by default. The size of
-a request is limited, and so are the sampler's parameters. Extensions, as in vLLM: `top_k`, `min_p`, and
+parameters are accepted at their neutral value (`logit_bias: null`), because clients send such values by default. The
+size of a request is limited, and so are the sampler's parameters. Extensions, as in vLLM: `top_k`, `min_p`, and
 `return_token_ids`, which adds `prompt_token_ids` and `token_ids` to the response.
 """
 
@@ -28,8 +28,10 @@ MAX_MESSAGES = 4096
 """Maximum number of messages per conversation, parts per message, and calls per message."""
 MAX_TOOLS = 512
 """Maximum number of tools per request."""
+MAX_STOPS = 16
+"""Maximum number of stop strings per request."""
 LONGEST_NAME = 256
-"""Maximum length of the name of a tool, an author or a model."""
+"""Maximum length of the name of a tool, an author or a model, and of a stop string."""
 MAX_NUMBER = 2**31 - 1
 """Maximum value of a token count."""
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-3, 100.0
@@ -52,6 +54,7 @@ MinP = Annotated[float, Field(ge=0, le=1)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -61,7 +64,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
-    "stop": (None, []),
     "store": (None, False),
     "tool_choice": (None, "auto"),
     "top_logprobs": (None, 0),
@@ -156,6 +158,8 @@ class ChatBody(SamplingBody):
     """Newer name of max_tokens in OpenAI's API."""
     n: int | None = Field(None, ge=1, le=128)
     """Number of responses to the conversation; response i uses seed + i."""
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    """Strings that end a response."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -209,8 +213,11 @@ def read_request(
         raise SpecError(problems)
     sampling = chat.sampling(chat.max_completion_tokens or chat.max_tokens or default_max_tokens)
     version, seed = policy(chat.model), chat.sampling_seed()
+    stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
     return ChatCompletionsRequest(
-        requests=[ChatRequest(messages, tools, version, sampling, seed + index) for index in range(chat.n or 1)],
+        requests=[
+            ChatRequest(messages, tools, version, sampling, seed + index, stop=stop) for index in range(chat.n or 1)
+        ],
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
         logprobs=bool(chat.logprobs),

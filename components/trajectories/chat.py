@@ -247,10 +247,16 @@ class ChatFormat:
     def parse(self, token_ids: list[int], turn: int) -> dict[str, Any]:
         """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment
         can report the error. `turn` is part of the calls' ids."""
+        return self.parse_text(self.text_of(token_ids), turn)
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """Return the text of sampled tokens, without the end of the turn and earlier channels."""
         body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
-        text = self.tokenizer.decode(body, skip_special_tokens=False)
-        if self._channel:
-            text = text.rpartition(self._channel)[2]
+        text = str(self.tokenizer.decode(body, skip_special_tokens=False))
+        return text.rpartition(self._channel)[2] if self._channel else text
+
+    def parse_text(self, text: str, turn: int) -> dict[str, Any]:
+        """Return the assistant message of a text (`parse`)."""
         try:
             content, calls = read_tagged(text) if self.native_tools else read_pythonic(text)
         except (ValueError, RecursionError):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
 from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
+from components.inference.stop_strings import StopDetector
 from components.inference.transformers import batch
+from components.models.weights import load_tokenizer
 from components.rollout.capture import Capture
+from components.trajectories.chat import ChatFormat
 from tests.deployment.tiny import write_adapter
 from tests.inference.exact import ask, assert_exact, go_on, logits
 
@@ -182,6 +188,43 @@ def test_a_changed_message_is_another_conversation(engine):
     named = [*opening.messages, {**first.message, "name": "Ann"}, {"role": "user", "content": "And?"}]
     (third,) = chat(engine, ChatRequest(named, sampling=opening.sampling))
     assert third.prompt_token_ids == engine.format.prompt_ids(named, [])
+
+
+def test_a_stop_string_ends_the_answer_and_the_next_turn_continues_its_tokens(engine, monkeypatch):
+    letters = engine.format.encode("one. two. three.")
+    force(monkeypatch, *letters)
+    opening = ask("Hi", max_tokens=99)
+    (answer,) = chat(engine, replace(opening, stop=("never", " two.", "two. ")))
+    assert (answer.message["content"], answer.finish_reason) == ("one.", "stop")
+    assert answer.token_ids == engine.format.encode("one. two."), "nothing after the stop string is sampled"
+    assert len(answer.logprobs) == len(answer.token_ids)
+    following = [*opening.messages, answer.message, {"role": "user", "content": "And?"}]
+    force(monkeypatch, engine.format.end_id)
+    (second,) = chat(engine, ChatRequest(following, sampling=opening.sampling))
+    stream = answer.prompt_token_ids + answer.token_ids
+    assert second.prompt_token_ids[: len(stream)] == stream
+
+
+def test_the_earliest_stop_string_ends_the_answer_and_calls_after_it_are_not_read(engine, monkeypatch):
+    force(monkeypatch, *engine.format.encode('Wait. [find(order="K1")]'))
+    (answer,) = chat(engine, replace(ask("Hi", max_tokens=99), stop=("[",)))
+    assert (answer.message, answer.finish_reason) == ({"role": "assistant", "content": "Wait. "}, "stop")
+    force(monkeypatch, *engine.format.encode("abc"))
+    (limited,) = chat(engine, replace(ask("Hi", max_tokens=2), stop=("c",)))
+    assert (limited.message["content"], limited.finish_reason) == ("ab", "length")
+
+
+@given(data=st.data())
+def test_the_detector_stops_at_the_first_token_that_completes_a_stop_string(base_dir, data):
+    letters = st.sampled_from("abc. \n🙂ß")
+    text = data.draw(st.text(letters, min_size=1, max_size=40))
+    stop = data.draw(st.lists(st.text(letters, min_size=1, max_size=4), min_size=1, max_size=3))
+    chat_format = ChatFormat(load_tokenizer(base_dir))
+    tokens, decode = chat_format.encode(text), chat_format.tokenizer.decode
+    detector = StopDetector(stop, decode)
+    reached = next((count for count in range(1, len(tokens) + 1) if detector.reached(tokens[:count])), None)
+    whole = (count for count in range(1, len(tokens) + 1) if any(string in decode(tokens[:count]) for string in stop))
+    assert reached == next(whole, None)
 
 
 def test_finish_reasons(engine, monkeypatch):

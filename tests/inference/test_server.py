@@ -126,6 +126,12 @@ def test_sampling_reaches_the_engine(client, engine):
     assert (third.sampling.temperature, third.sampling.top_p, third.sampling.max_tokens) == (1.0, 1.0, 512)
 
 
+def test_stop_strings_reach_the_engine(client, engine):
+    for stop, expected in [("\n", ("\n",)), (["END", "###"], ("END", "###")), (None, ()), ([], ())]:
+        ask(client, stop=stop, n=2)
+        assert [request.stop for request in engine.requests[-2:]] == [expected, expected]
+
+
 def test_without_a_seed_requests_differ(client, engine):
     for _ in range(3):
         ask(client, seed=None)
@@ -249,7 +255,8 @@ def test_models_are_listed(client):
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"stop": ["\n"]}, "stop"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"logit_bias": {"5": 10}}, "logit_bias"),
         ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),

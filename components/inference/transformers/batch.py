@@ -18,6 +18,7 @@ import torch
 
 from components.errors import EngineError
 from components.inference.protocol import ChatRequest
+from components.inference.stop_strings import StopDetector
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.sampling import draw
 
@@ -49,6 +50,8 @@ class Row:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     slot: int = -1
+    stop: StopDetector | None = None
+    """Detector of the request's stop strings; None without any."""
     cached: int = 0
     """Number of leading tokens whose keys and values are in the slot."""
 
@@ -225,7 +228,8 @@ class Batch:
                 continue
             row.sampled.append(token)
             row.logprobs.append(logprob)
-            if token in self.stop_ids or len(row.sampled) >= row.limit:
+            stopped = token in self.stop_ids or (row.stop is not None and row.stop.reached(row.sampled))
+            if stopped or len(row.sampled) >= row.limit:
                 self.park(row)
                 done.append(row)
         return done

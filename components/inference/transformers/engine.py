@@ -31,6 +31,7 @@ import torch
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
+from components.inference.stop_strings import StopDetector
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.models import attention, trained_weights
@@ -125,6 +126,8 @@ class TransformersEngine:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), random.Random(request.seed))
+        if request.stop:
+            row.stop = StopDetector(request.stop, self.tokenizer.decode)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:

@@ -189,6 +189,8 @@ class VllmEngine:
         }
         if sampling.temperature:
             body |= sampling.cuts
+        if request.stop:
+            body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
         return body
 
     async def _ask(
