@@ -19,6 +19,7 @@ from components.trajectories.feedback_episodes import Learns
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
+    from components.algorithms.policy_gradient.group_gradients import GroupGradients
     from components.algorithms.policy_gradient.spec import CostSpec
     from components.algorithms.trainer import TrainedModule, Trainer, TrainingContext
     from components.models.spec import TeacherSpec
@@ -78,6 +79,8 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
     """True if it trains only on tokens that the policy sampled, with their log-probabilities."""
     ignores_rewards: ClassVar[bool] = False
     """True if neither the algorithm nor a choice of episodes by reward affects the training."""
+    has_group_gradients: ClassVar[bool] = False
+    """True if it defines `group_gradients`."""
     has_critic: ClassVar[bool] = False
     """True if it trains a critic beside the policy."""
     feedback_kinds: ClassVar[tuple[Learns, ...]] = ()
@@ -86,6 +89,10 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
     @abstractmethod
     def build(self, context: TrainingContext) -> Trainer:
         """Return the trainer of one training."""
+
+    def group_gradients(self, context: TrainingContext) -> GroupGradients:
+        """Return the gradients of the groups of a training, at the policy of the context."""
+        raise NotImplementedError(f"{self.name} has no gradient of a group")
 
     def critic(self, policy: Policy) -> TrainedModule | None:
         """Return a new critic, or None if the algorithm has none."""

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
+    from components.algorithms.policy_gradient.group_gradients import GroupGradients
+    from components.trajectories.schema import Trajectory
 
 
 def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str, float]:
@@ -33,21 +35,13 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     """
     import torch
 
-    from components.algorithms import fit, foreign
     from components.algorithms.loop import checkpoint, distributed
     from components.algorithms.loop.adamw import adamw
     from components.algorithms.loop.guards import TrainingGuards
     from components.algorithms.loop.loss_scale import LossScale
     from components.algorithms.loop.resume import UnfinishedTraining
 
-    own_tokens = foreign.convert_foreign_tokens(
-        request.trajectories, request.base_dir, sampled=algorithm.needs_sampled_tokens
-    )
-    policy = _policy(request)
-    fit.check(own_tokens, policy.model.get_input_embeddings().num_embeddings)
-    trajectories = own_tokens
-    if algorithm.needs_sampled_tokens:
-        trajectories = fit.drop_too_long(own_tokens, request.model.max_length)
+    policy, trajectories, too_long = _policy_and_trajectories(algorithm, request)
     critic = _prepared_critic(algorithm, policy, request)
     modules: list[TrainedModule] = [policy, *([critic] if critic else [])]
     names = [name for module in modules for name in module.parameters]
@@ -102,13 +96,59 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
         checkpoint.save_state(request.out, algorithm=algorithm.name, step=step, moments=moments, loss_scale=scale)
         trainer.save(request.out)
     distributed.wait()
-    too_long = len(own_tokens) - len(trajectories)
     return metrics | ({"too_long": float(too_long)} if too_long else {})
+
+
+@contextlib.contextmanager
+def group_gradients(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> Iterator[GroupGradients]:
+    """Provide the gradients of the groups of a training, at the policy that it starts from. Nothing is trained; `out`
+    is not used. `algorithm.has_group_gradients` must be True.
+
+    Raises ArtifactError for trajectories that the algorithm cannot learn from."""
+    import torch
+
+    from components.algorithms.loop.loss_scale import LossScale
+
+    policy, trajectories, _ = _policy_and_trajectories(algorithm, request)
+    policy.checkpoint_layers(algorithm.gradient_checkpointing)
+    policy.use_reference(policy.folder(request.reference) if request.reference else None)
+    policy.loss_scale = LossScale.of(request.model.dtype)
+    context = TrainingContext(
+        policy=policy,
+        optimizer=torch.optim.SGD(policy.parameters.values()),
+        base_dir=request.base_dir,
+        trajectories=trajectories,
+        scratch=request.scratch,
+        seed=request.seed,
+        on_step=request.on_step,
+        start=request.start,
+        mean_costs=request.mean_costs,
+    )
+    with _released(policy):
+        yield algorithm.group_gradients(context)
 
 
 def policy_digest(checkpoint_dir: Path) -> str:
     """Return the sha256 over the trained tensors of a checkpoint."""
     return trained_weights.digest(trained_weights.folder_of(checkpoint_dir))
+
+
+def _policy_and_trajectories(
+    algorithm: AlgorithmSpec, request: PolicyTrainingRequest
+) -> tuple[Policy, list[Trajectory], int]:
+    """Return the policy at the start of a training, the trajectories that it learns from, and the number of those left
+    out because they are too long."""
+    from components.algorithms import fit, foreign
+
+    own_tokens = foreign.convert_foreign_tokens(
+        request.trajectories, request.base_dir, sampled=algorithm.needs_sampled_tokens
+    )
+    policy = _policy(request)
+    fit.check(own_tokens, policy.model.get_input_embeddings().num_embeddings)
+    if not algorithm.needs_sampled_tokens:
+        return policy, own_tokens, 0
+    trajectories = fit.drop_too_long(own_tokens, request.model.max_length)
+    return policy, trajectories, len(own_tokens) - len(trajectories)
 
 
 def _policy(request: PolicyTrainingRequest) -> Policy:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -16,6 +17,9 @@ from components.models.spec import ModelSpec
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
+
+if TYPE_CHECKING:
+    from components.algorithms.request import PolicyTrainingRequest
 
 CHECKPOINT_VERSION = 1
 """Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
@@ -58,11 +62,20 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
     to train further; `reference`, the checkpoint of the KL divergence (without: the base model); `trajectories-N`,
     `scores-N`, `selection-N`, those of N rounds ago; `anchor`, the checkpoint of elastic weight consolidation, and its
     training data, `anchored-trajectories-N` and so on, N counted from the start of the rounds."""
+    from components.algorithms.train import train as run
+
+    request, figures = training_request(spec, inputs, draft.path, context)
+    return run(spec.algorithm, request) | figures
+
+
+def training_request(
+    spec: TrainStage, inputs: Inputs, out: Path, context: Context
+) -> tuple[PolicyTrainingRequest, dict[str, float]]:
+    """Return the training of the stage, and metrics of its trajectories. out: folder of the checkpoint."""
     from components.algorithms.continual.replay import mixed
     from components.algorithms.policy_gradient.cost_constraints import mean_costs
     from components.algorithms.request import PolicyTrainingRequest
     from components.algorithms.train import policy_digest
-    from components.algorithms.train import train as run
     from components.models.weights import prepare
 
     algorithm, costs = spec.algorithm, spec.algorithm.constraints
@@ -101,7 +114,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         trajectories=trajectories,
         start=inputs["start"].path if "start" in inputs else None,
         reference=inputs["reference"].path if "reference" in inputs else None,
-        out=draft.path,
+        out=out,
         scratch=context.scratch,
         seed=context.seed,
         on_step=progress.on_step,
@@ -114,7 +127,7 @@ def train(spec: TrainStage, inputs: Inputs, draft: Draft, context: Context) -> d
         strategy=context.strategy,
         rounds=spec.rounds,
     )
-    return run(algorithm, request) | figures
+    return request, figures
 
 
 def _restricted(trajectories: list[Trajectory], roles: list[str]) -> list[Trajectory]:

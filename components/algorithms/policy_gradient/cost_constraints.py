@@ -90,7 +90,8 @@ class ConstrainedTrainer(Trainer):
     def __init__(
         self, spec: PolicyGradientSpec, context: TrainingContext, learn: Callable[[TrainingContext], TrainingResult]
     ):
-        self._context = context
+        self.context = context
+        """Context with the constrained rewards."""
         self._learn = learn
         self._multipliers: Multipliers = {}
         self._metrics: dict[str, float] = {}
@@ -100,12 +101,12 @@ class ConstrainedTrainer(Trainer):
                 means = mean_costs(spec.constraints, context.trajectories)
             self._multipliers = update_multipliers(load(context.start, spec.constraints), spec.constraints, means)
             trajectories = subtract_costs(spec, context.trajectories, self._multipliers)
-            self._context = replace(context, trajectories=trajectories)
+            self.context = replace(context, trajectories=trajectories)
             self._metrics = {f"cost/{name}": mean for name, mean in means.items()}
             self._metrics |= {f"multiplier/{name}": value for name, value in self._multipliers.items()}
 
     def train(self) -> TrainingResult:
-        step, metrics = self._learn(self._context)
+        step, metrics = self._learn(self.context)
         return step, metrics | self._metrics
 
     def save(self, folder: Path) -> None:

@@ -12,7 +12,9 @@ from components.errors import Problem
 from components.specs import Spec
 
 if TYPE_CHECKING:
-    from components.algorithms.trainer import Trainer, TrainingContext
+    from components.algorithms.policy_gradient.cost_constraints import ConstrainedTrainer
+    from components.algorithms.policy_gradient.group_gradients import GroupGradients
+    from components.algorithms.trainer import TrainingContext
 
 
 class CostSpec(Spec):
@@ -190,6 +192,8 @@ class GRPOSpec(PolicyGradientSpec):
     """Group relative policy optimisation (arXiv:2402.03300) on stored trajectories, with the options that its variants
     change."""
 
+    has_group_gradients: ClassVar[bool] = True
+
     name: Literal["grpo"] = "grpo"
     discount: float = Field(1.0, ge=0, le=1)
     """Discount of a step reward per turn; only with `credit: turns`."""
@@ -227,11 +231,16 @@ class GRPOSpec(PolicyGradientSpec):
     def needs_reward_spread(self) -> bool:
         return self.compares_within_group and not self.credits_turns and not self.costs
 
-    def build(self, context: TrainingContext) -> Trainer:
+    def build(self, context: TrainingContext) -> ConstrainedTrainer:
         from components.algorithms.policy_gradient.cost_constraints import ConstrainedTrainer
         from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
         return ConstrainedTrainer(self, context, lambda constrained: train_policy_gradient(self, constrained))
+
+    def group_gradients(self, context: TrainingContext) -> GroupGradients:
+        from components.algorithms.policy_gradient.group_gradients import GroupGradients
+
+        return GroupGradients(self, self.build(context).context)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._turn_credit_problems()

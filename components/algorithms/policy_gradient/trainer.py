@@ -210,8 +210,19 @@ def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> li
 def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
     """Add the gradient of the loss on these packs to the parameters and scale it down to max_grad_norm. Return the
     loss, the L2 norm before scaling, and the metrics of the policy on the packs."""
-    sums: dict[str, float] = defaultdict(float)
     count = sum(len(pack.token_S) for _, pack in packs)
+    sums = add_gradient(spec, policy, packs, count)
+    penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
+    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
+    kl: dict[str, float] = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
+    return {"loss": sums["loss"], "grad_norm": grad_norm, **penalty, **kl, **means(spec, sums, count)}
+
+
+def add_gradient(spec: GRPOSpec, policy: Policy, packs: Packs, count: int) -> dict[str, float]:
+    """Add the gradient of the loss on these packs to the parameters. Return the loss and the sums of metrics.
+
+    count: number of tokens of the batch, over which the entropy is averaged."""
+    sums: dict[str, float] = defaultdict(float)
     for (cut, host_pack), real in distributed.share_with_dropout(packs):
         pack = host_pack.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(pack, cut, entropy_gradient=spec.entropy_coefficient > 0)
@@ -233,11 +244,7 @@ def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
             sums[name] += value if real else 0.0
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
-    sums = distributed.sums(sums)
-    penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    kl: dict[str, float] = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
-    return {"loss": sums["loss"], "grad_norm": grad_norm, **penalty, **kl, **means(spec, sums, count)}
+    return distributed.sums(sums)
 
 
 def _measured_kl(

@@ -38,10 +38,11 @@ class Learning:
         self.first: dict[str, int] = {}
         """Number of the first sampled token, by trajectory, for packs that carry token numbers."""
 
-    def packs(self, trajectories: Sequence[Trajectory]) -> Packs:
-        """Return the packs of the trajectories."""
+    def packs(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory] | None = None) -> Packs:
+        """Return the packs of the trajectories. batch: trajectories over which the loss is reduced; None: these."""
         by_cut: dict[Cut, list[TokenSequence]] = defaultdict(list)
-        for trajectory, sequences in zip(trajectories, self._sequences(trajectories), strict=True):
+        reduced = trajectories if batch is None else batch
+        for trajectory, sequences in zip(trajectories, self._sequences(trajectories, reduced), strict=True):
             by_cut[Cut.of(trajectory)] += sequences
         return [
             (cut, packed)
@@ -49,12 +50,14 @@ class Learning:
             for packed in pack(cut_sequences, self.spec.pack_tokens, padded=self.padded)
         ]
 
-    def _sequences(self, trajectories: Sequence[Trajectory]) -> list[list[TokenSequence]]:
-        """Return one sequence per history of each trajectory."""
-        learned = [learned_tokens(self.spec, trajectory) for trajectory in trajectories]
+    def _sequences(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory]) -> list[list[TokenSequence]]:
+        """Return one sequence per history of each trajectory, with the weight of its tokens in the loss of the
+        batch."""
+        learned = [learned_tokens(self.spec, trajectory) for trajectory in batch]
         total, participants = sum(learned), sum(trajectory_tokens > 0 for trajectory_tokens in learned)
         result: list[list[TokenSequence]] = []
-        for trajectory, trajectory_tokens in zip(trajectories, learned, strict=True):
+        for trajectory in trajectories:
+            trajectory_tokens = learned_tokens(self.spec, trajectory)
             result.append([])
             if not trajectory_tokens:
                 continue
