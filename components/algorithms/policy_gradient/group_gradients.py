@@ -73,9 +73,14 @@ def dot(left: torch.Tensor, right: torch.Tensor) -> float:
     return float(left.double() @ right.double())
 
 
+def norm(gradient: torch.Tensor) -> float:
+    """Return the L2 norm of a gradient, computed in float64."""
+    return float(dot(gradient, gradient) ** 0.5)
+
+
 def cosine(left: torch.Tensor, right: torch.Tensor) -> float | None:
     """Return the cosine of two gradients, computed in float64; None if one is zero."""
-    norms = (dot(left, left) * dot(right, right)) ** 0.5
+    norms = norm(left) * norm(right)
     return dot(left, right) / norms if norms else None
 
 

@@ -1,0 +1,77 @@
+"""Rewards on the command line of `flows.rejudge`: `reward=NAME` begins one, and overrides of its keys follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.errors import Problem, SpecError
+from components.specs import Target, validate
+from flows.experiment.spec import ExperimentSpec
+
+OWN = "own"
+"""Name of the run's own reward."""
+EXAMPLE = "reward=length reward.target=20 reward=outcome"
+
+
+@dataclass(frozen=True)
+class NamedReward:
+    """A reward to compare."""
+
+    name: str
+    """Its overrides without `reward=`, or `own`."""
+    target: Target
+
+
+def split(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each reward. Raises SpecError if there is none, or for another key."""
+    rewards: list[list[str]] = []
+    problems = []
+    for override in overrides:
+        key, equals, _ = override.lstrip("+~").partition("=")
+        if override.startswith("reward=") and equals:
+            rewards.append([override])
+        elif not key.startswith("reward.") and not key.startswith("reward@"):
+            problems.append(Problem(key, f"is not a key of a reward; expected RUN {EXAMPLE}"))
+        elif not rewards:
+            problems.append(Problem(key, f"belongs to no reward; expected reward=NAME before it: RUN {EXAMPLE}"))
+        else:
+            rewards[-1].append(override)
+    if not rewards and not problems:
+        problems.append(Problem("reward", f"no reward to compare with the run's own; expected RUN {EXAMPLE}"))
+    if problems:
+        raise SpecError(problems)
+    return rewards
+
+
+def compose(
+    overrides: Sequence[str], run: ExperimentSpec, data: dict[str, Any], config_dir: str | Path | None
+) -> list[NamedReward]:
+    """Return the rewards, composed as in an experiment and checked with the other settings of the run.
+
+    data: the run's configuration. Raises SpecError with the problems of all rewards, and for a repeated one."""
+    from flows.experiment.compose import compose as composed
+    from flows.terminal.overrides import mask_overrides, refuse_secrets
+
+    refuse_secrets(overrides)
+    rewards: list[NamedReward] = []
+    problems: list[Problem] = []
+    allow = [f"allow=[{','.join(run.allow)}]"] if run.allow else []
+    for own in split(overrides):
+        shown = mask_overrides(own)
+        name = " ".join([shown[0].removeprefix("reward="), *(text.removeprefix("reward.") for text in shown[1:])])
+        try:
+            target = composed([*own, *allow], config_dir=config_dir).reward
+            settings = {**data, "reward": target.model_dump(mode="json", by_alias=True), "reward_model": None}
+            validate(ExperimentSpec, settings)
+        except SpecError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+            continue
+        if name in [reward.name for reward in rewards]:
+            problems.append(Problem("reward", f"{name} is given twice"))
+        rewards.append(NamedReward(name, target))
+    if problems:
+        raise SpecError(problems)
+    return rewards

@@ -1,0 +1,141 @@
+"""What the commands on influence share: a recorded run, the execution of further stages below its root, and gradients.
+
+Further stages are ordinary stages with keys of their own: they come from the cache if they exist, and resume if they
+were interrupted. They are not added to the record of the run. Gradients are computed in the process of the command and
+are not stored.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.artifacts import Artifact
+from components.errors import Problem, ResourceError, SpecError
+from components.specs import Target, validate
+from flows.execution.executor import Execution
+from flows.experiment.requests import Requests
+from flows.experiment.spec import ExperimentSpec
+from flows.history.records import Records, RunRecord
+from flows.stages.base import Context, Request
+from flows.stages.execute import resolve
+from flows.terminal.console import Console, hush, logging_to
+from flows.terminal.interrupt import Interruption
+
+if TYPE_CHECKING:
+    from components.algorithms.policy_gradient.group_gradients import GroupGradients
+    from components.trajectories.schema import Trajectory
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Recorded run, and the execution of further stages."""
+
+    run: RunRecord
+    spec: ExperimentSpec
+    """Experiment of the run, with the root of this machine."""
+    context: Context
+    execution: Execution
+
+    @property
+    def requests(self) -> Requests:
+        """Requests of the stages of the run's experiment."""
+        return Requests(self.spec)
+
+    def artifact(self, key: str | None, name: str) -> Artifact | None:
+        """Return `found`; None for the key None."""
+        return None if key is None else self.found(key, name)
+
+    def found(self, key: str, name: str) -> Artifact:
+        """Return an artifact. name: its part in the run, for the error. Raises ResourceError if it is no longer in the
+        store."""
+        artifact = self.context.store.find(key)
+        if artifact is None:
+            raise ResourceError(
+                f"{name} of run {self.run.short} ({key[:12]}) is no longer in {self.context.store}; run it again"
+            )
+        return artifact
+
+    def stage(self, label: str, request: Request, step: int = 0) -> Artifact:
+        """Return the artifact of a stage, computed or from the cache."""
+        return self.execution.artifact(label, step, request)
+
+    def evaluated(self, label: str, policy: Artifact | None) -> list[Trajectory]:
+        """Return the held-out episodes of a policy, evaluated as in the run."""
+        from components.trajectories.store import load_scored
+
+        folder = self.stage(f"evaluate[{label}]", self.requests.evaluate(policy)).path
+        return load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+
+    @contextmanager
+    def gradients(self, request: Request) -> Iterator[GroupGradients]:
+        """Provide the gradients of the groups of a training, at the policy that it starts from."""
+        from components.algorithms.train import group_gradients
+        from flows.stages.train import TrainStage, training_request
+
+        _, spec, inputs, key = resolve(request, self.context)
+        assert isinstance(spec, TrainStage)
+        with tempfile.TemporaryDirectory(prefix=".gradients-", dir=self.spec.root) as folder:
+            scratch = Path(folder)
+            context = replace(self.context, key=key, seed=request.seed, scratch=scratch)
+            training, _ = training_request(spec, inputs, scratch / "out", context)
+            with group_gradients(spec.algorithm, training) as gradients:
+                yield gradients
+
+
+def recorded_run(root: Path, reference: str) -> tuple[RunRecord, ExperimentSpec]:
+    """Return a run and its experiment. Raises ResourceError if there is no such run."""
+    if not root.is_dir():
+        raise ResourceError(f"root={root}: the folder does not exist; expected the folder of your runs")
+    run = Records(root).get(reference)
+    spec = validate(ExperimentSpec, run.spec).model_copy(update={"root": str(root)})
+    return run, spec
+
+
+def demand_gradients(run: RunRecord, spec: ExperimentSpec) -> None:
+    """Raise SpecError if the algorithm of a run has no gradient of a group."""
+    from components.algorithms.choices import ALGORITHMS
+
+    if not spec.algorithm.has_group_gradients:
+        names = sorted(str(kind.model_fields["name"].default) for kind in ALGORITHMS if kind.has_group_gradients)
+        text = f"{spec.algorithm.name}: run {run.short}: it has no policy gradient of a group"
+        raise SpecError([Problem("algorithm", f"{text}; expected a run with one of {', '.join(names)}")])
+
+
+def check_judges(spec: ExperimentSpec, rewards: Sequence[Target]) -> None:
+    """Raise ResourceError with all missing prerequisites of the engine, of the judges of further rewards, and of the
+    places where stages run."""
+    from components.rewards.llm.spec import asked_by
+    from flows.experiment.prerequisites import lacked_by, refuse
+
+    judges = [judge for reward in [*rewards, spec.evaluate.reward or spec.reward] for judge in asked_by(reward)]
+    places = {spec.compute.placement(stage) for stage in ("judge", "filter", "train", "evaluate")}
+    lacks = [*lacked_by([spec.inference], judges, spec.judge.budget)]
+    lacks += [f"compute.places.{name}.{text}" for name in places for text in spec.compute.places[name].prerequisites()]
+    refuse(lacks)
+
+
+@contextmanager
+def workplace(run: RunRecord, spec: ExperimentSpec, command: str) -> Iterator[Workplace]:
+    """Provide the execution of further stages, which print nothing to standard output. command: for the name of the log
+    file."""
+    hush()
+    context = Context.at(spec.root, spec.store, lock_timeout=spec.compute.lock_timeout)
+    with ExitStack() as stack:
+        stack.enter_context(Interruption())
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.callback(context.warm.close)
+        context.store.check()
+        console = Console()
+        log = Path(spec.root) / "logs" / f"{command}-{run.short}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        stack.enter_context(logging_to(log, console))
+        execution = Execution(spec, context, console, None, log)
+        stack.callback(execution.close)
+        yield Workplace(run, spec, context, execution)

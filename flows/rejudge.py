@@ -1,0 +1,227 @@
+r"""`python -m flows.rejudge RUN reward=A reward=B`: rewards compared by what they teach on the same episodes.
+
+    python -m flows.rejudge RUN reward=outcome reward.turn_cost=0.1         the run's own reward and another one
+    python -m flows.rejudge RUN reward=length reward.target=9 reward=steps  two others; their overrides follow each
+    python -m flows.rejudge latest reward=ruler --round 3 --json            the collection of an earlier round
+    python -m flows.rejudge latest reward=steps --whole-round               the effect of a round in place of a step
+
+All rewards judge the episodes that the run collected in its last round, or in `--round N`. For each pair: Kendall's
+tau-b within groups; the share of groups in which an advantage changes sign, or two episodes change order; the cosine of
+the policy gradients of the run's algorithm, at the policy that collected the episodes; and the difference in held-out
+success after one gradient step on each, with its paired 95 % interval. `own` is the run's reward.
+
+Judging, the step and its evaluation are stages: they come from the cache, and resume. RUN is an id, a prefix of an id,
+an experiment's name (its latest run) or `latest`. The page with the episodes is written below `<root>/rejudge/`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.errors import EspalierError
+from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_error
+from flows.terminal.interrupt import leave
+
+if TYPE_CHECKING:
+    from components.evaluation.rank_agreement import FlippedGroup
+    from components.trajectories.schema import Trajectory
+    from flows.influence.rejudging import JudgedReward, Rejudging, RewardPair
+
+FOLDER = "rejudge"
+MOST_FLIPS = 20
+"""Maximum number of flipped groups of a pair in the JSON output."""
+
+
+def rejudge(
+    root: Path,
+    reference: str,
+    overrides: Sequence[str],
+    *,
+    number: int | None = None,
+    one_step: bool = True,
+    config_dir: str | None = None,
+    html: Path | None = None,
+) -> dict[str, Any]:
+    """Compare rewards on the episodes of a run and write the page. Return the result as JSON data."""
+    from flows.influence import rejudging, rewards, rounds, workplace
+    from flows.influence.page_file import write_page
+
+    run, spec = workplace.recorded_run(root, reference)
+    trained = rounds.round_of(run, number)
+    workplace.demand_gradients(run, spec)
+    compared = rewards.compose(overrides, spec, run.spec, config_dir)
+    workplace.check_judges(spec, [reward.target for reward in compared])
+    with workplace.workplace(run, spec, "rejudge") as place:
+        result = rejudging.rejudge(place, trained, compared, one_step=one_step)
+    data = to_json(result, one_step)
+    page = html or root / FOLDER / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
+    return {**data, "html": str(write_page(page, _page(result, data)))}
+
+
+def to_json(result: Rejudging, one_step: bool = True) -> dict[str, Any]:
+    """Return the comparison as JSON data. one_step: True if the policies took one gradient step."""
+    trained = result.trained
+    return {
+        "run": trained.run.id,
+        "round": trained.number,
+        "collection": trained.label,
+        "episodes": len(result.episodes),
+        "training": "one step" if one_step else "whole round",
+        "rewards": [_reward_row(reward) for reward in result.rewards],
+        "pairs": [_pair_row(pair, result.episodes) for pair in result.pairs],
+    }
+
+
+def _reward_row(reward: JudgedReward) -> dict[str, Any]:
+    return {
+        "name": reward.name,
+        "reward": reward.target,
+        "scored": reward.scored,
+        "unscored": reward.unscored,
+        "signal": reward.signal,
+        "gradient_norm": reward.gradient_norm,
+        "success": reward.step["after"],
+        **_effect(reward.step),
+    }
+
+
+def _pair_row(pair: RewardPair, episodes: Mapping[str, Trajectory]) -> dict[str, Any]:
+    agreement = pair.agreement
+    return {
+        "first": pair.first,
+        "second": pair.second,
+        "tau": agreement.tau,
+        "ranked": agreement.ranked,
+        "groups": agreement.groups,
+        "flipped": agreement.flipped,
+        "cosine": pair.cosine,
+        **_effect(pair.effect),
+        "scenarios": pair.effect["n"],
+        "flipped_groups": len(agreement.flips),
+        "flips": [_flip(flip, episodes) for flip in agreement.flips[:MOST_FLIPS]],
+    }
+
+
+def _effect(difference: Mapping[str, Any]) -> dict[str, Any]:
+    interval = None if difference["low"] is None else [difference["low"], difference["high"]]
+    return {"effect": difference["difference"], "interval": interval}
+
+
+def _flip(flip: FlippedGroup, episodes: Mapping[str, Trajectory]) -> dict[str, Any]:
+    from flows.influence.page_file import excerpt
+
+    return {
+        "group": flip.group,
+        "episodes": [
+            {
+                "id": name,
+                "advantages": [flip.first[name], flip.second[name]],
+                "text": excerpt(episodes[name]),
+            }
+            for name in flip.episodes[:4]
+        ],
+    }
+
+
+def _page(result: Rejudging, data: Mapping[str, Any]) -> str:
+    from components.evaluation.rejudge_page import PairOnPage, render
+
+    pairs = [PairOnPage(row, pair.agreement.flips) for row, pair in zip(data["pairs"], result.pairs, strict=True)]
+    title = f"{result.trained.run.name}, {result.trained.label}"
+    return render(title, data["training"], time.strftime("%Y-%m-%d %H:%M:%S"), data["rewards"], pairs, result.episodes)
+
+
+def show(data: Mapping[str, Any]) -> str:
+    """Return the result as text."""
+    names = [row["name"] for row in data["rewards"]]
+    width = max(6, *map(len, names))
+    lines = [
+        f"{data['episodes']} episodes of {data['collection']} of run {data['run'][:8]}, judged {len(names)} times",
+        "",
+    ]
+    after = f"success after {'one step' if data['training'] == 'one step' else 'the whole round'}, and change"
+    lines.append(f"{'reward':{width}}  scored  groups with signal  gradient norm  {after}")
+    for row in data["rewards"]:
+        lines.append(
+            f"{row['name']:{width}}  {row['scored']:6}  {row['signal']:18}  {row['gradient_norm']:13.4g}  "
+            f"{row['success']:.3f}  {_gain(row)}"
+        )
+    lines += ["", f"{'pair':{2 * width + 9}}  tau-b   flipped  cosine  second minus first, held-out success"]
+    for row in data["pairs"]:
+        pair = f"{row['first']} against {row['second']}"
+        flipped = "–" if row["flipped"] is None else f"{row['flipped']:.0%}"
+        lines.append(
+            f"{pair:{2 * width + 9}}  {_number(row['tau'])}  {flipped:>7}  {_number(row['cosine'])}  {_gain(row)}"
+        )
+    for row in data["pairs"]:
+        if row["flips"]:
+            lines += ["", f"{row['first']} against {row['second']}: {row['flipped_groups']} groups flipped, such as"]
+            lines += _episodes(row["flips"][0])
+    return "\n".join([*lines, "", f"page: {data['html']}"])
+
+
+def _episodes(flip: Mapping[str, Any]) -> list[str]:
+    return [
+        f"  {episode['id']}  advantage {episode['advantages'][0]:+.3g} and {episode['advantages'][1]:+.3g}: "
+        f"{episode['text']}"
+        for episode in flip["episodes"]
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "     –" if value is None else f"{value:+.3f}"
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
+    return f"{row['effect']:+.3f}{interval}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
+    parser = RootParser(
+        prog="python -m flows.rejudge", description="Compares rewards by what they teach on the episodes of a run."
+    )
+    parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="reward=NAME", help="rewards to compare; overrides reward.KEY=VALUE follow each"
+    )
+    parser.add_argument("--round", type=int, metavar="N", help="round of the episodes (default: the last one)")
+    parser.add_argument(
+        "--whole-round",
+        action="store_true",
+        help="train on the round in the run's gradient steps, in place of one step",
+    )
+    parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_intermixed_args(argv)
+    out = sys.stdout
+    from flows.terminal.console import printable
+
+    try:
+        data = rejudge(
+            options.root,
+            options.run,
+            options.overrides,
+            number=options.round,
+            one_step=not options.whole_round,
+            config_dir=options.config_dir,
+            html=options.html,
+        )
+    except EspalierError as error:
+        return print_error(error)
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(data) if options.json else printable(show(data)), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main)
