@@ -110,8 +110,8 @@ def _flips(group: str, names: Sequence[str], left: Sequence[float], right: Seque
         for i, j in combinations(range(len(names)), 2)
         if _sign(left[j] - left[i]) * _sign(right[j] - right[i]) < 0
     ]
-    advantages = (dict(zip(names, side, strict=True)) for side in (first, second))
-    return [FlippedGroup(group, *advantages, signs, swapped)] if signs or swapped else []
+    by_episode = [dict(zip(names, side, strict=True)) for side in (first, second)]
+    return [FlippedGroup(group, by_episode[0], by_episode[1], signs, swapped)] if signs or swapped else []
 
 
 def _sign(value: float) -> int:

@@ -146,7 +146,7 @@ def _judged(
 ) -> dict[str, str]:
     """Judge and filter the collections under another reward. Return the keys by input name."""
     requests = Requests(place.spec.model_copy(update={"reward": reward.target, "reward_model": None}))
-    inputs = {}
+    inputs: dict[str, str] = {}
     for suffix, trajectories in collections.items():
         scores = place.stage(f"judge[{reward.name}]{suffix}", requests.judge(trajectories, sampler))
         selection = place.stage(f"filter[{reward.name}]{suffix}", requests.filter(trajectories, scores))

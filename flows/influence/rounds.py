@@ -44,6 +44,11 @@ class TrainedRound:
         """Key of the policy before the training; None for the base model."""
         return self.training.request["inputs"].get("start")
 
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature of the round."""
+        return float(self.collections[""].request["spec"]["collect"]["temperature"])
+
     def inputs(self, name: str) -> dict[str, str]:
         """Return the keys of `trajectories`, `scores` or `selection` by the suffix of the collection."""
         return {suffix: self.training.request["inputs"][f"{name}{suffix}"] for suffix in self.collections}

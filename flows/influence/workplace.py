@@ -25,7 +25,7 @@ from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
 from flows.stages.base import Context, Request
-from flows.stages.execute import resolve
+from flows.stages.execute import find_stage, resolve
 from flows.terminal.console import Console, hush, logging_to
 from flows.terminal.interrupt import Interruption
 
@@ -69,10 +69,16 @@ class Workplace:
 
     def evaluated(self, label: str, policy: Artifact | None) -> list[Trajectory]:
         """Return the held-out episodes of a policy, evaluated as in the run."""
-        from components.trajectories.store import load_scored
+        return _episodes(self.stage(f"evaluate[{label}]", self.requests.evaluate(policy)))
 
-        folder = self.stage(f"evaluate[{label}]", self.requests.evaluate(policy)).path
-        return load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+    def evaluated_before(self, policy: str | None) -> list[Trajectory] | None:
+        """Return the held-out episodes of a policy if they are in the store, else None. policy: key of its
+        checkpoint; None: the base model."""
+        checkpoint = self.context.store.find(policy) if policy else None
+        if policy and checkpoint is None:
+            return None
+        evaluation = find_stage(self.requests.evaluate(checkpoint), self.context)
+        return None if evaluation is None else _episodes(evaluation)
 
     @contextmanager
     def gradients(self, request: Request) -> Iterator[GroupGradients]:
@@ -88,6 +94,13 @@ class Workplace:
             training, _ = training_request(spec, inputs, scratch / "out", context)
             with group_gradients(spec.algorithm, training) as gradients:
                 yield gradients
+
+
+def _episodes(evaluation: Artifact) -> list[Trajectory]:
+    from components.trajectories.store import load_scored
+
+    folder = evaluation.path
+    return load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
 
 
 def recorded_run(root: Path, reference: str) -> tuple[RunRecord, ExperimentSpec]:

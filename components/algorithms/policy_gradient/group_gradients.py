@@ -11,6 +11,8 @@ gradient of a loss: a step moves the parameters against it. Dot products are com
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +38,7 @@ class GroupGradients:
     def __init__(self, spec: GRPOSpec, context: TrainingContext):
         self._spec = spec
         self._policy = context.policy
+        self._scratch = context.scratch
         groups, self._learning = prepare(spec, context)
         self.groups: dict[str, Group] = {group[0].group: group for group in groups}
         """Groups with a non-zero advantage, by name. Their trajectories have their mean advantage."""
@@ -61,11 +64,18 @@ class GroupGradients:
         temperature: that of the policy loss with ratio, advantage and weight 1."""
         spec = GRPOSpec(normalization="constant", constant_length=1, pack_tokens=self._spec.pack_tokens)
         histories = [replace(history, logprobs=[UNKNOWN] * len(history.token_ids)) for history in trajectory.histories]
-        on_policy = replace(trajectory, histories=histories, sampling={"temperature": temperature})
+        on_policy = replace(_sampled_at(trajectory, temperature), histories=histories)
         learning = Learning(spec, ReferenceLogprobs(Path()), padded=self._policy.padded)
         learning.advantages[on_policy.id] = [1.0] * learned_tokens(spec, on_policy)
         packs = learning.packs([on_policy])
         return _flat_gradient(spec, self._policy, packs, _tokens(packs))
+
+    def log_likelihoods(self, trajectories: Sequence[Trajectory], temperature: float) -> list[float]:
+        """Return the log-likelihood in nats of the sampled tokens of each trajectory at a sampling temperature."""
+        measured = ReferenceLogprobs(self._scratch)
+        sampled = [_sampled_at(trajectory, temperature) for trajectory in trajectories]
+        measured.measure(self._policy, sampled, self._spec.pack_tokens, reference=False, first=True)
+        return [math.fsum(measured.whole("old", trajectory)) for trajectory in sampled]
 
 
 def dot(left: torch.Tensor, right: torch.Tensor) -> float:
@@ -82,6 +92,11 @@ def cosine(left: torch.Tensor, right: torch.Tensor) -> float | None:
     """Return the cosine of two gradients, computed in float64; None if one is zero."""
     norms = norm(left) * norm(right)
     return dot(left, right) / norms if norms else None
+
+
+def _sampled_at(trajectory: Trajectory, temperature: float) -> Trajectory:
+    """Return the trajectory as sampled from the whole distribution at a temperature."""
+    return replace(trajectory, sampling={"temperature": temperature})
 
 
 def _tokens(packs: Packs) -> int:

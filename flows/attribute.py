@@ -1,0 +1,244 @@
+r"""`python -m flows.attribute RUN`: training groups that pushed against the held-out scenarios which a round lost.
+
+    python -m flows.attribute RUN                                  the last round
+    python -m flows.attribute RUN --round 3 --json                 another round
+    python -m flows.attribute RUN --round 3 --without GROUP        train the round again without a group; repeatable
+
+A scenario is lost if the policy before the round solved it and the policy after the round does not. For each, the
+groups of the round by influence, most negative first: the dot product of the gradient of the group's loss and that of
+the negative log-likelihood of the episode that solved the scenario, at the policy before the round (TracIn,
+arXiv:2002.08484). With `--without` the round is trained again without these groups, from the same policy: the result
+shows which scenarios come back, and the change in held-out success.
+
+Evaluations and the training are stages: they come from the cache, and resume. RUN is an id, a prefix of an id, an
+experiment's name (its latest run) or `latest`. The page with the episodes is written below `<root>/attribute/`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.errors import EspalierError
+from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_error
+from flows.terminal.interrupt import leave
+
+if TYPE_CHECKING:
+    from flows.influence.attribution import Attribution, LostScenario, Retrained
+
+FOLDER = "attribute"
+MOST_GROUPS = 5
+"""Groups that are shown of each scenario."""
+
+
+def attribute(
+    root: Path,
+    reference: str,
+    *,
+    number: int | None = None,
+    without: Sequence[str] = (),
+    html: Path | None = None,
+) -> dict[str, Any]:
+    """Attribute the scenarios that a round lost, and write the page. Return the result as JSON data."""
+    from flows.influence import attribution, rounds, workplace
+    from flows.influence.page_file import write_page
+
+    run, spec = workplace.recorded_run(root, reference)
+    trained = rounds.round_of(run, number)
+    workplace.demand_gradients(run, spec)
+    workplace.check_judges(spec, [])
+    groups = list(dict.fromkeys(without))
+    with workplace.workplace(run, spec, "attribute") as place:
+        result = attribution.attribute(place, trained, groups)
+        retrained = attribution.retrain(place, result, groups) if groups else None
+    data = to_json(result, retrained)
+    page = html or root / FOLDER / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
+    return {**data, "html": str(write_page(page, _page(result, data)))}
+
+
+def to_json(result: Attribution, retrained: Retrained | None = None) -> dict[str, Any]:
+    """Return the attribution as JSON data."""
+    trained, difference = result.trained, result.difference
+    return {
+        "run": trained.run.id,
+        "round": trained.number,
+        "success": [difference["before"], difference["after"]],
+        **_change(difference),
+        "scenarios": difference["n"],
+        "groups": len(result.groups),
+        "gained": len(difference["improved"]),
+        "lost": [_lost(lost, result, retrained) for lost in result.lost],
+        "totals": totals(result)[:MOST_GROUPS],
+        "without": None if retrained is None else _retrained(retrained),
+    }
+
+
+def totals(result: Attribution) -> list[dict[str, Any]]:
+    """Return the sum of the influences of each group on all lost scenarios, most negative first."""
+    sums = {name: sum(lost.influence([name]) for lost in result.lost) for name in result.groups}
+    return [{"group": name, "influence": sums[name]} for name in sorted(sums, key=lambda name: (sums[name], name))]
+
+
+def _change(difference: Mapping[str, Any]) -> dict[str, Any]:
+    interval = None if difference["low"] is None else [difference["low"], difference["high"]]
+    return {"change": difference["difference"], "interval": interval}
+
+
+def _lost(lost: LostScenario, result: Attribution, retrained: Retrained | None) -> dict[str, Any]:
+    from flows.influence.page_file import excerpt
+
+    row = {
+        "scenario": lost.scenario,
+        "before": {"id": lost.before.id, "text": excerpt(lost.before), "log_likelihood": lost.likelihoods[0]},
+        "after": {"id": lost.after.id, "text": excerpt(lost.after), "log_likelihood": lost.likelihoods[1]},
+        "negative": sum(item.influence < 0 for item in lost.influences),
+        "groups": [
+            {
+                "group": item.group,
+                "influence": item.influence,
+                "cosine": item.cosine,
+                "episodes": [
+                    {"id": episode.id, "advantage": episode.advantage, "text": excerpt(episode)}
+                    for episode in by_advantage(result, item.group)
+                ],
+            }
+            for item in lost.influences[:MOST_GROUPS]
+        ],
+    }
+    if retrained is not None:
+        row["without"] = {
+            "influence": lost.influence(retrained.groups),
+            "recovered": retrained.recovered[lost.scenario],
+            "log_likelihood": retrained.likelihoods[lost.scenario],
+        }
+    return row
+
+
+def by_advantage(result: Attribution, group: str) -> list[Any]:
+    """Return the episodes of a group with the highest and with the lowest advantage."""
+    ordered = sorted(result.groups[group], key=lambda episode: -(episode.advantage or 0.0))
+    return [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered
+
+
+def _retrained(retrained: Retrained) -> dict[str, Any]:
+    return {
+        "groups": list(retrained.groups),
+        "recovered": [name for name, back in retrained.recovered.items() if back],
+        "success": retrained.change["after"],
+        **_change(retrained.change),
+        "newly_lost": len(retrained.change["regressed"]),
+    }
+
+
+def _page(result: Attribution, data: Mapping[str, Any]) -> str:
+    from components.evaluation.attribution_page import LostOnPage, render
+
+    lost = [
+        LostOnPage(
+            row,
+            item.before,
+            item.after,
+            {group["group"]: by_advantage(result, group["group"]) for group in row["groups"]},
+        )
+        for row, item in zip(data["lost"], result.lost, strict=True)
+    ]
+    title = f"{result.trained.run.name}, round {result.trained.number}"
+    return render(title, time.strftime("%Y-%m-%d %H:%M:%S"), data, lost)
+
+
+def show(data: Mapping[str, Any]) -> str:
+    """Return the result as text."""
+    before, after = data["success"]
+    lines = [
+        f"round {data['round']} of run {data['run'][:8]}: held-out success {before:.3f} before, {after:.3f} after "
+        f"({_gain(data)}); {len(data['lost'])} of {data['scenarios']} scenarios lost, {data['gained']} gained",
+    ]
+    for row in data["lost"]:
+        lines += ["", *_lost_lines(row, data["groups"])]
+    lines += ["", "all lost scenarios together, most negative groups"]
+    lines += [f"  {row['influence']:+10.3g}  {row['group']}" for row in data["totals"]]
+    if data["without"] is not None:
+        lines += ["", *_without_lines(data)]
+    return "\n".join([*lines, "", f"page: {data['html']}"])
+
+
+def _lost_lines(row: Mapping[str, Any], groups: int) -> list[str]:
+    first, second = row["before"], row["after"]
+    lines = [
+        f"{row['scenario']}: {row['negative']} of {groups} groups pushed against it; log-likelihood "
+        f"{first['log_likelihood']:.2f} before, {second['log_likelihood']:.2f} after",
+        f"  solved before: {first['text']}",
+        f"  not after:     {second['text']}",
+    ]
+    for group in row["groups"]:
+        lines.append(f"  {group['influence']:+10.3g}  {group['group']}")
+        lines += [f"{'':14}{_advantage(episode)}: {episode['text']}" for episode in group["episodes"]]
+    return lines
+
+
+def _advantage(episode: Mapping[str, Any]) -> str:
+    return f"{episode['id'].rpartition('/')[2]:>2} advantage {episode['advantage']:+.2f}"
+
+
+def _without_lines(data: Mapping[str, Any]) -> list[str]:
+    without = data["without"]
+    lines = [
+        f"without {', '.join(without['groups'])}: {len(without['recovered'])} of {len(data['lost'])} lost scenarios "
+        f"come back; held-out success {without['success']:.3f} ({_gain(without)})",
+        "  influence removed  log-likelihood, before, after and without  comes back",
+    ]
+    for row in data["lost"]:
+        likelihoods = (
+            row["before"]["log_likelihood"],
+            row["after"]["log_likelihood"],
+            row["without"]["log_likelihood"],
+        )
+        figures = "  ".join(f"{value:8.3f}" for value in likelihoods)
+        back = "yes" if row["without"]["recovered"] else "no"
+        lines.append(f"  {row['without']['influence']:+17.3g}  {figures:>42}  {back:>10}  {row['scenario']}")
+    return lines
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
+    return f"{row['change']:+.3f}{interval}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
+    parser = RootParser(
+        prog="python -m flows.attribute",
+        description="Attributes the held-out scenarios that a round lost to its training groups.",
+    )
+    parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
+    parser.add_argument("--round", type=int, metavar="N", help="round (default: the last one)")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="GROUP",
+        help="train the round again without this group, and evaluate it; repeatable",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args(argv)
+    out = sys.stdout
+    from flows.terminal.console import printable
+
+    try:
+        data = attribute(options.root, options.run, number=options.round, without=options.without, html=options.html)
+    except EspalierError as error:
+        return print_error(error)
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(data) if options.json else printable(show(data)), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main)
