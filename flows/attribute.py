@@ -236,7 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(error)
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(data) if options.json else printable(show(data)), file=out, flush=True)
+    text = json.dumps(data) if options.json else "\n".join(map(printable, show(data).split("\n")))
+    print(text, file=out, flush=True)
     return 0
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from components.errors import Problem, SpecError
+from components.errors import JudgeError, Problem, SpecError
 from components.evaluation.metrics import paired_difference
 from components.evaluation.rank_agreement import RankAgreement, Rewards, rank_agreement
 from components.trajectories.groups import separate
 from components.trajectories.schema import Trajectory
 from flows.experiment.requests import Requests
+from flows.experiment.spec import CODE
 from flows.influence.rewards import OWN, NamedReward
 from flows.influence.rounds import TrainedRound
 from flows.recipes.episodes import FED
@@ -148,7 +149,10 @@ def _judged(
     requests = Requests(place.spec.model_copy(update={"reward": reward.target, "reward_model": None}))
     inputs: dict[str, str] = {}
     for suffix, trajectories in collections.items():
-        scores = place.stage(f"judge[{reward.name}]{suffix}", requests.judge(trajectories, sampler))
+        try:
+            scores = place.stage(f"judge[{reward.name}]{suffix}", requests.judge(trajectories, sampler))
+        except JudgeError as error:
+            raise _scores_nothing(f"{reward.name}: {error}") from None
         selection = place.stage(f"filter[{reward.name}]{suffix}", requests.filter(trajectories, scores))
         inputs |= {f"scores{suffix}": scores.key, f"selection{suffix}": selection.key}
     return inputs
@@ -167,9 +171,14 @@ def _scored(
         collection = load_scored(trajectories.path / "trajectories.parquet", scores, None)
         episodes += [separate(episode, f"@{suffix}") if episode.group in groups else episode for episode in collection]
     if all(episode.reward is None for episode in episodes):
-        text = f"{name}: scores none of the {len(episodes)} episodes of the round"
-        raise SpecError([Problem("reward", f"{text}; expected a reward that scores them")])
+        raise _scores_nothing(f"{name}: scores none of the {len(episodes)} episodes of the round")
     return episodes
+
+
+def _scores_nothing(text: str) -> SpecError:
+    """Return the error of a reward that scores no episode, with the rewards that exist."""
+    options = ", ".join(sorted(path.stem for path in (CODE / "conf" / "reward").glob("*.yaml")))
+    return SpecError([Problem("reward", f"{text}. Expected a reward that scores these episodes, such as {options}")])
 
 
 def _judged_reward(
