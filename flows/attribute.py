@@ -56,13 +56,16 @@ def attribute(
     with workplace.workplace(run, spec, "attribute") as place:
         result = attribution.attribute(place, trained, groups)
         retrained = attribution.retrain(place, result, groups) if groups else None
-    data = to_json(result, retrained)
+        control = attribution.control(place, result) if groups else None
+    data = to_json(result, retrained, control)
     page = html or root / FOLDER / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
     return {**data, "html": str(write_page(page, _page(result, data)))}
 
 
-def to_json(result: Attribution, retrained: Retrained | None = None) -> dict[str, Any]:
-    """Return the attribution as JSON data."""
+def to_json(
+    result: Attribution, retrained: Retrained | None = None, control: Retrained | None = None
+) -> dict[str, Any]:
+    """Return the attribution as JSON data. retrained: the round without some groups. control: in another order."""
     trained, difference = result.trained, result.difference
     return {
         "run": trained.run.id,
@@ -72,9 +75,10 @@ def to_json(result: Attribution, retrained: Retrained | None = None) -> dict[str
         "scenarios": difference["n"],
         "groups": len(result.groups),
         "gained": len(difference["improved"]),
-        "lost": [_lost(lost, result, retrained) for lost in result.lost],
+        "lost": [_lost(lost, result, retrained, control) for lost in result.lost],
         "totals": totals(result)[:MOST_GROUPS],
         "without": None if retrained is None else _retrained(retrained),
+        "control": None if control is None else _retrained(control),
     }
 
 
@@ -89,7 +93,9 @@ def _change(difference: Mapping[str, Any]) -> dict[str, Any]:
     return {"change": difference["difference"], "interval": interval}
 
 
-def _lost(lost: LostScenario, result: Attribution, retrained: Retrained | None) -> dict[str, Any]:
+def _lost(
+    lost: LostScenario, result: Attribution, retrained: Retrained | None, control: Retrained | None
+) -> dict[str, Any]:
     from flows.influence.page_file import excerpt
 
     row = {
@@ -110,12 +116,13 @@ def _lost(lost: LostScenario, result: Attribution, retrained: Retrained | None) 
             for item in lost.influences[:MOST_GROUPS]
         ],
     }
-    if retrained is not None:
-        row["without"] = {
-            "influence": lost.influence(retrained.groups),
-            "recovered": retrained.recovered[lost.scenario],
-            "log_likelihood": retrained.likelihoods[lost.scenario],
-        }
+    for name, training in (("without", retrained), ("control", control)):
+        if training is not None:
+            row[name] = {
+                "influence": lost.influence(training.groups),
+                "recovered": training.recovered[lost.scenario],
+                "log_likelihood": training.likelihoods[lost.scenario],
+            }
     return row
 
 
@@ -186,21 +193,22 @@ def _advantage(episode: Mapping[str, Any]) -> str:
 
 
 def _without_lines(data: Mapping[str, Any]) -> list[str]:
-    without = data["without"]
+    without, control, count = data["without"], data["control"], len(data["lost"])
     lines = [
-        f"without {', '.join(without['groups'])}: {len(without['recovered'])} of {len(data['lost'])} lost scenarios "
-        f"come back; held-out success {without['success']:.3f} ({_gain(without)})",
-        "  influence removed  log-likelihood, before, after and without  comes back",
+        f"without {', '.join(without['groups'])}: {len(without['recovered'])} of {count} lost scenarios come back; "
+        f"held-out success {without['success']:.3f} ({_gain(without)})",
+        f"control, all groups in another order: {len(control['recovered'])} of {count} come back; "
+        f"held-out success {control['success']:.3f} ({_gain(control)})",
+        "",
+        "                     log-likelihood of the successful episode          comes back",
+        "  influence removed    before     after   without   control    without  control",
     ]
     for row in data["lost"]:
-        likelihoods = (
-            row["before"]["log_likelihood"],
-            row["after"]["log_likelihood"],
-            row["without"]["log_likelihood"],
-        )
-        figures = "  ".join(f"{value:8.3f}" for value in likelihoods)
-        back = "yes" if row["without"]["recovered"] else "no"
-        lines.append(f"  {row['without']['influence']:+17.3g}  {figures:>42}  {back:>10}  {row['scenario']}")
+        states = (row["before"], row["after"], row["without"], row["control"])
+        figures = " ".join(f"{state['log_likelihood']:9.3f}" for state in states)
+        back = ["yes" if row[name]["recovered"] else "no" for name in ("without", "control")]
+        influence = row["without"]["influence"]
+        lines.append(f"  {influence:+17.3g} {figures} {back[0]:>10} {back[1]:>8}  {row['scenario']}")
     return lines
 
 

@@ -75,6 +75,7 @@ def to_json(result: Rejudging, one_step: bool = True) -> dict[str, Any]:
         "training": "one step" if one_step else "whole round",
         "rewards": [_reward_row(reward) for reward in result.rewards],
         "pairs": [_pair_row(pair, result.episodes) for pair in result.pairs],
+        "control": None if result.control is None else _effect(result.control),
     }
 
 
@@ -134,7 +135,15 @@ def _page(result: Rejudging, data: Mapping[str, Any]) -> str:
 
     pairs = [PairOnPage(row, pair.agreement.flips) for row, pair in zip(data["pairs"], result.pairs, strict=True)]
     title = f"{result.trained.run.name}, {result.trained.label}"
-    return render(title, data["training"], time.strftime("%Y-%m-%d %H:%M:%S"), data["rewards"], pairs, result.episodes)
+    return render(
+        title,
+        data["training"],
+        time.strftime("%Y-%m-%d %H:%M:%S"),
+        data["rewards"],
+        pairs,
+        result.episodes,
+        data["control"],
+    )
 
 
 def show(data: Mapping[str, Any]) -> str:
@@ -159,6 +168,8 @@ def show(data: Mapping[str, Any]) -> str:
         lines.append(
             f"{pair:{2 * width + 9}}  {_number(row['tau'])}  {flipped:>7}  {_number(row['cosine'])}  {_gain(row)}"
         )
+    if data["control"] is not None:
+        lines += ["", f"control: own in another order of its groups changes success by {_gain(data['control'])}"]
     for row in data["pairs"]:
         if row["flips"]:
             lines += ["", f"{row['first']} against {row['second']}: {row['flipped_groups']} groups flipped, such as"]

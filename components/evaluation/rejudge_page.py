@@ -34,13 +34,15 @@ def render(
     rewards: Sequence[Mapping[str, Any]],
     pairs: Sequence[PairOnPage],
     episodes: Mapping[str, Trajectory],
+    control: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as HTML text. training: gradient steps that the policies took. rewards: rows of the
-    JSON output. episodes: by id."""
+    JSON output. episodes: by id. control: effect of another order of the groups."""
     return page(
         "rejudge.html.j2",
         title=mask_text(title),
         training=training,
+        control=control,
         created=created,
         rewards=rewards,
         pairs=[

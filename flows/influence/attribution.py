@@ -81,15 +81,16 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Retrained:
-    """The round without some groups."""
+    """The round trained again: without some groups, or as a control with all groups in another order."""
 
     groups: Sequence[str]
+    """Groups that were left out."""
     recovered: Mapping[str, bool]
     """For each lost scenario, True if the retrained policy solves it more often than the policy after the round."""
     likelihoods: Mapping[str, float]
     """Log-likelihood in nats of the successful episode of each lost scenario."""
     change: Mapping[str, Any]
-    """Difference in held-out success, without the groups minus with them (`metrics.paired_difference`)."""
+    """Difference in held-out success, after this training minus after the round (`metrics.paired_difference`)."""
 
 
 def attribute(place: Workplace, trained: TrainedRound, without: Sequence[str] = ()) -> Attribution:
@@ -137,14 +138,27 @@ def retrain(place: Workplace, attribution: Attribution, groups: Sequence[str]) -
         selection = _selection(place, trained, suffix, groups)
         inputs[f"selection{suffix}"] = selection.key
     name = f"{trained.number} without {len(groups)}"
-    checkpoint = place.stage(f"train[{name}]", replace(trained.request, inputs=inputs), trained.number)
+    return _retrained(place, attribution, name, replace(trained.request, inputs=inputs), groups)
+
+
+def control(place: Workplace, attribution: Attribution) -> Retrained:
+    """Train the round again with all groups in another order, and evaluate the policy: what comes back here does not
+    depend on the groups."""
+    trained = attribution.trained
+    return _retrained(place, attribution, f"{trained.number} reordered", trained.reordered, [])
+
+
+def _retrained(
+    place: Workplace, attribution: Attribution, name: str, request: Request, groups: Sequence[str]
+) -> Retrained:
+    checkpoint = place.stage(f"train[{name}]", request, attribution.trained.number)
     episodes = place.evaluated(name, checkpoint)
     recovered = {
         lost.scenario: _rate(lost.scenario, episodes) > _rate(lost.scenario, attribution.after)
         for lost in attribution.lost
     }
     solved = [lost.before for lost in attribution.lost]
-    likelihoods = _likelihoods(place, trained, solved, checkpoint.key)
+    likelihoods = _likelihoods(place, attribution.trained, solved, checkpoint.key)
     return Retrained(
         groups,
         recovered,

@@ -70,6 +70,9 @@ class Rejudging:
     pairs: Sequence[RewardPair]
     episodes: Mapping[str, Trajectory]
     """Episodes of the round by id, with the run's own rewards."""
+    control: Mapping[str, Any] | None
+    """Difference in held-out success between two trainings on the run's own reward, whose groups have another order;
+    None for one step, which has no order."""
 
 
 def rejudge(
@@ -110,7 +113,12 @@ def rejudge(
         )
         for first, second in combinations(range(len(judged)), 2)
     ]
-    return Rejudging(trained, judged, pairs, {episode.id: episode for episode in scores[0]})
+    control = None
+    if not one_step:
+        again = replace(training(trained, inputs[0], one_step=False), seed=trained.reordered.seed)
+        checkpoint = place.stage(f"train[{OWN} reordered]", again, trained.number)
+        control = paired_difference(after[0], place.evaluated(f"{OWN} reordered", checkpoint))
+    return Rejudging(trained, judged, pairs, {episode.id: episode for episode in scores[0]}, control)
 
 
 def training(trained: TrainedRound, scored: Mapping[str, str], *, one_step: bool) -> Request:

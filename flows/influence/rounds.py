@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from components.errors import ResourceError
 from flows.history.records import RunRecord, StageRecord
 from flows.recipes.episodes import FED
 from flows.stages.base import Request
 
+OTHER_SEED = 1_000_003
+"""Offset of the seed of a training in another order."""
 _ROUND = re.compile(r"train\[(\d+)\]")
 
 
@@ -33,6 +35,12 @@ class TrainedRound:
     def request(self) -> Request:
         """Request of the training."""
         return Request.from_json(self.training.request)
+
+    @property
+    def reordered(self) -> Request:
+        """Request of the training with another seed: the same groups in another order. The difference that it makes is
+        noise."""
+        return replace(self.request, seed=self.request.seed + OTHER_SEED)
 
     @property
     def sampler(self) -> str | None:

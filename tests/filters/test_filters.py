@@ -19,6 +19,7 @@ from components.filters.select import apply
 from components.filters.signal import Signal
 from components.filters.successful import Successful
 from components.filters.top import Top
+from components.filters.without import Without
 from components.specs import Spec, Target, validate
 from components.trajectories.schema import History, Message, Selection
 from tests.trajectories.builders import FAILURE, episode
@@ -37,6 +38,7 @@ FILTERS = [
     Distinct(),
     Distinct(of="collection", similarity=0.5),
     Chain({"first": Everything(), "then": Top(1.0)}),
+    Without([]),
     lambda trajectory: True,
 ]
 
@@ -326,3 +328,9 @@ def test_a_chain_is_built_from_configuration_and_its_key_has_the_order():
         "top.Top",
         {"_target_": "filter.top", "share": 0.5, "of": "collection"},
     ]
+
+
+def test_groups_are_left_out_by_the_ids_of_their_scenarios():
+    rows = [episode(name, sample, reward=float(sample)) for name in ("a", "b") for sample in range(2)]
+    decided = selections_of(Without(["b", "unknown"]), rows)
+    assert [selection.reason for selection in decided] == ["kept", "kept", "left_out", "left_out"]

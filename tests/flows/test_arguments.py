@@ -24,6 +24,7 @@ WITHOUT_RUNS = {"flows.agent_tools.supervisor", "flows.scenarios", "flows.verify
 ARGUMENTS = {
     "flows.annotate": ["latest"],
     "flows.bundle": ["latest"],
+    "flows.attribute": ["latest"],
     "flows.chat": ["latest"],
     "flows.clean": [],
     "flows.compare": ["latest", "other"],
@@ -31,6 +32,7 @@ ARGUMENTS = {
     "flows.export": ["latest", "--form", "thumbs", "--out", "out"],
     "flows.lineage": ["latest"],
     "flows.note": ["latest", "text"],
+    "flows.rejudge": ["latest", "reward=outcome"],
     "flows.revise": ["latest", "--out", "out.jsonl"],
     "flows.runs": [],
     "flows.stage": ["collect", "--watch"],

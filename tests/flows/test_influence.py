@@ -156,6 +156,8 @@ def test_a_whole_round_of_the_runs_own_reward_is_the_round_of_the_run(called):
     code, data, err = called(rejudge_command, "reward=constant", "--whole-round", "--round", "2")
     assert code == 0
     assert "train[own] cached" in err, "the run has trained this round on this reward"
+    assert data["control"]["interval"][0] <= data["control"]["effect"] <= data["control"]["interval"][1]
+    assert "train[own reordered] ran" in err
     constant = data["rewards"][1]
     assert constant["signal"] == 0
     assert constant["gradient_norm"] == 0
@@ -240,8 +242,11 @@ def test_the_round_is_trained_again_without_a_group(trained, called):
         influences = {item["group"]: item["influence"] for item in lost["groups"]}
         assert lost["without"]["influence"] == pytest.approx(influences[group])
         assert lost["without"]["recovered"] == (lost["scenario"] in without["recovered"])
+    assert data["control"]["groups"] == []
+    assert data["control"]["success"] == pytest.approx(data["success"][1] + data["control"]["change"])
     _, _, err = called(attribute_command, "--round", "1", "--without", group)
     assert "train[1 without 1] cached" in err
+    assert "train[1 reordered] cached" in err
     selection = next(
         artifact
         for artifact in Store(root / "artifacts").manifests()
