@@ -76,7 +76,7 @@ def to_json(
         "groups": len(result.groups),
         "gained": len(difference["improved"]),
         "lost": [_lost(lost, result, retrained, control) for lost in result.lost],
-        "totals": totals(result)[:MOST_GROUPS],
+        "totals": totals(result),
         "without": None if retrained is None else _retrained(retrained),
         "control": None if control is None else _retrained(control),
     }
@@ -168,7 +168,7 @@ def show(data: Mapping[str, Any]) -> str:
     for row in data["lost"]:
         lines += ["", *_lost_lines(row, data["groups"])]
     lines += ["", "all lost scenarios together, most negative groups"]
-    lines += [f"  {row['influence']:+10.3g}  {row['group']}" for row in data["totals"]]
+    lines += [f"  {row['influence']:+10.3g}  {row['group']}" for row in data["totals"][:MOST_GROUPS]]
     if data["without"] is not None:
         lines += ["", *_without_lines(data)]
     return "\n".join([*lines, "", f"page: {data['html']}"])

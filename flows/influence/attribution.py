@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.metrics import paired_difference
 from components.specs import nearest
-from components.trajectories.schema import Trajectory
+from components.trajectories.schema import History, Trajectory
 from flows.influence.rounds import TrainedRound, listed, trained_rounds
 from flows.stages.base import Request
 
@@ -108,6 +108,11 @@ def attribute(place: Workplace, trained: TrainedRound, without: Sequence[str] = 
         )
     pairs = {name: _episodes(name, before, after) for name in difference["regressed"]}
     solved = {name: pair[0] for name, pair in pairs.items()}
+    if silent := [name for name, episode in solved.items() if not any(map(_sampled_tokens, episode.histories))]:
+        raise ResourceError(
+            f"round {trained.number} of run {trained.run.short}: the held-out episode of {silent[0]} has no token ids; "
+            "expected an engine that returns them (inference.tokens=true)"
+        )
     with place.gradients(trained.request) as gradients:
         if not gradients.groups:
             raise ResourceError(f"round {trained.number} of run {trained.run.short} trained on no group with signal")
@@ -251,6 +256,11 @@ def _selection(place: Workplace, trained: TrainedRound, suffix: str, groups: Seq
     }
     spec = {**request.spec, "filter": {"_target_": CHAIN, "filters": chained}}
     return place.stage(f"filter[{trained.number} without {len(groups)}]{suffix}", replace(request, spec=spec))
+
+
+def _sampled_tokens(history: History) -> int:
+    """Return the number of sampled tokens of a history."""
+    return sum(history.sampled_mask())
 
 
 def _rate(scenario: str, episodes: Sequence[Trajectory]) -> float:

@@ -33,7 +33,7 @@ def split(overrides: Sequence[str]) -> list[list[str]]:
         key, equals, _ = override.lstrip("+~").partition("=")
         if override.startswith("reward=") and equals:
             rewards.append([override])
-        elif not key.startswith("reward.") and not key.startswith("reward@"):
+        elif not key.startswith("reward."):
             problems.append(Problem(key, f"is not a key of a reward; expected RUN {EXAMPLE}"))
         elif not rewards:
             problems.append(Problem(key, f"belongs to no reward; expected reward=NAME before it: RUN {EXAMPLE}"))
@@ -44,6 +44,13 @@ def split(overrides: Sequence[str]) -> list[list[str]]:
     if problems:
         raise SpecError(problems)
     return rewards
+
+
+def _name(overrides: Sequence[str]) -> str:
+    """Return overrides such as `reward=length reward.target=9` as `length target=9`."""
+    first, *others = overrides
+    name = " ".join([first.removeprefix("reward="), *(text.replace("reward.", "", 1) for text in others)])
+    return first if name == OWN else name
 
 
 def compose(
@@ -61,7 +68,7 @@ def compose(
     allow = [f"allow=[{','.join(run.allow)}]"] if run.allow else []
     for own in split(overrides):
         shown = mask_overrides(own)
-        name = " ".join([shown[0].removeprefix("reward="), *(text.removeprefix("reward.") for text in shown[1:])])
+        name = _name(shown)
         try:
             target = composed([*own, *allow], config_dir=config_dir).reward
             settings = {**data, "reward": target.model_dump(mode="json", by_alias=True), "reward_model": None}

@@ -47,7 +47,8 @@ class Workplace:
     @property
     def requests(self) -> Requests:
         """Requests of the stages of the run's experiment."""
-        return Requests(self.spec)
+        generated = next((stage for stage in self.run.stages if stage.request["stage"] == "generate"), None)
+        return Requests(self.spec, self.found(generated.key, "the tasks") if generated else None)
 
     def artifact(self, key: str | None, name: str) -> Artifact | None:
         """Return `found`; None for the key None."""
