@@ -22,7 +22,7 @@ from components.evaluation.metrics import paired_difference
 from components.specs import nearest
 from components.trajectories.schema import History, Trajectory
 from flows.influence.rounds import TrainedRound, listed, trained_rounds
-from flows.stages.base import Request
+from flows.stages.base import Progress, Request
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,8 @@ def attribute(place: Workplace, trained: TrainedRound, without: Sequence[str] = 
         if not gradients.groups:
             raise ResourceError(f"round {trained.number} of run {trained.run.short} trained on no group with signal")
         check_groups(trained, gradients.groups, without)
-        influences = _influences(gradients, solved, trained.temperature)
+        with place.execution.console.stage("gradients", "groups") as progress:
+            influences = _influences(gradients, solved, trained.temperature, progress)
         likelihoods = gradients.log_likelihoods(list(solved.values()), trained.temperature)
         groups = dict(gradients.groups)
     later = _likelihoods(place, trained, list(solved.values()), trained.training.key)
@@ -222,7 +223,7 @@ def _episodes(
 
 
 def _influences(
-    gradients: GroupGradients, episodes: Mapping[str, Trajectory], temperature: float
+    gradients: GroupGradients, episodes: Mapping[str, Trajectory], temperature: float, progress: Progress
 ) -> dict[str, list[GroupInfluence]]:
     """Return the influence of each group on each scenario. episodes: those that solved them."""
     from components.algorithms.policy_gradient.group_gradients import cosine, dot
@@ -234,11 +235,12 @@ def _influences(
         heldout: dict[str, torch.Tensor] = {
             name: gradients.likelihood(episodes[name], temperature) for name in names[first : first + size]
         }
-        for group in gradients.groups:
+        for number, group in enumerate(gradients.groups, 1):
             gradient = gradients.group(group)
             for name, likelihood in heldout.items():
                 influence = GroupInfluence(group, dot(gradient, likelihood), cosine(gradient, likelihood))
                 result.setdefault(name, []).append(influence)
+            progress(number, len(gradients.groups))
     return {name: sorted(items, key=lambda item: (item.influence, item.group)) for name, items in result.items()}
 
 
