@@ -194,7 +194,7 @@ def check_groups(trained: TrainedRound, groups: Mapping[str, Sequence[Trajectory
 def _evaluations(place: Workplace, trained: TrainedRound) -> tuple[list[Trajectory], list[Trajectory]]:
     """Return the held-out episodes before and after the training of a round."""
     start = place.artifact(trained.start, f"the policy before round {trained.number}")
-    end = place.found(trained.training.key, f"the policy after round {trained.number}")
+    end = place.require(trained.training.key, f"the policy after round {trained.number}")
     return place.evaluated(f"before {trained.number}", start), place.evaluated(f"after {trained.number}", end)
 
 

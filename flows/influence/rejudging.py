@@ -86,7 +86,7 @@ def rejudge(
 
     sampler = place.artifact(trained.sampler, "the policy that collected the episodes")
     collections = {
-        suffix: place.found(key, f"the collection of round {trained.number}")
+        suffix: place.require(key, f"the collection of round {trained.number}")
         for suffix, key in trained.inputs("trajectories").items()
     }
     inputs = [_own(place, trained), *(_judged(place, collections, sampler, reward) for reward in rewards)]
@@ -146,7 +146,7 @@ def _own(place: Workplace, trained: TrainedRound) -> dict[str, str]:
     """Return the keys of the run's own scores and selections by input name."""
     inputs = {f"{name}{suffix}": key for name in FED[1:] for suffix, key in trained.inputs(name).items()}
     for name, key in inputs.items():
-        place.found(key, f"{name} of round {trained.number}")
+        place.require(key, f"{name} of round {trained.number}")
     return inputs
 
 
@@ -174,7 +174,7 @@ def _scored(
 
     episodes: list[Trajectory] = []
     for suffix, trajectories in collections.items():
-        scores = place.found(inputs[f"scores{suffix}"], f"scores of {name}").path / "scores.parquet"
+        scores = place.require(inputs[f"scores{suffix}"], f"scores of {name}").path / "scores.parquet"
         groups = {episode.group for episode in episodes}
         collection = load_scored(trajectories.path / "trajectories.parquet", scores, None)
         episodes += [separate(episode, f"@{suffix}") if episode.group in groups else episode for episode in collection]

@@ -1,4 +1,4 @@
-"""What the commands on influence share: a recorded run, the execution of further stages below its root, and gradients.
+"""Shared parts of the commands on influence: a recorded run, further stages below its root, and gradients.
 
 Further stages are ordinary stages with keys of their own: they come from the cache if they exist, and resume if they
 were interrupted. They are not added to the record of the run. Gradients are computed in the process of the command and
@@ -48,13 +48,13 @@ class Workplace:
     def requests(self) -> Requests:
         """Requests of the stages of the run's experiment."""
         generated = next((stage for stage in self.run.stages if stage.request["stage"] == "generate"), None)
-        return Requests(self.spec, self.found(generated.key, "the tasks") if generated else None)
+        return Requests(self.spec, self.require(generated.key, "the tasks") if generated else None)
 
     def artifact(self, key: str | None, name: str) -> Artifact | None:
-        """Return `found`; None for the key None."""
-        return None if key is None else self.found(key, name)
+        """Return `require`; None for the key None."""
+        return None if key is None else self.require(key, name)
 
-    def found(self, key: str, name: str) -> Artifact:
+    def require(self, key: str, name: str) -> Artifact:
         """Return an artifact. name: its part in the run, for the error. Raises ResourceError if it is no longer in the
         store."""
         artifact = self.context.store.find(key)

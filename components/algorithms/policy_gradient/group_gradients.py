@@ -15,19 +15,33 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient.gradient_steps import Group
-from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.trainer import add_gradient, prepare
 from components.algorithms.policy_gradient.training_data import Learning, Packs, learned_tokens
 from components.algorithms.trainer import TrainingContext
 from components.errors import ArtifactError
 from components.trajectories.schema import Trajectory
 
+if TYPE_CHECKING:
+    from components.algorithms.policy_gradient.spec import GRPOSpec
+
+LIKELIHOOD: dict[str, Any] = {
+    "objective": "clip",
+    "ratio": "token",
+    "normalization": "constant",
+    "constant_length": 1,
+    "correction": "none",
+    "mask_truncated": False,
+    "entropy_coefficient": 0.0,
+    "kl_coefficient": 0.0,
+}
+"""Settings with which the policy loss of a token with advantage 1 is its negative log-likelihood, to first order."""
 UNKNOWN = float("nan")
 """Log-probability of a token with an unknown sampler: the loss treats it as on-policy, with a ratio of 1."""
 
@@ -62,7 +76,7 @@ class GroupGradients:
     def likelihood(self, trajectory: Trajectory, temperature: float) -> torch.Tensor:
         """Return the gradient of the negative log-likelihood of a trajectory's sampled tokens at a sampling
         temperature: that of the policy loss with ratio, advantage and weight 1."""
-        spec = GRPOSpec(normalization="constant", constant_length=1, pack_tokens=self._spec.pack_tokens)
+        spec = self._spec.model_copy(update=LIKELIHOOD)
         histories = [replace(history, logprobs=[UNKNOWN] * len(history.token_ids)) for history in trajectory.histories]
         on_policy = replace(_sampled_at(trajectory, temperature), histories=histories)
         learning = Learning(spec, ReferenceLogprobs(Path()), padded=self._policy.padded)
