@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from flows.influence.attribution import Attribution, LostScenario, Retrained
 
 FOLDER = "attribute"
+MOST_SCENARIOS = 5
+"""Lost scenarios whose groups are shown in the terminal."""
 MOST_GROUPS = 5
 """Groups that are shown of each scenario."""
 
@@ -165,8 +167,10 @@ def show(data: Mapping[str, Any]) -> str:
         f"round {data['round']} of run {data['run'][:8]}: held-out success {before:.3f} before, {after:.3f} after "
         f"({_gain(data)}); {len(data['lost'])} of {data['scenarios']} scenarios lost, {data['gained']} gained",
     ]
-    for row in data["lost"]:
+    for row in data["lost"][:MOST_SCENARIOS]:
         lines += ["", *_lost_lines(row, data["groups"])]
+    if (more := len(data["lost"]) - MOST_SCENARIOS) > 0:
+        lines += ["", f"{more} more lost scenarios: see the page"]
     lines += ["", "all lost scenarios together, most negative groups"]
     lines += [f"  {row['influence']:+10.3g}  {row['group']}" for row in data["totals"][:MOST_GROUPS]]
     if data["without"] is not None:

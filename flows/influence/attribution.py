@@ -73,6 +73,7 @@ class Attribution:
     difference: Mapping[str, Any]
     """Difference in held-out success, after minus before the round (`metrics.paired_difference`)."""
     lost: Sequence[LostScenario]
+    """Lost scenarios, that with the most negative group first."""
     groups: Mapping[str, Sequence[Trajectory]]
     """Training groups that carried signal, with rewards and advantages."""
     after: Sequence[Trajectory]
@@ -126,6 +127,7 @@ def attribute(place: Workplace, trained: TrainedRound, without: Sequence[str] = 
         LostScenario(name, *pairs[name], likelihood, influences[name])
         for name, likelihood in zip(pairs, zip(likelihoods, later, strict=True), strict=True)
     ]
+    lost.sort(key=lambda item: (item.influences[0].influence, item.scenario))
     return Attribution(trained, difference, lost, groups, after)
 
 
@@ -247,10 +249,10 @@ def _influences(
 def _selection(place: Workplace, trained: TrainedRound, suffix: str, groups: Sequence[str]) -> Artifact:
     """Return the selection of a collection without the groups of some scenarios."""
     key = trained.request.inputs[f"selection{suffix}"]
-    made = next((stage for stage in trained.run.stages if stage.key == key), None)
-    if made is None or made.request["stage"] != "filter":
+    filtering = next((stage for stage in trained.run.stages if stage.key == key), None)
+    if filtering is None or filtering.request["stage"] != "filter":
         raise ResourceError(f"run {trained.run.short} has no filter stage for round {trained.number}{suffix}")
-    request = Request.from_json(made.request)
+    request = Request.from_json(filtering.request)
     scenarios = [group.removesuffix(f"@{suffix}") if suffix else group for group in groups]
     chained = {
         "selected": request.spec["filter"],
