@@ -11,7 +11,7 @@ import torch
 from components.algorithms.policy_gradient import spec as specs
 from components.algorithms.policy_gradient.group_gradients import GroupGradients, cosine, dot
 from components.algorithms.policy_gradient.losses import log_ratio
-from tests.algorithms.builders import TEMPERATURE, make_context
+from tests.algorithms.builders import MODEL, TEMPERATURE, make_context
 from tests.algorithms.gradients import relative_error
 
 HISTORIES = "three histories"
@@ -171,3 +171,23 @@ def test_products_are_computed_in_float64():
     right = torch.ones(3)
     assert dot(left, right) == 1.0
     assert cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(0.5**0.5, abs=1e-12)
+
+
+def test_with_full_finetuning_the_gradient_is_over_all_weights(bench):
+    from components.algorithms.policy.policy import Policy
+
+    policy = Policy(bench.base_dir, MODEL.model_copy(update={"lora": None}), 0)
+    trajectories = bench.batches[HISTORIES].trajectories
+    spec = specs.GRPOSpec()
+    computed = spec.group_gradients(make_context(policy, None, trajectories, scratch=bench.scratch()))
+    assert computed.parameters == sum(parameter.numel() for parameter in policy.parameters.values())
+    assert computed.parameters > sum(parameter.numel() for parameter in bench.policy.parameters.values())
+    total = sum(computed.group(name) for name in computed.groups)
+    assert relative_error(total.double(), computed.batch().double()) < 1e-5
+
+
+def test_log_likelihoods_are_sums_of_log_probabilities(bench):
+    batch = bench.batches[HISTORIES]
+    computed = gradients(bench, specs.GRPOSpec())
+    expected = [float(part.sum()) for part in batch.old]
+    assert computed.log_likelihoods(batch.trajectories, TEMPERATURE) == pytest.approx(expected, abs=1e-3)
