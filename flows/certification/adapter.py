@@ -81,7 +81,7 @@ def check_adapter(subject: Subject) -> CertificateCheck:
     probes = Probes(subject, sample(subject, subject.deliver(None), sampling))
     failures: list[str] = []
     figures: dict[str, Any] = {"probe_change": min(probes.changes.values())}
-    largest = 0.0
+    largest, others = 0.0, []
     for delivered in (*PROBES, BASE):
         folder = probes.folders.get(delivered)
         try:
@@ -99,13 +99,7 @@ def check_adapter(subject: Subject) -> CertificateCheck:
             with probes.loaded(name):
                 differences[name] = Difference.of(sampled_S, logprobs_under(subject, trajectories, Cut()))
         largest = max(largest, differences[delivered].largest)
-        figures[f"{delivered.removeprefix('the ')}: own, nearest other"] = ", ".join(
-            f"{value:.2g}"
-            for value in (
-                differences[delivered].mean,
-                min(difference.mean for name, difference in differences.items() if name != delivered),
-            )
-        )
+        others += [difference.mean for name, difference in differences.items() if name != delivered]
         answering = [name for name in differences if differences[name].within(subject)]
         if answering != [delivered]:
             other = " and ".join(answering) or "none of the probes and the base model"
@@ -113,7 +107,7 @@ def check_adapter(subject: Subject) -> CertificateCheck:
                 f"after {delivered} was delivered, the log-probabilities are those of {other} (they differ from those "
                 f"of {delivered} by up to {differences[delivered].largest:.3g} nats)"
             )
-    figures["max"] = largest
+    figures |= {"max_own": largest, "mean_others": min(others, default=None)}
     return check_result(NAME, failures, figures)
 
 
@@ -122,6 +116,7 @@ def _randomize(policy: Any, seed: int, scale: float) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
+    base: dict[str, torch.Tensor] = {}
     if policy.adapter is None:
         with policy.as_reference():
             base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}

@@ -37,8 +37,7 @@ def _run(subject: Subject, engine: ModelEngine) -> Iterator[CertificateCheck]:
     yield _guarded(tool_calls.NAME, lambda: tool_calls.check_tool_calls(subject))
     yield _guarded(special_tokens.NAME, lambda: special_tokens.check_special_tokens(subject, engine))
     yield from _against_trainer(subject)
-    scenarios = [opening.scenario for opening in subject.openings]
-    yield from check_environment(subject.make_environment, scenarios, subject.agent.max_turns)
+    yield from check_environment(subject)
 
 
 def _against_trainer(subject: Subject) -> Iterator[CertificateCheck]:

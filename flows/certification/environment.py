@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable
 
 from components import aio
-from components.environments.protocol import Environment
 from components.errors import EspalierError
 from components.evaluation.certificate_page import CertificateCheck, check_result, skipped_check
 from components.evaluation.qualification_page import FAILED, SKIPPED, QualificationCheck
-from components.trajectories.schema import Scenario
+from flows.certification.subject import Subject
 from flows.qualification.checks import Qualification, check_chance, check_solver
 from flows.qualification.recording import TestedInstance
 
@@ -17,18 +17,17 @@ TURNS = 30
 """Maximum number of actions of chance, if `agent.max_turns` is larger."""
 
 
-def check_environment(
-    make: Callable[[], Environment], scenarios: Sequence[Scenario], max_turns: int
-) -> list[CertificateCheck]:
-    """Play the solver and chance on these scenarios."""
+def check_environment(subject: Subject) -> list[CertificateCheck]:
+    """Play the solver and chance."""
+    make = subject.make_environment
 
     async def play() -> list[CertificateCheck]:
         world = TestedInstance(make())
         try:
-            tested = Qualification(make, world, {}, list(scenarios), min(TURNS, max_turns))
+            tested = Qualification(make, world, {}, list(subject.played), min(TURNS, subject.agent.max_turns))
             return [
-                await _checked("solver", check_solver, tested),
-                await _checked("chance", check_chance, tested),
+                await _checked("solver", check_solver, tested, subject.timeout),
+                await _checked("chance", check_chance, tested, subject.timeout),
             ]
         finally:
             await world.close()
@@ -37,10 +36,13 @@ def check_environment(
 
 
 async def _checked(
-    name: str, check: Callable[[Qualification], Awaitable[QualificationCheck]], tested: Qualification
+    name: str, check: Callable[[Qualification], Awaitable[QualificationCheck]], tested: Qualification, timeout: float
 ) -> CertificateCheck:
     try:
-        qualified = await check(tested)
+        async with asyncio.timeout(timeout):
+            qualified = await check(tested)
+    except TimeoutError as error:
+        return check_result(name, [str(error) or f"took longer than collect.timeout = {timeout:g} s"], {})
     except EspalierError as error:
         return check_result(name, [str(error)[:500]], {})
     if qualified.status == SKIPPED:

@@ -82,7 +82,9 @@ def check_logprobs(measured: Measured) -> CertificateCheck:
     """Compare the log-probabilities of the sampled tokens."""
     subject = measured.subject
     difference = Difference.of(measured.sampler_S, measured.trainer_S)
-    figures: dict[str, Any] = {"tokens": len(measured.sampler_S), "max": difference.largest, "mean": difference.mean}
+    figures: dict[str, Any] = {"episodes": len(measured.trajectories)}
+    figures["histories"] = sum(len(trajectory.histories) for trajectory in measured.trajectories)
+    figures |= {"tokens": len(measured.sampler_S), "max": difference.largest, "mean": difference.mean}
     figures |= {"max_tolerance": subject.tolerance, "mean_tolerance": subject.mean_tolerance}
     failures = []
     if not difference.within(subject):

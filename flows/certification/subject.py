@@ -59,6 +59,10 @@ class Subject:
     """True if the engine can load trained weights."""
     scratch: Path
     make_environment: Callable[[], Environment]
+    played: Sequence[Scenario]
+    """Scenarios that solver and chance play."""
+    timeout: float
+    """Maximum time of the episodes of one check, in seconds."""
     samples: int = 2
     """Completions per opening."""
 

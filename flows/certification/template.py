@@ -108,8 +108,10 @@ def play(subject: Subject, *, thinking: bool = False, contexts: int = 1) -> Play
             messages.append(completion.message)
             observation = _results(completion.message, mark) if turn != "say" else []
             shown += [f"answer-{mark}"] if turn == "say" else [item["content"] for item in observation]
-            by_tools = isinstance(style, SingleActionFormat) and subject.agent.format != "chat"
-            messages += style.show(observation) if by_tools else _observed(observation)
+            if isinstance(style, SingleActionFormat) and subject.agent.format != "chat":
+                messages += style.show(observation)
+            else:
+                messages += _observed(observation)
     recorded = [
         history.token_ids[message.span[0] : message.span[1]]
         for history in recorder.histories
@@ -153,12 +155,13 @@ def written(chat: ChatFormat, message: dict[str, Any], prompt: list[int], though
         (call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message.get("tool_calls") or []
     ]
-    text = message["content"]
+    parts = [message["content"]] if message["content"] else []
     if calls and chat.native_tools:
-        written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
-        text += "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+        tagged = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+        parts += [f"<tool_call>\n{call}\n</tool_call>" for call in tagged]
     elif calls:
-        text += write_pythonic(calls)
+        parts.append(write_pythonic(calls))
+    text = "\n".join(parts)
     if thought:
         begun = chat.tokenizer.decode(prompt[-8:], skip_special_tokens=False).rstrip().endswith("<think>")
         text = f"{'' if begun else '<think>'}\n{thought}\n</think>\n\n{text}"

@@ -53,6 +53,7 @@ class Requests:
         different seeds share it. scenarios: number of prompts. samples: completions of each."""
         part = {**self._parts("model", "environment", "agent", "inference"), "scenarios": scenarios, "samples": samples}
         part |= {name: self._data["collect"][name] for name in SAMPLING}
+        part["timeout"] = self._data["collect"]["timeout"]
         part["versions"] = {package: version(package) for package in CERTIFIED_PACKAGES}
         return self.request("certify", part, {})
 

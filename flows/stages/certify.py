@@ -24,6 +24,8 @@ from flows.stages.base import Context, Inputs, Request, Stage, StageSpec
 
 FILE, PAGE = "certificate.json", "certificate.html"
 SPLIT = "train"
+PLAYED = 16
+"""Number of scenarios that solver and chance play."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 """Keys of `collect` that determine the sampling distribution."""
 
@@ -38,9 +40,11 @@ class CertifyStage(StageSpec):
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
     scenarios: int = Field(4, ge=1)
-    """Number of scenarios whose first messages are prompts, and that solver and chance play."""
+    """Number of scenarios whose first messages are prompts."""
     samples: int = Field(2, ge=1)
     """Completions of each prompt."""
+    timeout: float = Field(600.0, gt=0)
+    """Maximum time of the environment's episodes of one check, in seconds; not part of the key."""
     versions: dict[str, str] = {}
     """Versions of the packages that compute: another version is certified anew."""
 
@@ -61,24 +65,27 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.evaluation.certificate_page import certified, render
     from components.models.weights import prepare
     from flows.certification.certificate import certify as run_checks
-    from flows.certification.openings import open_episodes
+    from flows.certification.openings import draw, open_episodes
     from flows.certification.subject import Subject
     from flows.stages.episodes import scenarios_of, warm_engine
 
-    scenarios = scenarios_of(spec.environment, SPLIT, context)
+    scenarios = draw(scenarios_of(spec.environment, SPLIT, context), max(PLAYED, spec.scenarios))
+    make = spec.environment.build
     with tempfile.TemporaryDirectory(prefix="certify-", dir=context.scratch) as scratch:
         subject = Subject(
             model=spec.model,
             agent=spec.agent,
             sampling=CollectSpec(**{name: getattr(spec, name) for name in SAMPLING}).sampling(spec.agent.max_tokens),
             base_dir=prepare(spec.model, context.cache),
-            openings=open_episodes(spec.environment.build, scenarios, spec.scenarios),
+            openings=open_episodes(make, scenarios[: spec.scenarios], spec.timeout),
             deliver=lambda folder: warm_engine(spec.model, None, context, spec.inference, folder),
             in_process=spec.inference.in_process,
             returns_tokens=spec.inference.returns_tokens,
             loads_policies=spec.inference.loads_policies,
             scratch=Path(scratch),
-            make_environment=spec.environment.build,
+            make_environment=make,
+            played=scenarios,
+            timeout=spec.timeout,
             samples=spec.samples,
         )
         try:
