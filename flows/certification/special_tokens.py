@@ -22,18 +22,18 @@ def check_special_tokens(subject: Subject, engine: Any = None) -> CertificateChe
     declared = sorted(end if isinstance(end, list) else [] if end is None else [end])
     stops = frozenset(getattr(engine, "stop_ids", None) or stop_ids(end, chat))
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    in_turn, size = _assistant_tokens(chat, special), _vocabulary(subject)
+    ends, size = _ends(chat, special), _vocabulary(subject)
     named = {token: tokenizer.convert_ids_to_tokens(token) for token in {*stops, *declared} if token < len(tokenizer)}
     failures = []
     if chat.end_id not in stops:
         failures.append(
             f"the engine does not stop at {chat.end!r} ({chat.end_id}), with which the template ends a response"
         )
-    if declared and not in_turn & set(declared):
+    if declared and not ends & set(declared):
         listed = ", ".join(f"{named.get(token)!r} ({token})" for token in declared)
         failures.append(
-            f"the model's files declare {listed} as the end of a response, which never occurs in an assistant message "
-            f"of the template; its messages end with {chat.end!r} ({chat.end_id})"
+            f"the model's files declare {listed} as the end of a response, which never ends an assistant message of "
+            f"the template; it ends with {chat.end!r} ({chat.end_id})"
         )
     if plain := sorted(token for token in stops if token not in special):
         failures.append(f"the stop token {named.get(plain[0])!r} ({plain[0]}) is ordinary text and would cut responses")
@@ -44,7 +44,7 @@ def check_special_tokens(subject: Subject, engine: Any = None) -> CertificateChe
     figures: dict[str, Any] = {"end": chat.end, "stops": ", ".join(str(named.get(token)) for token in sorted(stops))}
     figures |= {"eos": tokenizer.eos_token, "pad": tokenizer.pad_token}
     notes = []
-    if unused := sorted(stops - in_turn):
+    if unused := sorted(stops - ends):
         notes.append(
             f"{', '.join(str(named.get(token)) for token in unused)} also ends a response, not in the template"
         )
@@ -53,8 +53,8 @@ def check_special_tokens(subject: Subject, engine: Any = None) -> CertificateChe
     return check_result(NAME, failures, figures, note="; ".join(notes))
 
 
-def _assistant_tokens(chat: ChatFormat, special: set[int]) -> set[int]:
-    """Return the special tokens of an assistant message, alone and before a further question, with its end."""
+def _ends(chat: ChatFormat, special: set[int]) -> set[int]:
+    """Return the special tokens that end an assistant message, alone and before a further question."""
     talk = [
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "reply"},
@@ -63,11 +63,9 @@ def _assistant_tokens(chat: ChatFormat, special: set[int]) -> set[int]:
     tokens: set[int] = set()
     for length in (2, 3):
         try:
-            head, text = (chat.render(part, [], generate=False) for part in (talk[:1], talk[:length]))
+            after = chat.render(talk[:length], [], generate=False).rpartition("reply")[2]
         except PromptRefused:
             continue
-        before, _, after = text.rpartition("reply")
-        tokens |= special & set(chat.encode(before.removeprefix(head))) if before.startswith(head) else set()
         tokens |= set([token for token in chat.encode(after) if token in special][:1])
     return tokens
 
