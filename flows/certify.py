@@ -39,7 +39,7 @@ def certify(
     spec: ExperimentSpec,
     *,
     scenarios: int = 4,
-    samples: int = 2,
+    samples: int = 1,
     overrides: Sequence[str] = (),
     html: Path | None = None,
 ) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
     parser.add_argument("--scenarios", type=int, default=4, metavar="N", help="scenarios as prompts (default: 4)")
-    parser.add_argument("--samples", type=int, default=2, metavar="N", help="completions per prompt (default: 2)")
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="completions per prompt (default: 1)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     refuse_root_option(parser, argv)

@@ -2,7 +2,7 @@
 
 Two probes, policies with random non-zero changes, are delivered to the engine as a run delivers its policies, then the
 base model again. After each delivery, the log-probabilities of sampled tokens have to equal those that the trainer
-computes with these weights, and to differ from those with the others. A probe's change is doubled until it moves the
+computes with these weights, and to differ from those with the others. A probe's change is enlarged until it moves the
 log-probabilities clearly.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
 from components.evaluation.certificate_page import CertificateCheck, check_result
@@ -22,12 +22,18 @@ from components.trajectories.schema import Trajectory
 from flows.certification.completions import Difference, logprobs_under, sample, sampled_logprobs
 from flows.certification.subject import Subject
 
+if TYPE_CHECKING:
+    import torch
+
 NAME = "adapter"
 PROBES = ("probe 1", "probe 2")
 BASE = "the base model"
 FIRST_SCALE = 0.01
-"""Standard deviation of a probe's change before it is doubled; of all weights relative to their own deviation."""
-MOST_DOUBLINGS = 14
+"""First standard deviation of a probe's change; of all weights relative to their own deviation."""
+MOST_STEPS = 12
+"""Maximum number of enlargements of a probe."""
+MOST_GROWTH = 8.0
+"""Maximum factor of one enlargement."""
 SEPARATION = 10.0
 """Factor by which a probe's mean change of the log-probabilities exceeds the tolerance of the mean."""
 LEAST_CHANGE = 0.05
@@ -43,23 +49,24 @@ class Probes:
         """Folder of the trained weights of each probe."""
         self.changes: dict[str, float] = {}
         """Mean change of the log-probabilities by each probe, in nats."""
+        self._scale = FIRST_SCALE
+        with self.loaded(BASE):
+            base_S = logprobs_under(subject, trajectories, Cut())
         for seed, name in enumerate(PROBES, 1):
-            self._make(name, seed, trajectories)
+            self._make(name, seed, trajectories, base_S)
 
-    def _make(self, name: str, seed: int, trajectories: Sequence[Trajectory]) -> None:
+    def _make(self, name: str, seed: int, trajectories: Sequence[Trajectory], base_S: torch.Tensor) -> None:
         """Draw a probe that changes the log-probabilities of these completions clearly, and save it."""
         policy = self._subject.trainer
-        with self.loaded(BASE):
-            base_S = logprobs_under(self._subject, trajectories, Cut())
         expected = max(LEAST_CHANGE, SEPARATION * self._subject.mean_tolerance)
         folder = policy.folder(self._subject.scratch / name.replace(" ", "-"))
-        scale, change = FIRST_SCALE, 0.0
-        for _ in range(MOST_DOUBLINGS):
-            _randomize(policy, seed, scale)
+        change = 0.0
+        for _ in range(MOST_STEPS):
+            _randomize(policy, seed, self._scale)
             change = Difference.of(logprobs_under(self._subject, trajectories, Cut()), base_S).mean
             if change >= expected:
                 break
-            scale *= 2
+            self._scale *= min(MOST_GROWTH, 1.5 * expected / max(change, 1e-9))  # the change is about proportional
         policy.save(folder)
         self.folders[name], self.changes[name] = folder, change
 
@@ -78,7 +85,7 @@ class Probes:
 def check_adapter(subject: Subject) -> CertificateCheck:
     """Deliver probes and the base model in turn, and name the weights that answer."""
     sampling = Sampling(max_tokens=subject.sampling.max_tokens)  # the whole distribution, so that only weights matter
-    probes = Probes(subject, sample(subject, subject.deliver(None), sampling))
+    probes = Probes(subject, sample(subject, subject.deliver(None), sampling, samples=1, turns=1))
     failures: list[str] = []
     figures: dict[str, Any] = {"probe_change": min(probes.changes.values())}
     largest, others = 0.0, []
@@ -86,7 +93,7 @@ def check_adapter(subject: Subject) -> CertificateCheck:
         folder = probes.folders.get(delivered)
         try:
             engine = subject.deliver(folder)
-            trajectories = sample(subject, engine, sampling)
+            trajectories = sample(subject, engine, sampling, samples=1, turns=1)
         except EspalierError as error:
             failures.append(f"{delivered} cannot be delivered: {error}")
             break

@@ -47,16 +47,24 @@ class Difference:
         return self.largest <= subject.tolerance and self.mean <= subject.mean_tolerance
 
 
-def sample(subject: Subject, engine: Engine, sampling: Sampling) -> list[Trajectory]:
-    """Return conversations of `TURNS` responses that the engine samples from the openings. Raises EngineError."""
+def sample(
+    subject: Subject, engine: Engine, sampling: Sampling, *, samples: int | None = None, turns: int = TURNS
+) -> list[Trajectory]:
+    """Return conversations that the engine samples from the openings. samples: conversations per opening; None:
+    `subject.samples`. turns: responses of each. Raises EngineError."""
+    samples = subject.samples if samples is None else samples
     sampling = replace(sampling, max_tokens=min(sampling.max_tokens, MOST_TOKENS))
+
+    def request(opening: Opening, number: int) -> EpisodeRequest:
+        seed = derived_seed(0, f"{opening.scenario.id}/{number}")
+        return EpisodeRequest(scenario=opening.scenario, sample=number, seed=seed, sampling=sampling, max_turns=turns)
 
     async def all_of_them() -> list[Trajectory]:
         return await asyncio.gather(
             *(
-                _conversation(subject, engine, opening, number, sampling)
+                _conversation(subject, engine, opening, request(opening, number))
                 for opening in subject.openings
-                for number in range(subject.samples)
+                for number in range(samples)
             )
         )
 
@@ -66,14 +74,10 @@ def sample(subject: Subject, engine: Engine, sampling: Sampling) -> list[Traject
     return trajectories
 
 
-async def _conversation(
-    subject: Subject, engine: Engine, opening: Opening, number: int, sampling: Sampling
-) -> Trajectory:
-    seed = derived_seed(0, f"{opening.scenario.id}/{number}")
-    request = EpisodeRequest(scenario=opening.scenario, sample=number, seed=seed, sampling=sampling, max_turns=TURNS)
+async def _conversation(subject: Subject, engine: Engine, opening: Opening, request: EpisodeRequest) -> Trajectory:
     talk = Conversation(engine, request)
     talk.messages, talk.tools = subject.opened(opening)
-    for _ in range(TURNS):
+    for _ in range(request.max_turns):
         try:
             answer = await talk.answer()
         except (ContextOverflow, PromptRefused):

@@ -20,6 +20,8 @@ from flows.certification.completions import MOST_TOKENS
 from flows.certification.subject import Subject
 
 NAME = "export"
+PROMPTS = 2
+"""Maximum number of prompts."""
 
 
 def check_export(subject: Subject, folder: Path) -> CertificateCheck:
@@ -33,7 +35,7 @@ def check_export(subject: Subject, folder: Path) -> CertificateCheck:
         engine = subject.deliver(folder)
         requests = [
             ChatRequest(*subject.opened(opening), policy=engine.policy, sampling=sampling)
-            for opening in subject.openings
+            for opening in subject.openings[:PROMPTS]
         ]
         answers = answers_of(engine, requests)
     except EspalierError as error:

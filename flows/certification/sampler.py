@@ -7,7 +7,7 @@ exp(log p(t) - log p_K(t)), of the trainer's distribution and of the sampler's a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -67,10 +67,13 @@ class Measured:
 
     def distribution(self, values_S: torch.Tensor) -> str:
         """Return the distribution that log-probabilities are of, in words; empty if it is none of the known ones."""
-        known = {"the distribution of `collect`": self.cut_S, "the distribution without a cut": self.whole_S}
-        known |= {"the distribution at temperature 1 without a cut": self.raw_S}
-        for name, expected_S in known.items():
-            if Difference.of(values_S, expected_S).within(self.subject):
+        known: dict[str, Callable[[], torch.Tensor]] = {
+            "the distribution of `collect`": lambda: self.cut_S,
+            "the distribution without a cut": lambda: self.whole_S,
+            "the distribution at temperature 1 without a cut": lambda: self.raw_S,
+        }
+        for name, expected in known.items():
+            if Difference.of(values_S, expected()).within(self.subject):
                 return name
         above_S = values_S - self.whole_S
         if bool((above_S >= -self.subject.tolerance).all()) and float(above_S.mean()) > self.subject.mean_tolerance:

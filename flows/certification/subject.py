@@ -63,7 +63,7 @@ class Subject:
     """Scenarios that solver and chance play."""
     timeout: float
     """Maximum time of the episodes of one check, in seconds."""
-    samples: int = 2
+    samples: int = 1
     """Completions per opening."""
 
     @cached_property

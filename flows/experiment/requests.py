@@ -48,7 +48,7 @@ class Requests:
             self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
         self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
 
-    def certify(self, *, scenarios: int = 4, samples: int = 2) -> Request:
+    def certify(self, *, scenarios: int = 4, samples: int = 1) -> Request:
         """Return the request for the certificate of model, engine and trainer. It has no seed, so that runs with
         different seeds share it. scenarios: number of prompts. samples: completions of each."""
         part = {**self._parts("model", "environment", "agent", "inference"), "scenarios": scenarios, "samples": samples}

@@ -41,7 +41,7 @@ class CertifyStage(StageSpec):
     min_p: float = Field(0.0, ge=0, le=1)
     scenarios: int = Field(4, ge=1)
     """Number of scenarios whose first messages are prompts."""
-    samples: int = Field(2, ge=1)
+    samples: int = Field(1, ge=1)
     """Completions of each prompt."""
     timeout: float = Field(600.0, gt=0)
     """Maximum time of the environment's episodes of one check, in seconds; not part of the key."""
