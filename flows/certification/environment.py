@@ -15,6 +15,9 @@ from flows.qualification.recording import TestedInstance
 
 TURNS = 30
 """Maximum number of actions of chance, if `agent.max_turns` is larger."""
+VACUOUS = 0.9
+"""Success rate of chance from which the check fails: the reward then tells hardly anything. Below it, where `flows.
+qualify` fails, the certificate warns: an easy game may be chosen on purpose."""
 
 
 def check_environment(subject: Subject) -> list[CertificateCheck]:
@@ -47,4 +50,7 @@ async def _checked(
         return check_result(name, [str(error)[:500]], {})
     if qualified.status == SKIPPED:
         return skipped_check(name, qualified.reason)
-    return check_result(name, [qualified.reason] if qualified.status == FAILED else [], qualified.figures)
+    problems = [qualified.reason] if qualified.status == FAILED else []
+    if name == "chance" and qualified.figures["success"] < VACUOUS:
+        return check_result(name, [], qualified.figures, warnings=problems)
+    return check_result(name, problems, qualified.figures)
