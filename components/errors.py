@@ -21,6 +21,7 @@
     │   └── DeployError                     a host failed to deploy a model, or its endpoint answers wrongly
     ├── TooManyFailures (RuntimeError)      more episodes failed than the collect spec allows
     ├── BudgetExceeded (RuntimeError)       judging would exceed the judge budget; finished scores are saved
+    ├── CertificateFailed (RuntimeError)    template, engine, trainer or export disagree; nothing was trained
     ├── TrainingDiverged (ArithmeticError)  NaN, infinity or a KL blow-up; no checkpoint was written
     ├── GuardTriggered (RuntimeError)       a guard of the flow ended the run; finished stages are saved
     │   └── BudgetReached                   the next stage would exceed the budget of the run
@@ -33,6 +34,7 @@ because Prefect passes errors between processes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 class EspalierError(Exception):
@@ -157,6 +159,21 @@ class TooManyFailures(EspalierError, RuntimeError):
 
 class BudgetExceeded(EspalierError, RuntimeError):
     """Judging cost that would exceed `judge.budget`; the message says what is saved and how to continue."""
+
+
+class CertificateFailed(EspalierError, RuntimeError):
+    """Certificate with a failed check. `data` holds the result of every check."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.data = data
+        super().__init__(data)
+
+    def __str__(self) -> str:
+        failed = [check for check in self.data["checks"] if check["status"] == "failed"]
+        lines = [f"{check['name']}: {check['reason']}. {check['remedy']}".replace("..", ".") for check in failed]
+        return "\n".join(
+            [f"{len(failed)} of {len(self.data['checks'])} checks failed:", *(f"  - {line}" for line in lines)]
+        )
 
 
 class TrainingDiverged(EspalierError, ArithmeticError):

@@ -182,6 +182,16 @@ def load_tokenizer(base_dir: Path) -> Any:
     return tokenizer
 
 
+def declared_end(base_dir: Path) -> int | list[int] | None:
+    """Return the tokens that the model's files declare as the end of a response."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(base_dir).eos_token_id
+    except OSError:  # no such file: use the model's configuration, as transformers does
+        return read_json(base_dir / "config.json").get("eos_token_id")
+
+
 def pick_device(device: str) -> str:
     """Resolve `auto`: CUDA if available, else the CPU."""
     if device != "auto":

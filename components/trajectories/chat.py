@@ -77,7 +77,8 @@ class ChatFormat:
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
         self.system_role = self._renders(("system", "user"), which=0)
         self.alternates = not self._renders(("user", "user"))
-        self._channel = self._response_channel()
+        self.channel = self._response_channel()
+        """Special tokens before a final response that the model samples itself; empty for most templates."""
 
     def _end_of_turn(self) -> tuple[str, int]:
         """Return text and id of the special token after an assistant message, from a rendered conversation. It may
@@ -253,7 +254,7 @@ class ChatFormat:
         """Return the text of sampled tokens, without the end of the turn and earlier channels."""
         body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
         text = str(self.tokenizer.decode(body, skip_special_tokens=False))
-        return text.rpartition(self._channel)[2] if self._channel else text
+        return text.rpartition(self.channel)[2] if self.channel else text
 
     def parse_text(self, text: str, turn: int) -> dict[str, Any]:
         """Return the assistant message of a text (`parse`)."""

@@ -6,6 +6,7 @@ Only stages that sample get a seed, so runs with different seeds share the artif
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Literal, Protocol
 
 from components.algorithms.spec import AlgorithmSpec
@@ -18,9 +19,12 @@ from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages import STAGES
 from flows.stages.base import Request
+from flows.stages.certify import SAMPLING
 from flows.stages.generate import TASKS
 from flows.stages.judge import reward_models as name_models
 
+CERTIFIED_PACKAGES = ("peft", "torch", "transformers")
+"""Packages whose versions are part of a certificate's key."""
 REWARD_SEED = 1_000_000_007
 """Offset of the seed for the episodes of reward models; each further model of an ensemble adds it once more."""
 
@@ -43,6 +47,15 @@ class Requests:
         if spec.model.lora is not None:
             self._data["inference"] = spec.inference.for_rank(spec.model.lora.rank).model_dump(mode="json")
         self._data["algorithm"] = corrected_algorithm(spec).model_dump(mode="json")
+
+    def certify(self, *, scenarios: int = 4, samples: int = 1) -> Request:
+        """Return the request for the certificate of model, engine and trainer. It has no seed, so that runs with
+        different seeds share it. scenarios: number of prompts. samples: completions of each."""
+        part = {**self._parts("model", "environment", "agent", "inference"), "scenarios": scenarios, "samples": samples}
+        part |= {name: self._data["collect"][name] for name in SAMPLING}
+        part["timeout"] = self._data["collect"]["timeout"]
+        part["versions"] = {package: version(package) for package in CERTIFIED_PACKAGES}
+        return self.request("certify", part, {})
 
     def evaluate(
         self,
@@ -232,7 +245,7 @@ class Requests:
         """Return the request for the export of a policy. step: round after which the policy was trained."""
         # The export depends on the policy, which is an input. It does not depend on the rules that ended the rounds, on
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
-        irrelevant = ("early_stopping", "guards", "seeds", "store", "calibrate", "serve")
+        irrelevant = ("certify", "early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
         experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
         if self.spec.evaluate.samples == 1:

@@ -59,6 +59,9 @@ class ExperimentSpec(Spec):
     are then a working copy. Credentials come from the environment. null: artifacts exist below `root` only."""
     flow: FlowTarget = Field(default_factory=lambda: FlowTarget.model_validate({"_target_": DEFAULT_FLOW}))
     """Recipe that the run executes. Keys below it are the recipe's own."""
+    certify: bool = False
+    """true: the run begins with the stage `certify`, which checks that chat template, engine, trainer and export agree,
+    and ends the run if they do not. Its result is cached for the model, the engine and the sampling settings."""
     rounds: int = Field(0, ge=0, le=100_000)
     """Rounds of collect, judge, filter, train. 0 without warmup only evaluates, and deploys nothing."""
     fork: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]+(@\d+)?$")

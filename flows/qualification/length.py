@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from components.trajectories.chat import ChatFormat
-    from flows.experiment.spec import ExperimentSpec
+    from flows.qualification.settings import QualifiedSettings
 
 NAME = "length"
 
 
 def check_length(
-    spec: ExperimentSpec, cache: Path, environment: Environment, scenarios: Sequence[Scenario]
+    spec: QualifiedSettings, cache: Path, environment: Environment, scenarios: Sequence[Scenario]
 ) -> QualificationCheck:
     """Measure the solutions in the agent's format with the model's tokenizer. environment: any instance."""
     from components.rollout.collector import demonstrate
@@ -53,7 +53,7 @@ def check_length(
     return QualificationCheck(NAME, FAILED if failures else PASSED, "; ".join(failures), figures, shown)
 
 
-def _chat(spec: ExperimentSpec, cache: Path) -> ChatFormat:
+def _chat(spec: QualifiedSettings, cache: Path) -> ChatFormat:
     from components.models.weights import check_weights, load_tokenizer, prepare
     from components.trajectories.chat import ChatFormat
 

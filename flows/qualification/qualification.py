@@ -16,7 +16,7 @@ from flows.qualification import checks, length, splits
 from flows.qualification.recording import TestedInstance
 
 if TYPE_CHECKING:
-    from flows.experiment.spec import ExperimentSpec
+    from flows.qualification.settings import QualifiedSettings
 
 TURNS = 30
 """Maximum number of actions of chance and of exploits, if `agent.max_turns` is larger."""
@@ -34,7 +34,7 @@ CHECKS: dict[str, Check] = {
 """Checks in their order; `length` follows."""
 
 
-def qualify(spec: ExperimentSpec, count: int, cache: Path) -> list[QualificationCheck]:
+def qualify(spec: QualifiedSettings, count: int, cache: Path) -> list[QualificationCheck]:
     """Return the result of each check. count: number of scenarios to play. cache: folder of prepared models."""
     environment: Environment = spec.environment.build()
     results, chosen = asyncio.run(_play(spec, environment, count))
@@ -42,7 +42,7 @@ def qualify(spec: ExperimentSpec, count: int, cache: Path) -> list[Qualification
 
 
 async def _play(
-    spec: ExperimentSpec, environment: Environment, count: int
+    spec: QualifiedSettings, environment: Environment, count: int
 ) -> tuple[list[QualificationCheck], list[Scenario]]:
     world = TestedInstance(environment)
     try:

@@ -31,10 +31,13 @@ class Run(StageCalls):
     its outcome."""
 
     def execute(self) -> RunOutcome:
-        """Run the recipe, evaluate the policy that it returns, and deploy it. Return the outcome.
+        """Certify model and engine if asked to, run the recipe, evaluate the policy that it returns, and deploy it.
+        Return the outcome.
 
         Raises SpecError for a recipe that returns no policy, or calls stages in an impossible order; GuardTriggered;
-        the errors of the stages."""
+        the errors of the stages, CertificateFailed among them."""
+        if self.spec.certify:
+            self.call("certify", self.policy.step - 1, self.requests.certify())
         policy = self.spec.flow.build()(self, self.spec)
         if not isinstance(policy, PolicyVersion):
             name = self.spec.flow.name

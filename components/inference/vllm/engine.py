@@ -14,7 +14,6 @@ name. They are not unloaded either: another engine of the run may use them, and 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
@@ -29,7 +28,7 @@ from components.inference.vllm.client import UnknownAdapter, VllmClient
 from components.inference.vllm.routing import Router
 from components.json_client import ClientTimeouts
 from components.models import trained_weights
-from components.models.weights import load_tokenizer
+from components.models.weights import declared_end, load_tokenizer
 from components.specs.served import key_hint
 from components.trajectories.chat import ChatFormat
 
@@ -68,7 +67,7 @@ class VllmEngine:
         self.base_dir = Path(base_dir)
         self.tokenizer = load_tokenizer(self.base_dir)
         self.format = ChatFormat(self.tokenizer)
-        self.stop_ids = stop_ids(_declared_end(self.base_dir), self.format)
+        self.stop_ids = stop_ids(declared_end(self.base_dir), self.format)
         self._ours = ours
         self._watch = watch
         self._conversations = Conversations(self.format, max_length)
@@ -301,13 +300,3 @@ def continued(request: ChatRequest) -> str | None:
         if request.messages[turn]["role"] == "assistant":
             return key_of(request.messages[: turn + 1], request.tools)
     return None
-
-
-def _declared_end(base_dir: Path) -> int | list[int] | None:
-    """Return the tokens that the model's files declare as the end of a response."""
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(base_dir).eos_token_id
-    except OSError:  # no such file: use the model's configuration, as transformers does
-        return json.loads((base_dir / "config.json").read_text()).get("eos_token_id")

@@ -1,0 +1,1 @@
+"""Certification of a model, an engine and a trainer together, for the stage `certify` and `flows.certify`."""
