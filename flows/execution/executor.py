@@ -38,6 +38,7 @@ from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
 from flows.stages import DISTRIBUTED, ROUND_STAGES, STAGES, episode_failures
+from flows.stages.anchors import drift_metrics, is_anchor_label
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.servers import with_server_urls
@@ -278,6 +279,9 @@ class Execution:
             lambda: tracker.log_stage(artifact, done.label, done.status, done.seconds, done.step, tags, group, tracking)
         )
         put(lambda: tracker.log_metrics(costs, done.step))
+        if drift := drift_metrics(artifact.metrics):
+            values = {f"judge_drift/{name}": value for name, value in drift.items()}
+            put(lambda: tracker.log_metrics(values, done.step))
         if tracking.traces:
             from components.trajectories.store import load_scored, read_scores
 
@@ -356,7 +360,10 @@ def environment() -> dict[str, str]:
 
 def _group(label: str) -> str:
     """Return the prefix of a stage's metric names, so that the rounds of a stage form one series: none for the stages
-    of a round, `refill_1/` for its first refill, `reward/` and `reward_2/` for the training of reward models."""
+    of a round, `refill_1/` for its first refill, `reward/` and `reward_2/` for the training of reward models,
+    `anchors/` for the judgements of the anchors."""
+    if is_anchor_label(label):
+        return "anchors/"
     name = label.partition("[")[2].rstrip("]")
     if "+" in name:
         return f"refill_{name.partition('+')[2]}/"

@@ -34,6 +34,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     judging.judges,
     judging.reward_model,
     judging.refresh,
+    judging.drift,
     learning.overlap,
     judging.filters,
     worlds.environment,
