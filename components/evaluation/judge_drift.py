@@ -17,11 +17,13 @@ test (Wilcoxon 1945, Biometrics Bulletin 1:80) is exact with the null distributi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
 
 from components.evaluation.metrics import bootstrap
+from components.trajectories.groups import RELATIVE_TOLERANCE
 
 Scores = Mapping[str, float | None]
 """Scores by episode id; None: unscored."""
@@ -31,10 +33,10 @@ TESTS = 3
 
 
 def compare_judgements(
-    groups: Sequence[Sequence[str]], first: Scores, later: Scores, control: Scores | None = None
+    groups: Sequence[Sequence[str]], *, first: Scores, control: Scores, later: Scores
 ) -> dict[str, float]:
     """Return the metrics of a later judgement against the first. groups: episode ids by group. control: another
-    judgement made together with the first; None: flips are not tested.
+    judgement made together with the first.
 
     The result has `shift` with its 95 % interval over groups (`shift_low`, `shift_high`) and `shift_p`, `flips` (share
     of pairs), `flips_control` and `flips_p`, `unscored`, `unscored_first` and `unscored_p`. What cannot be measured is
@@ -48,12 +50,11 @@ def compare_judgements(
     pairs = [flipped_pairs(group, first, later) for group in groups]
     if any(pairs):
         metrics["flips"] = fmean(flip for group in pairs for flip in group)
-    if control is not None:
-        noise = [flipped_pairs(group, first, control) for group in groups]
-        both = [(later_, noise_) for later_, noise_ in zip(pairs, noise, strict=True) if later_ and noise_]
-        if both:
-            metrics["flips_control"] = fmean(flip for _, group in both for flip in group)
-            metrics["flips_p"] = signed_rank_p([fmean(a) - fmean(b) for a, b in both])
+    noise = [flipped_pairs(group, first, control) for group in groups]
+    both = [(now, noise) for now, noise in zip(pairs, noise, strict=True) if now and noise]
+    if both:
+        metrics["flips_control"] = fmean(flip for _, group in both for flip in group)
+        metrics["flips_p"] = signed_rank_p([fmean(now) - fmean(noise) for now, noise in both])
     unscored = [(_unscored(group, first), _unscored(group, later)) for group in groups]
     episodes = sum(map(len, groups))
     for name, scores in (("unscored_first", first), ("unscored", later)):
@@ -66,7 +67,7 @@ def flipped_pairs(group: Sequence[str], first: Scores, later: Scores) -> list[bo
     """Return for each pair of a group's episodes that are scored in both judgements whether its order differs."""
     pairs = [(first.get(episode), later.get(episode)) for episode in group]
     scored = [(b, x) for b, x in pairs if b is not None and x is not None]
-    return [_sign(b1 - b2) != _sign(x1 - x2) for (b1, x1), (b2, x2) in combinations(scored, 2)]
+    return [_order(b1, b2) != _order(x1, x2) for (b1, x1), (b2, x2) in combinations(scored, 2)]
 
 
 def signed_rank_p(differences: Sequence[float], *, two_sided: bool = False) -> float:
@@ -116,13 +117,18 @@ def _doubled_ranks(sizes: Sequence[float]) -> list[int]:
 
 def _shift(group: Sequence[str], first: Scores, later: Scores) -> float | None:
     pairs = [(first.get(episode), later.get(episode)) for episode in group]
-    changes = [x - b for b, x in pairs if b is not None and x is not None]
-    return fmean(changes) if changes else None
+    scored = [(b, x) for b, x in pairs if b is not None and x is not None]
+    if not scored:
+        return None
+    shift = fmean(x - b for b, x in scored)
+    rounding = RELATIVE_TOLERANCE * max(abs(score) for pair in scored for score in pair)
+    return 0.0 if abs(shift) <= rounding else shift
 
 
 def _unscored(group: Sequence[str], scores: Scores) -> float:
     return fmean(scores.get(episode) is None for episode in group)
 
 
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
+def _order(first: float, second: float) -> int:
+    """Return 1, -1, or 0 for scores that are equal except for rounding."""
+    return 0 if math.isclose(first, second, rel_tol=RELATIVE_TOLERANCE) else 1 if first > second else -1

@@ -164,8 +164,8 @@ class Requests:
         """Return the request for another judgement of the anchors, by the declared reward.
 
         anchors: collection whose sample is judged. number: of the judgement. judged: episodes of the round; as an input
-        they have the anchors judged again whenever these are. compared: scores of the first judgement and of its control, by
-        input name. policy: as in `judge`."""
+        they have the anchors judged again whenever these are. compared: scores of the first judgement and of its
+        control, by input name. policy: as in `judge`."""
         request = self.judge(anchors, policy)
         part = request.spec | {"anchors": {"groups": self.spec.guards.anchors, "number": number}}
         inputs = dict(compared) if judged is anchors else {**compared, ROUND: judged}

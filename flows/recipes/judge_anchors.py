@@ -30,14 +30,14 @@ class JudgeAnchors:
             return
         if self._collection is None:
             self._collection, self._first_round = judged, number
-            self._compared[FIRST] = self._judge(number - 1, judged, policy, call)
-            self._compared[CONTROL] = self._judged[number] = self._judge(number, judged, policy, call)
+            first, control = (self._judge(time, judged, policy, call) for time in (number - 1, number))
+            self._compared = {FIRST: first, CONTROL: control}
         else:
             self._judged[number] = self._judge(number, judged, policy, call)
 
     def check(self, number: int) -> None:
         """Let the guard compare the judgement of a round with the first. Raises GuardTriggered."""
-        if number in self._judged and number > self._first_round:
+        if number in self._judged:
             drift = drift_metrics(self._judged[number].metrics)
             self._run.guards.judged_again(number, drift, self._run.spec.rounds - self._first_round)
 

@@ -60,7 +60,7 @@ def sample_anchors(trajectories: Path, groups: int) -> list[Trajectory]:
 
 
 def drift_of(anchors: Sequence[Trajectory], scores: Path, inputs: Mapping[str, Artifact]) -> dict[str, float]:
-    """Return the drift of a judgement against the first one among the inputs; empty for the first itself."""
+    """Return the drift of a judgement against the first one and its control, which are inputs; empty for these two."""
     from components.evaluation.judge_drift import compare_judgements
     from components.trajectories.groups import by_scenario
     from components.trajectories.store import read_scores
@@ -68,14 +68,11 @@ def drift_of(anchors: Sequence[Trajectory], scores: Path, inputs: Mapping[str, A
     def read(path: Path) -> dict[str, float | None]:
         return {score.trajectory_id: score.reward for score in read_scores(path)}
 
-    if FIRST not in inputs:
+    if CONTROL not in inputs:
         return {}
     groups = [[trajectory.id for trajectory in group] for group in by_scenario(anchors).values()]
-    first, control = (
-        read(inputs[name].path / "scores.parquet") if name in inputs else None for name in (FIRST, CONTROL)
-    )
-    assert first is not None
-    drift = compare_judgements(groups, first, read(scores), control)
+    first, control = (read(inputs[name].path / "scores.parquet") for name in (FIRST, CONTROL))
+    drift = compare_judgements(groups, first=first, control=control, later=read(scores))
     return {f"{PREFIX}{name}": value for name, value in drift.items()}
 
 
