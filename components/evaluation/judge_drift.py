@@ -17,9 +17,9 @@ test (Wilcoxon 1945, Biometrics Bulletin 1:80) is exact with the null distributi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from statistics import fmean
 
 from components.evaluation.metrics import bootstrap
@@ -38,36 +38,41 @@ def compare_judgements(
     """Return the metrics of a later judgement against the first. groups: episode ids by group. control: another
     judgement made together with the first.
 
-    The result has `shift` with its 95 % interval over groups (`shift_low`, `shift_high`) and `shift_p`, `flips` (share
-    of pairs), `flips_control` and `flips_p`, `unscored`, `unscored_first` and `unscored_p`. What cannot be measured is
-    absent. `shift_p` is two-sided; the others are one-sided, for a rise."""
-    metrics: dict[str, float] = {"groups": float(len(groups))}
-    shifts = [shift for group in groups if (shift := _shift(group, first, later)) is not None]
-    if shifts:
+    The result has `shift` with its 95 % interval over groups (`shift_low`, `shift_high`), `flips` (share of pairs) and
+    `flips_control`, `unscored` and `unscored_first`, and the p-values (`p_values`). What cannot be measured is
+    absent."""
+    metrics = {"groups": float(len(groups))}
+    if shifts := _shifts(groups, first, later):
         low, high = bootstrap([[shift] for shift in shifts])
-        metrics |= {"shift": fmean(shifts), "shift_p": signed_rank_p(shifts, two_sided=True)}
+        metrics["shift"] = fmean(shifts)
         metrics |= {"shift_low": low, "shift_high": high} if low is not None and high is not None else {}
-    pairs = [flipped_pairs(group, first, later) for group in groups]
-    if any(pairs):
-        metrics["flips"] = fmean(flip for group in pairs for flip in group)
-    noise = [flipped_pairs(group, first, control) for group in groups]
-    both = [(now, noise) for now, noise in zip(pairs, noise, strict=True) if now and noise]
-    if both:
-        metrics["flips_control"] = fmean(flip for _, group in both for flip in group)
-        metrics["flips_p"] = signed_rank_p([fmean(now) - fmean(noise) for now, noise in both])
-    unscored = [(_unscored(group, first), _unscored(group, later)) for group in groups]
-    episodes = sum(map(len, groups))
+    if flips := _flips(groups, first, control, later):
+        metrics["flips_control"], metrics["flips"] = (
+            fmean(itertools.chain(*part)) for part in zip(*flips, strict=True)
+        )
+    episodes = [episode for group in groups for episode in group]
     for name, scores in (("unscored_first", first), ("unscored", later)):
-        metrics[name] = sum(scores.get(episode) is None for group in groups for episode in group) / episodes
-    metrics["unscored_p"] = signed_rank_p([after - before for before, after in unscored])
-    return metrics
+        metrics[name] = _unscored(episodes, scores)
+    return metrics | p_values(groups, first=first, control=control, later=later)
+
+
+def p_values(groups: Sequence[Sequence[str]], *, first: Scores, control: Scores, later: Scores) -> dict[str, float]:
+    """Return the p-values of the signed-rank tests that the judge has not changed: `shift_p` two-sided, `flips_p` and
+    `unscored_p` one-sided, for a rise. What cannot be tested is absent."""
+    values = {}
+    if shifts := _shifts(groups, first, later):
+        values["shift_p"] = signed_rank_p(shifts, two_sided=True)
+    if flips := _flips(groups, first, control, later):
+        values["flips_p"] = signed_rank_p([fmean(now) - fmean(noise) for noise, now in flips])
+    values["unscored_p"] = signed_rank_p([_unscored(group, later) - _unscored(group, first) for group in groups])
+    return values
 
 
 def flipped_pairs(group: Sequence[str], first: Scores, later: Scores) -> list[bool]:
     """Return for each pair of a group's episodes that are scored in both judgements whether its order differs."""
     pairs = [(first.get(episode), later.get(episode)) for episode in group]
     scored = [(b, x) for b, x in pairs if b is not None and x is not None]
-    return [_order(b1, b2) != _order(x1, x2) for (b1, x1), (b2, x2) in combinations(scored, 2)]
+    return [_order(b1, b2) != _order(x1, x2) for (b1, x1), (b2, x2) in itertools.combinations(scored, 2)]
 
 
 def signed_rank_p(differences: Sequence[float], *, two_sided: bool = False) -> float:
@@ -113,6 +118,19 @@ def _doubled_ranks(sizes: Sequence[float]) -> list[int]:
     first = {size: position for position, size in reversed(list(enumerate(ordered, 1)))}
     last = {size: position for position, size in enumerate(ordered, 1)}
     return [first[size] + last[size] for size in rounded]
+
+
+def _shifts(groups: Sequence[Sequence[str]], first: Scores, later: Scores) -> list[float]:
+    """Return the shift of each group that has an episode scored in both."""
+    return [shift for group in groups if (shift := _shift(group, first, later)) is not None]
+
+
+def _flips(
+    groups: Sequence[Sequence[str]], first: Scores, control: Scores, later: Scores
+) -> list[tuple[list[bool], list[bool]]]:
+    """Return the flipped pairs of the control and of the later judgement, of each group that has pairs in both."""
+    flips = [(flipped_pairs(group, first, control), flipped_pairs(group, first, later)) for group in groups]
+    return [(noise, now) for noise, now in flips if noise and now]
 
 
 def _shift(group: Sequence[str], first: Scores, later: Scores) -> float | None:

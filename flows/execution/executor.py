@@ -118,6 +118,8 @@ class Execution:
         self.lineage = Lineage(record.records.root) if record is not None else None
         self.done: dict[str, FinishedStage] = {}
         """Finished stages by label, in order."""
+        self.unreported: dict[str, FinishedStage] = {}
+        """Finished stages of branches that run at the same time, by label, until they are reported."""
         self.notices: list[Notice] = []
         self.notifier = None if record is None else Notifier(spec, record.run)
         """Notifier of the run; None without a record."""
@@ -192,6 +194,7 @@ class Execution:
     def write_down(self, done: FinishedStage) -> None:
         """Add a finished stage to the record of the run."""
         self.done[done.label] = done
+        self.unreported.pop(done.label, None)
         if self.record is not None and self.lineage is not None:
             stage = _recorded(done)
             self.record.add(stage)
