@@ -24,6 +24,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     playing.tokens,
     playing.engine,
     playing.agent,
+    playing.role_rewards,
     playing.play_modes,
     learning.weights,
     playing.lengths,
