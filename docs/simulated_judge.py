@@ -62,7 +62,7 @@ def application(*, fresh_errors: bool = False, swap: tuple[int, float] | None = 
     requests after which the judge has another accuracy, and this accuracy."""
     app = web.Application(client_max_size=2**24)
     app[STATE] = Behaviour(fresh_errors, swap)
-    app.add_routes([web.post("/v1/chat/completions", _complete), web.get("/requests", _count)])
+    app.add_routes([web.post("/v1/chat/completions", _complete)])
     return app
 
 
@@ -77,10 +77,6 @@ class Behaviour:
 
 
 STATE = web.AppKey("state", Behaviour)
-
-
-async def _count(request: web.Request) -> web.Response:
-    return web.json_response({"requests": request.app[STATE].requests})
 
 
 async def _complete(request: web.Request) -> web.Response:

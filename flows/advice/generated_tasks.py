@@ -1,5 +1,5 @@
-"""Tasks for the tools of an MCP server, which a model writes: in the run itself (`+experiment=mcp_rl`), or before it with
-`flows.scenarios`."""
+"""Tasks that a model writes for the tools of an MCP server: in the run itself (`+experiment=mcp_rl`), or before it
+(`flows.scenarios`)."""
 
 from __future__ import annotations
 

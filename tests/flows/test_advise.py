@@ -158,7 +158,13 @@ def test_an_mcp_server_with_more_gets_its_tasks_first(capsys, further):
 
 def test_an_mcp_server_with_tasks_needs_no_author(capsys):
     code, out, err = run(
-        capsys, "--environment", "mcp", "--json", f"environment.scenarios={TASKS}", "collect.scenarios=2"
+        capsys,
+        "--environment",
+        "mcp",
+        "--json",
+        "environment.command=[server]",
+        f"environment.scenarios={TASKS}",
+        "collect.scenarios=2",
     )
     assert code == 0, err
     assert " && " not in json.loads(out)["command"]
