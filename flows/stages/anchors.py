@@ -56,7 +56,11 @@ def sample_anchors(trajectories: Path, groups: int) -> list[Trajectory]:
             finished[trajectory.group] = finished.get(trajectory.group, 0) + 1
     order = sorted(finished, key=lambda name: (finished[name] < 2, hashlib.sha256(name.encode()).digest()))
     chosen = set(order[:groups])
-    return [one for one in read_trajectories(trajectories) if one.group in chosen and one.failure is None]
+    return [
+        trajectory
+        for trajectory in read_trajectories(trajectories)
+        if trajectory.group in chosen and trajectory.failure is None
+    ]
 
 
 def drift_of(anchors: Sequence[Trajectory], scores: Path, inputs: Mapping[str, Artifact]) -> dict[str, float]:

@@ -95,6 +95,5 @@ def test_roles_of_the_reward_that_the_agent_lacks_are_refused(lines, message):
 
 def test_roles_of_the_agent_and_of_ones_own_agent_are_accepted():
     assert check(["reward=by_role", "agent=planner_worker"])
-    assert check(
-        ["reward=by_role", "agent.function={_target_: tests.rollout.test_own_agent.plain}", "allow=[tests]"], named=True
-    )
+    own = "agent.function={_target_: tests.rollout.test_own_agent.plain}"
+    assert check(["reward=by_role", own, "allow=[tests]"])
