@@ -156,6 +156,15 @@ def test_a_judge_that_reverses_the_order_strikes_by_its_flips(tmp_path):
     assert re.search(r"the order of \S+ of the pairs within groups changed, of \S+ at an", run.notices[0].message)
 
 
+def test_rounds_that_are_collected_ahead_are_judged_with_their_anchors(tmp_path):
+    collect = {"scenarios": SCENARIOS, "group_size": SAMPLES, "overlap": 1}
+    with judge_server(rate=Judge(lambda score: 0.6 * score)) as server:
+        run = played(tmp_path, server.url, collect=collect)
+    assert strikes(run) == [("judge_drift", SWAPPED)]
+    labels = [stage.label for stage in run.stages]
+    assert labels.index("train[2]") < labels.index(anchor_label(3)) < labels.index("train[3]")
+
+
 def test_stop_ends_the_run_before_the_training_and_warn_resumes_it(tmp_path):
     with judge_server(rate=Judge(lambda score: 0.6 * score)) as server:
         with pytest.raises(GuardTriggered, match=r"Pin the version .* guards\.judge_drift=warn resumes from here"):
