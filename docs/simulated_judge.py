@@ -1,6 +1,6 @@
 """Simulated judge for a measurement: it shows how good a judge must be for RULER to train a policy. It is not a model.
 
-    python -m docs.simulated_judge [--port 8000]
+    python -m docs.simulated_judge [--port 8000] [--fresh-errors] [--swap-after REQUESTS --swap-to ACCURACY]
     python -m docs.recipes run tic_tac_toe -- reward=ruler reward.model.url=http://127.0.0.1:8000/v1 \
         reward.model.model=accuracy-0.75
 
@@ -15,6 +15,10 @@ Accuracy 1 is a perfect judge; at 0.5 the mean score of every game is 0.5, so th
 Errors of episodes are independent. They are a function of the request, so that a repeated request has the same answer
 and an interrupted run resumes; `+reward.model.extra.seed=1` gives other errors. A model's errors are not independent: a
 policy can learn to exploit them (`docs/guides/judges.md`, Guards).
+
+With `--fresh-errors` each request has errors of its own, like those of a model at a temperature above 0. `--swap-after`
+replaces the judge after a number of requests by one of another accuracy, under the same name, as a provider may
+(`docs/guides/judge_drift.md`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import argparse
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -42,18 +47,42 @@ def main() -> None:
     """Run the server until it is interrupted."""
     parser = argparse.ArgumentParser(prog="python -m docs.simulated_judge", description="Simulated judge of games.")
     parser.add_argument("--port", type=int, default=8000)
-    web.run_app(application(), host="127.0.0.1", port=parser.parse_args().port)
+    parser.add_argument("--fresh-errors", action="store_true", help="each request has errors of its own")
+    parser.add_argument("--swap-after", type=int, metavar="REQUESTS", help="requests before the judge is replaced")
+    parser.add_argument("--swap-to", type=float, metavar="ACCURACY", help="accuracy of the judge that replaces it")
+    options = parser.parse_args()
+    if (options.swap_after is None) != (options.swap_to is None):
+        parser.error("--swap-after and --swap-to belong together")
+    swap = None if options.swap_after is None else (options.swap_after, options.swap_to)
+    web.run_app(application(fresh_errors=options.fresh_errors, swap=swap), host="127.0.0.1", port=options.port)
 
 
-def application() -> web.Application:
-    """Return the server."""
+def application(*, fresh_errors: bool = False, swap: tuple[int, float] | None = None) -> web.Application:
+    """Return the server. fresh_errors: errors of a request are independent of those of equal requests. swap: number of
+    requests after which the judge has another accuracy, and this accuracy."""
     app = web.Application(client_max_size=2**24)
+    app[STATE] = Behaviour(fresh_errors, swap)
     app.add_routes([web.post("/v1/chat/completions", _complete)])
     return app
 
 
+@dataclass
+class Behaviour:
+    """State of a server."""
+
+    fresh_errors: bool
+    swap: tuple[int, float] | None
+    requests: int = 0
+    """Number of requests so far."""
+
+
+STATE = web.AppKey("state", Behaviour)
+
+
 async def _complete(request: web.Request) -> web.Response:
     body = await request.json()
+    state = request.app[STATE]
+    state.requests += 1
     model = str(body.get("model"))
     if not (match := MODEL.fullmatch(model)):
         return _error(404, f"model {model!r} does not exist; expected accuracy-P with P from 0 to 1: accuracy-0.75")
@@ -61,9 +90,11 @@ async def _complete(request: web.Request) -> web.Response:
         ends = read_ends(str(body["messages"][-1]["content"]))
     except ValueError as error:
         return _error(400, str(error))
-    accuracy = float(match[1])
+    swapped = state.swap is not None and state.requests > state.swap[0]
+    accuracy = state.swap[1] if swapped and state.swap else float(match[1])
+    source = body | {"request": state.requests} if state.fresh_errors else body
     scores = [
-        {"trajectory_id": name, "explanation": end or "unfinished", "score": score(end, accuracy, body, name)}
+        {"trajectory_id": name, "explanation": end or "unfinished", "score": score(end, accuracy, source, name)}
         for name, end in ends.items()
     ]
     message = {"role": "assistant", "content": json.dumps({"scores": scores})}

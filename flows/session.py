@@ -166,9 +166,12 @@ def run(
 
         def body(call: StageRunner, beside: BackgroundRunner, at_once: ParallelRunner) -> results.Results:
             if budget is not None:
-                call = budget.guard(
-                    call, execution, lambda: outcome, lambda text: prefect_artifacts.spent(text, spec.name)
-                )
+
+                def show(text: str) -> None:
+                    prefect_artifacts.spent(text, spec.name)
+
+                call = budget.guard(call, execution, lambda: outcome, show)
+                at_once = budget.guard_branches(at_once, execution, lambda: outcome, show)
             recipe_run = Run(spec, call, beside, starting_point, on_round, execution.notice, prune, at_once=at_once)
             if spec.deploy.approve:
                 recipe_run.approve = approval.asker(execution)

@@ -90,6 +90,7 @@ NEEDED = {
     "file": [f"data.path={PROMPTS}"],
     "huggingface": ["data.dataset=owner/name"],
     "together": ["deploy.target.source=owner/name", "deploy.target.hardware=id"],
+    "by_role": ["agent=planner_worker"],
     "best": ["algorithm=sft"],
     "agent_evol": ["algorithm=sft"],
     "rejection": ["algorithm=sft"],

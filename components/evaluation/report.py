@@ -194,6 +194,8 @@ CURVES = (
     ),
     Curve("identical_between", "Identical answers between scenarios", "same, of pairs of scenarios", percent, 0.0, 1.0),
     Curve("spread", "Disagreement of judges", "mean standard deviation of their scores", low=0.0),
+    Curve("judge_shift", "Judge drift", "mean shift of the scores of the same episodes since the first judgement"),
+    Curve("judge_flips", "Judge flips", "share of pairs of the same episodes in another order", percent, 0.0, 1.0),
     Curve("turns", "Turns", "mean per episode", low=0.0),
     Curve("grad_norm", "Gradient norm", "before clipping", low=0.0),
     Curve("clip_fraction", "Clipped tokens", "share with a ratio outside the clip range", percent, 0.0),

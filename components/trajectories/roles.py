@@ -11,6 +11,8 @@ from components.trajectories.schema import History, Trajectory
 
 PLANNER, WORKER = "planner", "worker"
 """Roles of `agent.roles`."""
+MAIN = "main"
+"""Only role of the agent loop without `agent.roles`."""
 
 
 def role_names(trajectory: Trajectory) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import Problem, SpecError
-from flows.advice.generated_tasks import GENERATED, SERVER, TASKS, with_generated_tasks
+from flows.advice.generated_tasks import GENERATED, MCP_RL, SERVER, TASKS, servers, with_generated_tasks
 from flows.advice.rules import ADDITIONS, FEW, FILE, RULES, MethodRule
 from flows.advice.situation import Situation
 
@@ -45,14 +45,17 @@ def advise(situation: Situation, overrides: Sequence[str] = (), config_dir: str 
     valid."""
     if problems := situation.problems():
         raise SpecError(problems)
-    situation = _looked_up(situation, config_dir)
+    tasks = any(line.startswith("environment.scenarios=") for line in overrides)
+    situation = replace(_looked_up(situation, config_dir), tasks=tasks)
     rule = next((rule for rule in RULES if rule.applies(situation)), None)
     if rule is None:
         raise SpecError([_nothing_to_learn_from(situation)])
     additions = [addition for addition in ADDITIONS if addition.applies(situation, rule)]
     lines = [*_named(rule, situation), *(line for addition in additions for line in addition.overrides), *overrides]
     preparation = None
-    if situation.environment == "mcp" and not any(line.startswith("environment.scenarios=") for line in lines):
+    if MCP_RL in lines:
+        lines = lines if servers(overrides) else [*lines, SERVER]
+    elif situation.environment == "mcp" and not tasks:
         preparation, lines = with_generated_tasks(lines)
     _check(lines, config_dir)
     reason = " ".join([rule.reason, *(addition.reason for addition in additions)])
@@ -79,7 +82,7 @@ def _looked_up(situation: Situation, config_dir: str | None) -> Situation:
 def _named(rule: MethodRule, situation: Situation) -> list[str]:
     """Return the overrides of a rule with the name of the experiment, the environment and the warmup."""
     lines = list(rule.overrides(situation))
-    if situation.environment is not None:
+    if situation.environment is not None and MCP_RL not in lines:
         lines = [f"environment={situation.environment}", *lines]
         lines += _tasks(situation)
         if rule.warms_up and situation.labels:
@@ -160,10 +163,15 @@ def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list
         notes.append("replace s3://BUCKET/PREFIX by a store that all machines reach")
     if situation.judge is not None and any(line.startswith("judge_model@") for line in lines):
         notes.append("measure the judge before you train on it: python -m flows.calibrate with the same overrides")
-    if rule.warms_up and "warmup=none" in lines:
+    if rule.warms_up and ("warmup=none" in lines or MCP_RL in lines):
         notes.append("the environment has no solver for a warmup; warmup=teacher imitates a larger model's episodes")
     if SERVER in lines:
         notes.append("replace my_server.py by your MCP server, or set environment.url=URL in place of the command")
+    if MCP_RL in lines:
+        notes.append(
+            "read the tasks that the model wrote (artifact of the stage generate), and shape them with flow.about"
+        )
+        notes.append("python -m flows.plan with the same overrides estimates the cost of the model")
     if any(line.endswith(TASKS) for line in lines):
         notes.append(f"read and correct {TASKS} before the training")
     return notes

@@ -1,4 +1,5 @@
-"""Tasks for the tools of an MCP server, which `flows.scenarios` writes before the run."""
+"""Tasks that a model writes for the tools of an MCP server: in the run itself (`+experiment=mcp_rl`), or before it
+(`flows.scenarios`)."""
 
 from __future__ import annotations
 
@@ -14,14 +15,23 @@ SERVER = "environment.command=[python,my_server.py]"
 """Override that names the server, if the user does not."""
 
 
+MCP_RL = "+experiment=mcp_rl"
+"""Override of the experiment that writes the tasks itself."""
+
+
+def servers(lines: Sequence[str]) -> list[str]:
+    """Return the overrides that name the server."""
+    return [line for line in lines if line.startswith(("environment.command=", "environment.url="))]
+
+
 def with_generated_tasks(lines: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the command that writes the tasks, and the overrides of the run that reads them."""
-    servers = [line for line in lines if line.startswith(("environment.command=", "environment.url="))]
-    server = servers[-1] if servers else SERVER
+    named = servers(lines)
+    server = named[-1] if named else SERVER
     key, _, value = server.partition("=")
     author = ["--author", JUDGE.partition("/")[2], "--author-url", "https://api.openai.com/v1"]
     author += ["--key-variable", "OPENAI_API_KEY"]
     words = [word.strip() for word in value.strip("[]").split(",")]
     address = ["--url", value] if key.endswith("url") else ["--", *words]
     command = ["python", "-m", "flows.scenarios", "--out", TASKS, "--count", str(GENERATED), *author, *address]
-    return command, [*lines, *([] if servers else [server]), f"environment.scenarios={TASKS}"]
+    return command, [*lines, *([] if named else [server]), f"environment.scenarios={TASKS}"]

@@ -13,6 +13,8 @@ from flows.advice.situation import JUDGE, Situation
 
 FILE = "FILE"
 """Placeholder of a file that the user did not name."""
+PROVIDER, PROVIDER_URL = "openai/", "https://api.openai.com/v1"
+"""Provider of the default judge, and its address."""
 FEW = 32
 """Number of demonstrations or preferences below which a note warns."""
 
@@ -53,10 +55,32 @@ def _offline(experiment: str) -> Callable[[Situation], list[str]]:
     return lambda situation: [f"+experiment={experiment}", f"data.path={situation.data or FILE}"]
 
 
+def _generates(situation: Situation) -> bool:
+    """Return True if `+experiment=mcp_rl` fits: its author and judge are one model behind a URL, and it reads neither
+    tasks nor demonstrations."""
+    bare = situation.environment == "mcp" and not (situation.success or situation.tasks or situation.labels)
+    return bare and (situation.judge or JUDGE).startswith(PROVIDER)
+
+
+def _author(situation: Situation) -> list[str]:
+    model = (situation.judge or JUDGE).removeprefix(PROVIDER)
+    address = [f"flow.author.url={PROVIDER_URL}", "flow.author.key_variable=OPENAI_API_KEY"]
+    return ["+experiment=mcp_rl", *address, f"flow.author.model={model}"]
+
+
 RULES = (
     MethodRule(
-        "generated scenarios + RULER",
+        "MCP RL",
         "an MCP server whose tools are all there is",
+        _generates,
+        "An MCP server has tools, but neither tasks nor a success signal. One run lets a language model write the "
+        "tasks, and lets RULER compare the episodes of each task, which GRPO needs only relatively.",
+        _author,
+        warms_up=True,
+    ),
+    MethodRule(
+        "generated scenarios + RULER",
+        "an MCP server and demonstrations, or tasks, or a judge of another provider",
         lambda it: it.environment == "mcp" and not it.success,
         "An MCP server has tools, but neither tasks nor a success signal. A language model writes the tasks, and RULER "
         "lets a judge compare the episodes of each task, which GRPO needs only relatively.",

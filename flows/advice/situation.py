@@ -51,6 +51,9 @@ class Situation:
     restores: bool = True
     """True if the environment can continue from any point of an episode; `advise` looks it up."""
 
+    tasks: bool = False
+    """True if the user has tasks for the tools of an MCP server (`environment.scenarios`); `advise` looks it up."""
+
     @property
     def preferred(self) -> bool:
         """True if there are preferences."""

@@ -38,6 +38,7 @@ from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
 from flows.stages import DISTRIBUTED, ROUND_STAGES, STAGES, episode_failures
+from flows.stages.anchors import drift_metrics, is_anchor_label
 from flows.stages.base import Context, Progress, Request
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.servers import with_server_urls
@@ -117,6 +118,8 @@ class Execution:
         self.lineage = Lineage(record.records.root) if record is not None else None
         self.done: dict[str, FinishedStage] = {}
         """Finished stages by label, in order."""
+        self.unreported: dict[str, FinishedStage] = {}
+        """Finished stages of branches that run at the same time, by label, until they are reported."""
         self.notices: list[Notice] = []
         self.notifier = None if record is None else Notifier(spec, record.run)
         """Notifier of the run; None without a record."""
@@ -191,6 +194,7 @@ class Execution:
     def write_down(self, done: FinishedStage) -> None:
         """Add a finished stage to the record of the run."""
         self.done[done.label] = done
+        self.unreported.pop(done.label, None)
         if self.record is not None and self.lineage is not None:
             stage = _recorded(done)
             self.record.add(stage)
@@ -278,6 +282,9 @@ class Execution:
             lambda: tracker.log_stage(artifact, done.label, done.status, done.seconds, done.step, tags, group, tracking)
         )
         put(lambda: tracker.log_metrics(costs, done.step))
+        if drift := drift_metrics(artifact.metrics):
+            values = {f"judge_drift/{name}": value for name, value in drift.items()}
+            put(lambda: tracker.log_metrics(values, done.step))
         if tracking.traces:
             from components.trajectories.store import load_scored, read_scores
 
@@ -356,7 +363,10 @@ def environment() -> dict[str, str]:
 
 def _group(label: str) -> str:
     """Return the prefix of a stage's metric names, so that the rounds of a stage form one series: none for the stages
-    of a round, `refill_1/` for its first refill, `reward/` and `reward_2/` for the training of reward models."""
+    of a round, `refill_1/` for its first refill, `reward/` and `reward_2/` for the training of reward models,
+    `anchors/` for the judgements of the anchors."""
+    if is_anchor_label(label):
+        return "anchors/"
     name = label.partition("[")[2].rstrip("]")
     if "+" in name:
         return f"refill_{name.partition('+')[2]}/"

@@ -6,8 +6,8 @@ stages run in processes of their own, wherever `compute` places them. Stages of 
 thread, one after the other, because they share its models and cores. The main thread reports the stages once all
 branches are done, in the order of the branches, so records, MLflow and report do not depend on the order of completion.
 
-If a branch fails or the run is interrupted, the other branches are stopped; finished episodes are kept. The run ends
-with the first error.
+If a branch fails or the run is interrupted, the other branches are stopped; finished episodes are kept. If a branch
+reaches the budget, their running stages finish, because they are paid for. The run ends with the first error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from components.compute.runners import GRACE, ProcessRunner, RunnerStopped
+from components.errors import BudgetReached
 from flows.execution.overlap import Wrap
 from flows.experiment.requests import StageRunner
 from flows.stages.base import Request
@@ -131,7 +132,7 @@ class _Branches(Generic[T]):
                 self._results[number] = branch(self._wrap(partial(self._stage, lane, number)))
         except BaseException as error:  # noqa: BLE001  the main thread raises it
             self._errors.append(error)
-            self._stop()
+            self._stop(running=not isinstance(error, BudgetReached))
 
     def _next(self) -> tuple[int, Callable[[StageRunner], T]] | None:
         with self._lock:
@@ -150,6 +151,7 @@ class _Branches(Generic[T]):
         else:
             done = self._in_main_thread(partial(self._execution.make, label, step, request))
         self._done[number].append(done)
+        self._execution.unreported[label] = done
         return done
 
     def _in_main_thread(self, stage: Callable[[], FinishedStage]) -> FinishedStage:
@@ -175,11 +177,11 @@ class _Branches(Generic[T]):
             if not isinstance(error, Exception):
                 raise
 
-    def _stop(self) -> None:
-        """Stop the running stages and start no more."""
+    def _stop(self, *, running: bool = True) -> None:
+        """Start no more stages, and stop the running ones. running: False lets them finish."""
         with self._lock:
             self._stopped = True
-        for runner in self._runners:
+        for runner in self._runners if running else ():
             runner.stop()
 
     def _write_down(self) -> None:

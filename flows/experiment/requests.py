@@ -6,6 +6,7 @@ Only stages that sample get a seed, so runs with different seeds share the artif
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal, Protocol
 
@@ -18,6 +19,7 @@ from flows.experiment.data import resolve as resolve_data
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.spec import ExperimentSpec
 from flows.stages import STAGES
+from flows.stages.anchors import ROUND
 from flows.stages.base import Request
 from flows.stages.certify import SAMPLING
 from flows.stages.generate import TASKS
@@ -163,6 +165,25 @@ class Requests:
             assert self.spec.reward_model is not None
             part["learned"] = self.spec.reward_model.learned()
         return self.request("judge", part, {"trajectories": trajectories, **queried, **name_models(reward_models)})
+
+    def judge_anchors(
+        self,
+        anchors: Artifact,
+        number: int,
+        judged: Artifact,
+        compared: Mapping[str, Artifact],
+        policy: Artifact | None = None,
+    ) -> Request:
+        """Return the request for another judgement of the anchors, by the declared reward.
+
+        anchors: collection whose sample is judged. number: of the judgement. judged: episodes of the round; as an input
+        they have the anchors judged again whenever these are. compared: scores of the first judgement and of its
+        control, by input name. policy: as in `judge`."""
+        request = self.judge(anchors, policy)
+        part = request.spec | {"anchors": {"groups": self.spec.guards.anchors, "number": number}}
+        inputs = dict(compared) if judged is anchors else {**compared, ROUND: judged}
+        keys = {name: artifact.key for name, artifact in inputs.items()}
+        return replace(request, spec=part, inputs=request.inputs | keys)
 
     def filter(self, trajectories: Artifact, scores: Artifact, *, warmup: bool = False) -> Request:
         """Return the request for the selection of episodes to train on."""

@@ -79,6 +79,7 @@ GuardName = Literal[
     "repetition_drift",
     "identical_answers",
     "ensemble_disagreement",
+    "judge_drift",
 ]
 
 

@@ -4,31 +4,38 @@ Spent are the stages that this run executed, and those of earlier attempts of th
 experiment, seed and configuration that did not finish. Cached stages cost nothing. A stage is expected to take the
 median of the stages of its kind that this run has executed, else the estimate of the plan. Without either it is allowed
 to start, since nothing is known of it. Background stages (`collect.overlap`) count with the stage beside which they
-run.
+run. Branches that run at the same time (`Run.parallel`) check each of their stages, and count those that are running.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from components.artifacts import Artifact
 from components.errors import BudgetReached, Problem, SpecError
 from components.redaction import mask
 from flows.execution.executor import Execution
+from flows.execution.parallel import ParallelRunner, overlaps
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice, Records, RunRecord, StageRecord
 from flows.planning.plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
+from flows.stages.anchors import is_anchor_label
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage
 from flows.terminal.console import duration
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WARN = 0.8
 """Share of the budget from which the run gives a notice."""
@@ -143,6 +150,60 @@ class RunBudget:
 
         return limited
 
+    def guard_branches(
+        self,
+        at_once: ParallelRunner,
+        execution: Execution,
+        outcome: Callable[[], RunOutcome],
+        show: Callable[[str], None] = lambda text: None,
+    ) -> ParallelRunner:
+        """Return the runner of branches that ends the run before a stage of a branch that would exceed the budget
+        together with the stages that run beside it, which finish. The arguments are those of `guard`."""
+
+        def run(branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
+            lock, running = threading.Lock(), dict[str, tuple[float, Amount]]()
+
+            def limited(call: StageRunner, label: str, step: int, request: Request) -> Artifact:
+                if not _is_cached(request, execution.context):
+                    expected = self._expected(label, request.stage, execution)
+                    with lock:
+                        spent = self._committed(execution, running)
+                        beside = tuple(running)
+                        running[label] = time.monotonic(), expected
+                        if limits := list(self._exceeded(self._committed(execution, running))):
+                            del running[label]
+                            raise BudgetReached(
+                                self._message(label, limits, spent, expected, execution, outcome(), beside)
+                            )
+                try:
+                    return call(label, step, request)
+                finally:
+                    with lock:
+                        running.pop(label, None)
+
+            before = len(execution.done)
+            results = at_once([lambda call, work=branch: work(partial(limited, call)) for branch in branches])  # type: ignore[misc]
+            done = [stage for stage in list(execution.done.values())[before:] if stage.status != "cached"]
+            if done:
+                self._report(execution, done[-1].step)
+                show(self.text(self.spent(execution)))
+            return results
+
+        return run
+
+    def _committed(self, execution: Execution, running: Mapping[str, tuple[float, Amount]]) -> Amount:
+        """Return what is spent, including the finished stages of branches, and what the running stages are expected to
+        take. Time at which several run counts once; unknown estimates count as nothing. running: start and expected
+        amount of each stage by label."""
+        unreported = dict(execution.unreported)
+        finished = [stage for stage in unreported.values() if stage.status != "cached"]
+        expected = [started for label, started in running.items() if label not in unreported]
+        spans = [(stage.ended - stage.seconds, stage.ended) for stage in finished]
+        spans += [(start, start + (amount.seconds or 0.0)) for start, amount in expected]
+        seconds = sum(end - start for start, end in spans) - sum(overlaps(spans))
+        cost = sum(stage.cost for stage in finished) + sum(amount.cost or 0.0 for _, amount in expected)
+        return self.spent(execution) + Amount(cost, seconds)
+
     def spent(self, execution: Execution) -> Amount:
         """Return what this run and its earlier attempts have spent."""
         done = [stage for stage in execution.done.values() if stage.status != "cached"]
@@ -175,7 +236,9 @@ class RunBudget:
         return total
 
     def _alone(self, label: str, kind: str, execution: Execution, overlapped: float = 0.0) -> Amount:
-        done = [stage for stage in execution.done.values() if stage.status != "cached" and _kind(stage.label) == kind]
+        finished = [*execution.done.values(), *dict(execution.unreported).values()]
+        same = [stage for stage in finished if _kind(stage.label) == kind and _judges_anchors(stage.label, label)]
+        done = [stage for stage in same if stage.status != "cached"]
         if done:
             seconds = median(stage.seconds for stage in done)
             return Amount(median(stage.cost for stage in done), max(0.0, seconds - overlapped))
@@ -202,16 +265,18 @@ class RunBudget:
         expected: Amount,
         execution: Execution,
         outcome: RunOutcome,
+        running: Sequence[str] = (),
     ) -> str:
         limit = " and ".join(f"budget.{name}={value:g}" for name, value in limits)
         remaining = self._remaining(label)
         total = sum((self._alone(stage.label, stage.stage, execution) for stage in remaining), Amount())
         labels = ", ".join(stage.label for stage in remaining[:8]) + (", …" if len(remaining) > 8 else "")
+        beside = f", with the estimates of {', '.join(running)}" if running else ""
         more = (
             f"{len(remaining)} stages remain ({labels}): {total.text()}" if remaining else "No other stage is planned"
         )
         return (
-            f"{limit} ends the run before {label}, whose estimate is {expected.text()}; spent: {spent.text()}. "
+            f"{limit} ends the run before {label}, whose estimate is {expected.text()}; spent{beside}: {spent.text()}. "
             f"{_policy(execution, outcome)} {more}. The same command with a larger budget resumes here"
         )
 
@@ -250,6 +315,11 @@ def _values(amount: Amount) -> tuple[float, float]:
 
 def _kind(label: str) -> str:
     return label.partition("[")[0]
+
+
+def _judges_anchors(label: str, other: str) -> bool:
+    """Return True if both or neither of two stages judge anchors, which are fewer episodes than those of a round."""
+    return is_anchor_label(label) == is_anchor_label(other)
 
 
 def _is_cached(request: Request, context: Context) -> bool:

@@ -339,7 +339,15 @@ class _Planner:
             counts = (stage.episodes for stage in self.planned if stage.label in sources)
             episodes = next((count for count in counts if count is not None), None)
         cost = self._earlier.cost_per_episode(part["reward"])
-        return None if cost is None or episodes is None else cost * episodes
+        return None if cost is None or episodes is None else cost * episodes * self._judged_share(request)
+
+    def _judged_share(self, request: Request) -> float:
+        """Return the share of the episodes of its input that a judge stage judges: all of them, or the anchors."""
+        anchors = request.spec.get("anchors")
+        source = next((r for r, artifact in self._requests if artifact.key == request.inputs.get("trajectories")), None)
+        if anchors is None or source is None:
+            return 1.0
+        return min(1.0, anchors["groups"] / source.spec["collect"]["scenarios"])
 
     def _why(self, request: Request, key: str | None, status: str, nearest: SimilarStage | None) -> list[str]:
         """Return the reasons why a stage is not cached."""

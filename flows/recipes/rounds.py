@@ -17,6 +17,7 @@ from flows.experiment.early_stopping import EvaluatedPolicy, why_stop
 from flows.experiment.requests import StageRunner
 from flows.history.records import Notice
 from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
+from flows.recipes.judge_anchors import JudgeAnchors
 from flows.recipes.reward_models import RewardModels
 from flows.recipes.stage_calls import PolicyVersion, StageCalls
 from flows.stages.base import Request
@@ -38,6 +39,7 @@ class RoundLoop:
         """Training inputs of earlier rounds, latest first."""
         self.replayed: list[dict[str, Artifact]] | None = None
         """Training inputs that are replayed; None: those of all earlier rounds."""
+        self.anchors = JudgeAnchors(run)
         self.background: BackgroundResult[list[Episodes]] | None = None
 
     def play(self) -> Iterator[Round]:
@@ -66,7 +68,8 @@ class RoundLoop:
             self.models.follow(number, self.policy.checkpoint)
 
     def gather(self, run: StageCalls, policy: PolicyVersion, number: int, call: StageRunner) -> list[Episodes]:
-        """Collect, judge and filter the episodes of a round, with refills after the filter kept too few scenarios."""
+        """Collect, judge and filter the episodes of a round, with refills after the filter kept too few scenarios, and
+        judge the anchors."""
         spec, requests, models = run.spec, run.requests, self.models.current
 
         def gather(name: str, request: Request) -> Episodes:
@@ -76,6 +79,7 @@ class RoundLoop:
             return Episodes(name, number, trajectories, scores, selection)
 
         gathered = [gather(str(number), requests.collect(policy.checkpoint, number))]
+        self.anchors.judge(number, gathered[0].trajectories, policy.checkpoint, call)
         drawn, remaining = 0, _scenarios(gathered[0])
         for refill in range(1, spec.collect.refills + 1):
             if remaining is None or remaining >= spec.collect.scenarios:
@@ -134,6 +138,7 @@ class Round:
         guards.gathered(
             self.number, first["trajectories"], first["scores"], max(rounds.run.outcome.reward_models, default=0)
         )
+        rounds.anchors.check(self.number)
         selections = [episodes.inputs()["selection"] for episodes in gathered]
         largest = max(selections, key=lambda selection: selection.metrics.get("kept", 0.0))
         guards.filtered(f"filter[{self.number}]", self.number, largest)

@@ -20,6 +20,7 @@ from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice
 from flows.recipes.outcome import RunOutcome
 from flows.stages import ROUND_STAGES, STAGES, selections
+from flows.stages.anchors import anchor_label, drift_metrics
 from flows.stages.episode_failures import failures_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def report_of(
                 for name, title in evaluations.titles.items()
             ],
             differences=evaluations.differences,
-            rounds=_rounds(execution.spec, outcome),
+            rounds=_rounds(execution, outcome),
             round_stages=ROUND_STAGES,
             notes=outcome.decisions if ended_by is None else [*outcome.decisions, f"a guard ended the run: {ended_by}"],
             failures=[
@@ -156,13 +157,14 @@ def report_of(
     )
 
 
-def _rounds(spec: ExperimentSpec, outcome: RunOutcome) -> list[dict[str, float]]:
-    """Return the metrics of each round, with held-out metrics if the policy was evaluated in the rounds."""
-    held_out = (
-        {measured.step: measured.evaluation.metrics for measured in outcome.measured} if spec.evaluate.every else {}
-    )
+def _rounds(execution: Execution, outcome: RunOutcome) -> list[dict[str, float]]:
+    """Return the metrics of each round, with held-out metrics if the policy was evaluated in the rounds, and with the
+    drift of the judge if it is measured."""
+    every = execution.spec.evaluate.every
+    held_out = {measured.step: measured.evaluation.metrics for measured in outcome.measured} if every else {}
     return [
         round_figures(artifacts)
+        | drift_figures(execution, n)
         | {f"heldout_{name}": held_out[n][name] for name in ("success", "reward") if name in held_out.get(n, {})}
         for n, artifacts in enumerate(outcome.rounds, outcome.first_step + 1)
     ]
@@ -228,6 +230,13 @@ def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:
                 if name != "*" or metric not in renamed:
                     row[metric if name == "*" else name] = artifact.metrics[metric]
     return row | {f"{stage}_s": artifact.seconds for stage, artifact in artifacts.items()}
+
+
+def drift_figures(execution: Execution, number: int) -> dict[str, float]:
+    """Return the drift of the judge in a round with the names that the report plots; empty if it is not measured."""
+    done = execution.done.get(anchor_label(number))
+    drift = drift_metrics(done.artifact.metrics) if done is not None else {}
+    return {f"judge_{name}": drift[name] for name in ("shift", "flips", "unscored") if name in drift}
 
 
 def model_folder(export: Artifact) -> Path:

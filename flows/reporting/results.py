@@ -13,7 +13,14 @@ from components.trajectories.schema import Trajectory
 from flows.execution.executor import Execution
 from flows.experiment.guards import RULES
 from flows.recipes.outcome import RunOutcome
-from flows.reporting.report import load_evaluations, model_folder, report_of, round_figures, summary_of
+from flows.reporting.report import (
+    drift_figures,
+    load_evaluations,
+    model_folder,
+    report_of,
+    round_figures,
+    summary_of,
+)
 from flows.stages import STAGES, selections
 from flows.terminal.console import Console, duration
 
@@ -162,7 +169,7 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
     """Return a function that prints one line about each finished round."""
 
     def print_round(number: int, artifacts: dict[str, Artifact]) -> None:
-        row = round_figures(artifacts)
+        row = round_figures(artifacts) | drift_figures(execution, number)
         done = {stage: execution.done[f"{stage}[{number}]"] for stage in artifacts}
         refills = [stage for label, stage in execution.done.items() if f"[{number}+" in label]
         all_done = [*done.values(), *refills]
@@ -195,6 +202,8 @@ _ROUND = (
     ("second/success", "second attempts", ".3f"),
     ("other/success", "other player", ".3f"),
     ("teacher/success", "teacher", ".3f"),
+    ("judge_shift", "judge drift", "+.3f"),
+    ("judge_flips", "flips", ".3f"),
     ("kl", "KL", ".4f"),
     ("kl_k1", "KL by k1", ".4f"),
     ("entropy", "entropy", ".3f"),

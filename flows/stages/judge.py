@@ -1,7 +1,8 @@
 """Judge stage: scores each trajectory, from file to file. Finished scores are kept when the stage dies.
 
 With `learned`, reward models score the trajectories: the inputs `reward_model`, `reward_model_2` and so on. The
-declared reward is then used only if it has a weight.
+declared reward is then used only if it has a weight. With `anchors`, a fixed sample of the trajectories is judged again
+(`flows.stages.anchors`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from components.rewards.protocol import AskingReward, Comparing, GroupReward, Mo
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
+from flows.stages.anchors import AnchorSpec, drift_of, sample_anchors
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, with_progress
 from flows.stages.shards import Shards
 
@@ -47,8 +49,14 @@ class JudgeStage(StageSpec):
     """Concurrency and budget; not part of the key."""
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the policy; used only by a reward that queries the policy."""
+    anchors: AnchorSpec | None = None
+    """Judge a sample of the trajectories again; None: judge all of them. Part of the key only if set."""
 
     def key_part(self) -> dict[str, Any]:
+        anchors = {} if self.anchors is None else {"anchors": self.anchors.model_dump(mode="json")}
+        return self._reward_part() | anchors
+
+    def _reward_part(self) -> dict[str, Any]:
         if self.learned is None:
             part = {"reward": self.reward.resolved()}
             computes = self.reward.has("use") and self.model is not None
@@ -92,18 +100,22 @@ def _number(name: str) -> int:
 
 def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `scores.parquet`. Inputs: `trajectories`; with `learned`, the reward models; `policy`, for a reward that
-    queries it (without: the base model)."""
+    queries it (without: the base model); with `anchors`, the episodes of the `round`, and the scores of the `first`
+    judgement and of its `control`."""
     from components.trajectories.store import count_trajectories, read_trajectories, write_scores
 
-    path = inputs["trajectories"].path / "trajectories.parquet"
+    path, written = inputs["trajectories"].path / "trajectories.parquet", draft.path / "scores.parquet"
+    anchors = None if spec.anchors is None else sample_anchors(path, spec.anchors.groups)
+    count = count_trajectories(path) if anchors is None else len(anchors)
     tally = Tally()
     parts: dict[str, str] = {}
-    trajectories = _record_parts(read_trajectories(path), parts)
-    with judging(spec.build(inputs), context, spec.judge, spec.model, inputs.get("policy"), spec.inference) as judged:
-        scores = tally.over(judged(trajectories), parts)
-        write_scores(draft.path / "scores.parquet", with_progress(scores, count_trajectories(path), context.progress))
+    trajectories = _record_parts(read_trajectories(path) if anchors is None else anchors, parts)
+    resources = (context, spec.judge, spec.model, inputs.get("policy"), spec.inference)
+    with judging(spec.build(inputs), *resources, keep_answers=anchors is None) as judged:
+        write_scores(written, with_progress(tally.over(judged(trajectories), parts), count, context.progress))
         tally.demand_some("reward models" if spec.learned else spec.reward.target)
-        return tally.figures() | judged.figures() | judged.agreement(draft.path / "scores.parquet")
+        metrics = tally.figures() | judged.figures() | judged.agreement(written)
+    return metrics if anchors is None else metrics | drift_of(anchors, written, inputs)
 
 
 def _record_parts(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
@@ -298,7 +310,14 @@ STAGE = Stage(
     SCHEMA_VERSION,
     judge,
     files={"scores.parquet": "score of each episode"},
-    inputs={"trajectories": "trajectories or dataset", "reward_model[_K]": "reward_model", "policy": "checkpoint"},
+    inputs={
+        "trajectories": "trajectories or dataset",
+        "reward_model[_K]": "reward_model",
+        "policy": "checkpoint",
+        "round": "trajectories",
+        "first": "scores",
+        "control": "scores",
+    },
     order=20,
     unit="scores",
     part_of_round=True,

@@ -87,3 +87,20 @@ def test_another_model_and_another_task_are_refused(url):
         scored(url, "judge", games(1, 2))
     other = [episode("a", number, histories=[talk("Do a.", f"answer {number}")]) for number in range(2)]
     assert scored(url, "accuracy-1.0", other) == [None, None]
+
+
+def test_a_judge_is_swapped_after_a_number_of_requests():
+    played = games(scenarios=6)
+    with served(application(swap=(6, 0.0))) as address:
+        before, after = (scored(f"{address}/v1", "accuracy-1.0", played) for _ in range(2))
+    assert before == [expected(trajectory) for trajectory in played]
+    assert after == [pytest.approx(1 - score) for score in before]
+
+
+def test_fresh_errors_differ_between_equal_requests():
+    played = games(scenarios=16)
+    with served(application(fresh_errors=True)) as address:
+        first, second = (scored(f"{address}/v1", "accuracy-0.75", played) for _ in range(2))
+        perfect = scored(f"{address}/v1", "accuracy-1.0", played)
+    assert first != second
+    assert perfect == [expected(trajectory) for trajectory in played]

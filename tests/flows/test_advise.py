@@ -19,7 +19,8 @@ from flows.experiment.compose import check
 from tests.test_configs import TASKS
 
 SITUATIONS = {
-    "generated scenarios + RULER": Situation(environment="mcp", success=False),
+    "MCP RL": Situation(environment="mcp", success=False),
+    "generated scenarios + RULER": Situation(environment="mcp", success=False, judge="anthropic/claude-sonnet-4-5"),
     "on-policy distillation": Situation(environment="shop", teacher="organisation/large"),
     "process reward + RL": Situation(environment="tictactoe", sparse=True),
     "SFT + GRPO": Situation(environment="retail"),
@@ -125,13 +126,49 @@ def test_text_and_further_overrides(capsys):
     assert "note:    measure the judge" in out
 
 
-def test_an_mcp_server_gets_its_tasks_first(capsys):
+def test_an_mcp_server_alone_is_one_command(capsys):
     server = "environment.command=[python,shop_server.py]"
     _, out, _ = run(capsys, "--environment", "mcp", "--json", server)
+    advice = json.loads(out)
+    assert advice["method"] == "MCP RL"
+    assert advice["command"] == (
+        "python -m flows.run +experiment=mcp_rl flow.author.url=https://api.openai.com/v1 "
+        f"flow.author.key_variable=OPENAI_API_KEY flow.author.model=gpt-5-mini {shlex.quote(server)}"
+    )
+    spec = check(advice["overrides"], named=True)[0]
+    assert spec.environment.arguments["command"] == ["python", "shop_server.py"]
+    assert spec.reward.arguments["model"].url == spec.flow.arguments["author"].url == "https://api.openai.com/v1"
+    assert not any("my_server.py" in note for note in advice["notes"])
+    _, out, _ = run(capsys, "--environment", "mcp", "--judge", "openai/gpt-5", "--json")
+    advice = json.loads(out)
+    assert "flow.author.model=gpt-5 " in advice["command"]
+    assert any("replace my_server.py" in note for note in advice["notes"])
+
+
+@pytest.mark.parametrize("further", [["--judge", "anthropic/claude-sonnet-4-5"], ["--labels", "100"]], ids=str)
+def test_an_mcp_server_with_more_gets_its_tasks_first(capsys, further):
+    server = "environment.command=[python,shop_server.py]"
+    code, out, err = run(capsys, "--environment", "mcp", "--json", *further, server)
+    assert code == 0, err
     first, _, second = json.loads(out)["command"].partition(" && ")
     assert first.endswith("-- python shop_server.py")
     assert shlex.quote(server) in second
     assert "environment.scenarios=tasks.json" in second
+
+
+def test_an_mcp_server_with_tasks_needs_no_author(capsys):
+    code, out, err = run(
+        capsys,
+        "--environment",
+        "mcp",
+        "--json",
+        "environment.command=[server]",
+        f"environment.scenarios={TASKS}",
+        "collect.scenarios=2",
+    )
+    assert code == 0, err
+    assert " && " not in json.loads(out)["command"]
+    assert "+experiment=mcp_rl" not in json.loads(out)["command"]
 
 
 @pytest.mark.parametrize(

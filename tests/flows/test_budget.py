@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from components.errors import BudgetReached, SpecError
+from flows.execution.parallel import in_turn
 from flows.experiment.compose import compose
 from flows.history.records import Records, RunRecord, StageRecord
 from flows.planning import budget as budgets
-from flows.planning.budget import RunBudget, earlier_attempts, sufficiency
+from flows.planning.budget import Amount, RunBudget, earlier_attempts, sufficiency
 from flows.planning.plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
 
@@ -37,11 +38,12 @@ class Stages:
     def __init__(self, seconds=10.0, cost=1.0):
         self.seconds, self.cost = seconds, cost
         self.done, self.notices, self.shown = {}, [], []
+        self.unreported = {}
         self.tracker = self.record = self.context = None
 
     def call(self, label, step, request):
         self.done[label] = SimpleNamespace(
-            label=label, status="ran", cost=self.cost, seconds=self.seconds, waited=self.seconds
+            label=label, step=step, status="ran", cost=self.cost, seconds=self.seconds, waited=self.seconds
         )
         return label
 
@@ -101,6 +103,37 @@ def test_cached_stages_and_stages_without_an_estimate_may_start(tmp_path, monkey
     call("judge[1]", 1, request("judge"))
     call("train[1]", 1, request("train"))
     assert list(execution.done) == ["judge[1]", "train[1]"]
+
+
+def test_each_stage_of_a_branch_is_checked_with_those_that_run_beside_it(tmp_path, uncached):
+    """In turn, branches are checked one after the other; a stage that has finished counts with what it took."""
+    stages = plan(*(planned(f"{kind}[{name}]", 10.0, 2.0) for kind in ("collect", "judge") for name in "ab"))
+    execution = Stages(cost=2.5)
+    budget = RunBudget(spec(tmp_path, "budget.cost=9"), stages)
+
+    def branch(name):
+        return lambda call: [call(f"{kind}[{name}]", 1, request(kind)) for kind in ("collect", "judge")]
+
+    run = budget.guard_branches(in_turn(execution.call), execution, RunOutcome, execution.shown.append)
+    with pytest.raises(BudgetReached, match=r"before judge\[b\], whose estimate is cost 2\.50, .*spent: cost 7\.50"):
+        run([branch("a"), branch("b")])
+    assert list(execution.done) == ["collect[a]", "judge[a]", "collect[b]"]
+    larger = RunBudget(spec(tmp_path, "budget.cost=13"), stages)
+    run = larger.guard_branches(in_turn(execution.call), execution, RunOutcome, execution.shown.append)
+    assert run([branch("b")]) == [["collect[b]", "judge[b]"]]
+    assert execution.shown == ["budget: cost 10.00 of 13 (77%)"]
+
+
+def test_time_at_which_stages_run_beside_each_other_counts_once(tmp_path):
+    execution = Stages()
+    execution.unreported = {"a[1]": SimpleNamespace(label="a[1]", status="ran", cost=1.0, seconds=10.0, ended=110.0)}
+    running = {
+        "a[1]": (100.0, Amount(5.0, 50.0)),
+        "b[1]": (105.0, Amount(2.0, 10.0)),
+        "c[1]": (106.0, Amount(None, None)),
+    }
+    committed = RunBudget(spec(tmp_path, "budget.cost=9"), plan())._committed(execution, running)
+    assert committed == Amount(3.0, 15.0)  # from 100 to 115; what has finished counts with what it took
 
 
 def attempt(settings, name, status, started, *stages):

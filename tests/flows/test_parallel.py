@@ -8,13 +8,16 @@ import time
 import pytest
 
 from components.compute.runners import ProcessRunner, StageProcess
-from components.errors import EspalierError, SpecError
+from components.errors import BudgetReached, EspalierError, SpecError
 from flows.execution.executor import Execution
 from flows.execution.parallel import at_once, in_turn, overlaps
+from flows.experiment.budget import BudgetSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records, RunRecord, recording
+from flows.planning.budget import RunBudget
 from flows.planning.earlier_stages import SimilarStage
-from flows.planning.plan import plan
+from flows.planning.plan import PlannedStage, RunPlan, plan
+from flows.recipes.outcome import RunOutcome
 from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
@@ -187,3 +190,25 @@ def test_in_turn_each_branch_ends_before_the_next():
     calls = []
     in_turn(lambda *stage: calls.append(stage))([lambda call: call(1), lambda call: call(2)])
     assert calls == [(1,), (2,)]
+
+
+def test_a_stage_beyond_the_budget_does_not_start_and_those_beside_it_finish(tmp_path, execution):
+    started, release = tmp_path / "started", tmp_path / "release"
+    stages = [PlannedStage(f"collect[{n}]", 0, "wait", 1, {}, "run", [], "process", 1.0, 3.0, None) for n in (1, 2, 3)]
+    settings = execution.spec.model_copy(update={"budget": BudgetSpec(cost=5)})
+    budget = RunBudget(settings, RunPlan("test", "root", stages))
+    first = branch(1, touch=str(started), wait_for=str(release))
+
+    def second(call):
+        while not started.exists():
+            time.sleep(0.02)
+        try:
+            return branch(2)(call)
+        finally:
+            release.touch()
+
+    guarded = budget.guard_branches(at_once(execution, plainly), execution, RunOutcome)
+    with pytest.raises(BudgetReached, match=r"before collect\[2\].*with the estimates of collect\[1\]: cost 3\.00"):
+        guarded([first, second, branch(3)])
+    assert [stage.label for stage in recorded(tmp_path)] == ["collect[1]"]
+    assert execution.unreported == {}

@@ -9,6 +9,7 @@ from components.rewards.composition.by_role import ByRole
 from components.rewards.rules.followed import Followed
 from components.rewards.rules.outcome import Outcome
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
+from flows.experiment.compose import check
 
 
 def worker(subgoal: str, *arguments: str) -> History:
@@ -73,3 +74,26 @@ def test_a_role_without_a_turn_has_no_reward_and_a_role_without_a_reward_is_an_e
 )
 def test_a_worker_followed_if_its_arguments_stand_in_the_subgoal(history, expected):
     assert Followed()(episode(history)).reward == expected
+
+
+WORKER_ONLY = "~reward.roles.planner"
+THIRD = "+reward.roles.critic={_target_: components.rewards.rules.outcome.Outcome}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], r"reward\.roles: planner, worker: agent\.roles=null has main, .*expected agent=planner_worker"),
+        (["agent=planner_worker", WORKER_ONLY], r"reward\.roles: worker: agent\.roles has planner, worker, "),
+        (["agent=planner_worker", THIRD], r"reward\.roles: planner, worker, critic: agent\.roles has planner, worker"),
+    ],
+)
+def test_roles_of_the_reward_that_the_agent_lacks_are_refused(lines, message):
+    with pytest.raises(SpecError, match=message):
+        check(["reward=by_role", *lines])
+
+
+def test_roles_of_the_agent_and_of_ones_own_agent_are_accepted():
+    assert check(["reward=by_role", "agent=planner_worker"])
+    own = "agent.function={_target_: tests.rollout.test_own_agent.plain}"
+    assert check(["reward=by_role", own, "allow=[tests]"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from components.algorithms.spec import AlgorithmSpec
 from components.errors import Problem, ResourceError, SpecError
+from components.evaluation.judge_drift import TESTS, level, smallest_p
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec
@@ -129,6 +130,39 @@ def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: Guard
             f"guards.{name}",
             "stop compares training rewards of rounds that the same reward model scored, and reward_model.every=1 "
             "retrains it after each round; expected off or warn, or reward_model.every=2 or more",
+        )
+
+
+def drift(
+    guards: GuardsSpec, rounds: int, collect: CollectSpec, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """Check that the judge's drift can be measured, and that it can raise an alarm."""
+    if guards.judge_drift == "off":
+        return
+    if rounds < 2:
+        yield Problem(
+            "guards.judge_drift",
+            f"{guards.judge_drift} compares later rounds with the first, and rounds={rounds} is too few; expected off, "
+            "or rounds=2 or more",
+        )
+        return
+    if reward_model is not None and not reward_model.task_weight:
+        yield Problem(
+            "guards.judge_drift",
+            f"{guards.judge_drift} judges episodes again with the declared reward, but reward models score the rounds; "
+            "expected off, reward_model=none, or reward_model.task_weight above 0",
+        )
+    groups, limit = min(guards.anchors, collect.scenarios), level(guards.drift_alpha, rounds - 1)
+    if smallest_p(groups) > limit:
+        needed = next(number for number in range(groups, 1000) if smallest_p(number) <= limit)
+        key = "anchors" if guards.anchors < needed else "judge_drift"
+        value = guards.anchors if key == "anchors" else guards.judge_drift
+        yield Problem(
+            f"guards.{key}",
+            f"{value}: with the episodes of {groups} scenarios no p-value is below "
+            f"drift_alpha={guards.drift_alpha:g} / {TESTS * (rounds - 1)} tests, so no drift raises an alarm; expected "
+            "guards.anchors and "
+            f"collect.scenarios of at least {needed}, or a larger drift_alpha",
         )
 
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 from components.algorithms.spec import AlgorithmSpec
 from components.errors import Problem
+from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
+from components.rewards.composition.by_role import ByRole
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
+from components.trajectories.roles import MAIN, PLANNER, WORKER
 
 
 def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, rounds: int) -> Iterator[Problem]:
@@ -48,6 +51,24 @@ def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, round
             f"{agent.max_observation}: truncates observations of the agent loop, which agent.function replaces; "
             f"expected {AgentSpec().max_observation}",
         )
+
+
+def role_rewards(agent: AgentSpec, reward: Target, evaluate: EvaluateSpec) -> Iterator[Problem]:
+    """Check that a reward by role has exactly the roles of the agent. With `agent.function` its code names them."""
+    if agent.function is not None:
+        return
+    roles = [MAIN] if agent.roles is None else [PLANNER, WORKER]
+    for root, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
+        for path, target in [*declared.below(root), (root, declared)] if declared is not None else ():
+            rewarded = list(target.arguments.get("roles") or ()) if target.factory() is ByRole else roles
+            if rewarded and set(rewarded) != set(roles):
+                source = "agent.roles=null has" if agent.roles is None else "agent.roles has"
+                remedy = "agent=planner_worker" if agent.roles is None else f"{path}.roles with these"
+                yield Problem(
+                    f"{path}.roles",
+                    f"{', '.join(rewarded)}: {source} {', '.join(roles)}, and an episode with a role without a reward "
+                    f"is unscored; expected {remedy}, or another reward",
+                )
 
 
 def play_modes(

@@ -46,6 +46,15 @@ class GuardsSpec(Spec):
     scored."""
     disagreement_factor: float = Field(2.0, gt=1)
     """Threshold of ensemble_disagreement."""
+    judge_drift: Action = "off"
+    """Action if the judge scores a fixed set of episodes differently from its first judgement: the mean score, the
+    order within groups, or the share of unscored episodes changed (signed-rank tests over groups, together with a
+    probability of a false alarm in the whole run of at most `drift_alpha`). The set is judged twice in the first round,
+    and again in every other round, without cached answers."""
+    anchors: int = Field(32, ge=1, le=500)
+    """Number of scenarios of the first round whose episodes judge_drift judges again."""
+    drift_alpha: float = Field(0.01, gt=0, lt=1)
+    """Maximum probability of a false alarm of judge_drift in a run."""
 
     @field_validator(
         "reward_hacking",
@@ -54,6 +63,7 @@ class GuardsSpec(Spec):
         "repetition_drift",
         "identical_answers",
         "ensemble_disagreement",
+        "judge_drift",
         mode="before",
     )
     @classmethod
@@ -69,6 +79,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "repetition_drift": ("collect",),
     "identical_answers": ("collect",),
     "ensemble_disagreement": ("judge",),
+    "judge_drift": ("judge",),
 }
 """Stages that each guard reads, by guard."""
 DRIFTS = ("length_drift", "repetition_drift", "identical_answers", "ensemble_disagreement")
@@ -85,5 +96,7 @@ ADVICE = {
     "high in all scenarios",
     "ensemble_disagreement": "Retrain the reward models on new episodes (reward_model.every), use a lower bound of "
     "their scores (combine=bound or min), or train less",
+    "judge_drift": "Pin the version of the judge model, and compare its answers with those of the first round; rewards "
+    "of earlier rounds are not comparable with those since",
 }
 """Remedies that a guard's error message suggests, by guard."""

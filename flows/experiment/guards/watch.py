@@ -13,6 +13,7 @@ from components.trajectories.schema import Trajectory
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
+from flows.experiment.guards.judge_drift import judge_drift_message
 from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
 from flows.history.records import GuardName, Notice, SampleEpisode
@@ -34,6 +35,7 @@ class RunGuards:
         self.independent = independent
         self._rounds: dict[int, RoundMetrics] = {}
         self._judged: dict[int, RoundMetrics] = {}
+        self._rewards: dict[int, float] = {}
         self._last: tuple[int, Artifact, Artifact] | None = None
         self._triggering: set[str] = set()
 
@@ -52,6 +54,8 @@ class RunGuards:
         collect_metrics, judge_metrics = trajectories.metrics, scores.metrics
         episodes = collect_metrics.get("episodes", 0.0) - collect_metrics.get("failed", 0.0)
         self._rounds[number] = RoundMetrics(collect_metrics, collect_metrics.get("success"), episodes)
+        if "reward" in judge_metrics:
+            self._rewards[number] = judge_metrics["reward"]
         spread = {name: value for name, value in judge_metrics.items() if SPREAD.fullmatch(name)}
         if self.spec.ensemble_disagreement == "stop" and judge_metrics and not spread:
             text = f"stop, but the scores of round {number} have no component `spread`, which only ensembles compute"
@@ -91,6 +95,15 @@ class RunGuards:
         self._report(
             "ensemble_disagreement", number, message, partial(sample_episodes.most_disputed, *source, component)
         )
+
+    def judged_again(self, number: int, drift: Mapping[str, float], rounds: int) -> None:
+        """Compare a judgement of the anchors with the first one, after `gathered`. Raises GuardTriggered.
+
+        drift: metrics of the judgement; empty in a plan. rounds: number of rounds that are compared."""
+        first, last = min(self._rewards, default=number), self._rewards.get(number)
+        rewards = (self._rewards[first], last) if first < number and last is not None else None
+        message = judge_drift_message(drift, alpha=self.spec.drift_alpha, rounds=rounds, rewards=rewards)
+        self._report("judge_drift", number, message, list)
 
     def evaluated(self, measured: Sequence[EvaluatedPolicy], rewards: Mapping[int, float | None]) -> None:
         """Compare the last two of these evaluations. Raises GuardTriggered.
