@@ -70,7 +70,7 @@ def compare(
     members = _members(sides, results, list(by_id.values()))
     letters = {id: f"{name}{number}" for name, ids in members.items() for number, id in enumerate(ids, 1)}
     letters = letters or dict(zip(by_id, LETTERS, strict=False))
-    runs = [_run(letters[id], run, records, readers[id]) for id, run in by_id.items()]
+    runs = [compared_run(letters[id], run, records, readers[id]) for id, run in by_id.items()]
     grouped = [Side(name, [run for run in runs if run.id in ids]) for name, ids in members.items()]
     pairs = pairs_of_sides(grouped) if grouped else [(runs[0], run) for run in runs[1:]]
     against = [_against(*pair) for pair in pairs]
@@ -118,7 +118,8 @@ def _arguments(sides: Mapping[str, Sequence[str]] | None, runs: Mapping[str, Run
     return [f"{name}={','.join(next(ids) for _ in references)}" for name, references in sides.items()]
 
 
-def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
+def compared_run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
+    """Return a run with its evaluations, as far as it got."""
     from components.evaluation.comparison import ComparedRun
 
     status = records.status(run)
