@@ -16,6 +16,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
@@ -68,17 +71,22 @@ def bisect(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from flows.bisection.ends import read_ends
     from flows.bisection.step import run_step
     from flows.bisection.workspace import edited_stages, workspace
+    from flows.history.code import CodeRecords
 
     ends = read_ends(options.root, options.good, options.bad, options.metric)
-    edited = edited_stages(ends)
-    root = options.root if options.dry_run else workspace(options.root, ends)
+    edited = edited_stages(ends, CodeRecords(options.root))
     log = options.root / "logs" / f"bisect-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    bisection = Bisection(
-        ends, options.root, root, lambda spec, lines: run_step(spec, lines, log), _say, options.max_hours
-    )
-    for line in _differences(ends, bisection, edited):
-        _say(line)
-    result = bisection.planned() if options.dry_run else bisection.find()
+    with ExitStack() as stack:
+        parent = None
+        if options.dry_run and edited:
+            parent = Path(stack.enter_context(TemporaryDirectory(prefix=".bisect-", dir=options.root)))
+        root = workspace(options.root, ends, parent)
+        bisection = Bisection(
+            ends, options.root, root, lambda spec, lines: run_step(spec, lines, log), _say, options.max_hours
+        )
+        for line in _differences(ends, bisection, edited):
+            _say(line)
+        result = bisection.planned() if options.dry_run else bisection.find()
     return to_json(ends, result), conclusion(ends, result)
 
 
@@ -144,8 +152,8 @@ def _differences(ends: Ends, bisection: Bisection, edited: dict[str, list[str]])
         f"BAD  {bad.short} {bad.name} seed {bad.seed}: {ends.metric} {ends.effect.after:.3f}",
         f"difference: {ends.effect.text()} on {ends.effect.scenarios} shared scenarios",
         f"shared: {len(ends.shared)} of {len(good.stages)} stages{last}",
-        f"settings that differ: {len(bisection.changes)}",
-        *(f"  {change.text()}: {bisection.plan([change]).text()}" for change in bisection.changes),
+        f"settings that differ: {len(bisection.planned_changes)}",
+        *(f"  {change.text()}: {plan.text()}" for change, plan in bisection.planned_changes),
     ]
     lines += [f"code that differs in {label}: {', '.join(names)}" for label, names in code.items()]
     lines += [f"package that differs: {name}: {old} → {new}" for name, (old, new) in packages.items()]

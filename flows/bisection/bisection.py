@@ -28,9 +28,12 @@ from flows.bisection.search import minimal_changes
 from flows.bisection.workspace import settings
 from flows.experiment.spec import ExperimentSpec
 from flows.history.code import CodeRecords
+from flows.history.labels import MOST_CHARACTERS, Labels
 from flows.history.records import Records
 from flows.reporting.settings import setting_differences
 
+TAG = "bisect"
+"""Tag of the runs of a bisection."""
 SHARE = 0.5
 """Smallest share of the difference that a change must have to explain it."""
 GOOD_NOW, BAD_NOW = "settings of GOOD, present code and data", "settings of BAD, present code and data"
@@ -112,10 +115,11 @@ class Bisection:
         differences = setting_differences([ends.good.record, ends.bad.record], [ends.good.reader, ends.bad.reader])
         paths = [path for path in differences.relevant if path != ("seeds",)]
         changes = changes_between(self._good, self._bad, paths, self._is_valid)
-        self.changes = sorted(changes, key=lambda change: (self.plan([change]).order, change.key))
-        """Changes of settings, the cheapest first."""
+        planned = [(change, self._plan([change])) for change in changes]
+        self.planned_changes = sorted(planned, key=lambda pair: (pair[1].order, pair[0].key))
+        """Changes of settings with the plan of each alone, the cheapest first."""
 
-    def plan(self, changes: Sequence[Change]) -> PlannedStep:
+    def _plan(self, changes: Sequence[Change]) -> PlannedStep:
         """Return the plan of the good run's settings with these changes."""
         return plan_step(self._spec(applied(self._good, changes)), self.workspace, self.ends.good.record)
 
@@ -123,8 +127,8 @@ class Bisection:
         """Return the steps that the bisection would take if each change were tested alone. Runs nothing."""
         if not self._base_plan.repeats(self.ends.good.record, self.workspace == self.root):
             self.steps.append(BisectionStep(GOOD_NOW, (), self._base_plan, "planned"))
-        for change in self.changes:
-            self.steps.append(BisectionStep(change.text(), [change.key], self.plan([change]), "planned"))
+        for change, plan in self.planned_changes:
+            self.steps.append(BisectionStep(change.text(), [change.key], plan, "planned"))
         return BisectionResult("planned", None, None, self.steps)
 
     def find(self) -> BisectionResult:
@@ -153,19 +157,18 @@ class Bisection:
                 missing = paired_effect(self.ends.metric, self._runs[BAD_NOW].episodes, self.ends.bad.episodes)
                 return self._outside(self._runs[BAD_NOW], self.ends.bad, missing)
             total = step.effect
-        effects = {tuple(self.changes): total}
+        changes = [change for change, _ in self.planned_changes]
+        effects = {_keys(changes): total}
 
         def reproduces(changes: Sequence[Change]) -> bool:
             text = "; ".join(change.text() for change in changes)
-            step = self._step(
-                text, [change.key for change in changes], applied(self._good, changes), self.plan(changes), self._base
-            )
+            step = self._step(text, changes, applied(self._good, changes), self._plan(changes), self._base)
             if step.effect is not None:
-                effects[tuple(changes)] = step.effect
+                effects[_keys(changes)] = step.effect
             return step.verdict == "reproduces"
 
-        minimal = minimal_changes(self.changes, reproduces)
-        effect = effects[tuple(minimal)]
+        minimal = minimal_changes(changes, reproduces)
+        effect = effects[_keys(minimal)]
         if len(minimal) == 1:
             return BisectionResult("setting", {"kind": "setting", **minimal[0].to_json()}, effect, self.steps)
         combined = {"kind": "combination", "changes": [change.to_json() for change in minimal]}
@@ -176,43 +179,53 @@ class Bisection:
         return BisectionResult("unknown" if cause is None else cause["kind"], cause, effect, self.steps)
 
     def _step(
-        self, change: str, keys: Sequence[str], data: Mapping[str, Any], plan: PlannedStep, base: EvaluatedRun
+        self, change: str, changes: Sequence[Change], data: Mapping[str, Any], plan: PlannedStep, base: EvaluatedRun
     ) -> BisectionStep:
         """Run a step, unless it repeats the base, and report it."""
         number = len(self.steps) + 1
         self._say(f"step {number}: {change}\n  plan: {plan.text()}")
-        if keys and plan.same_as(self._base_plan):
+        if changes and plan.same_as(self._base_plan):
             zero = paired_effect(self.ends.metric, base.episodes, base.episodes)
-            step = BisectionStep(change, keys, plan, "none", zero)
+            step = BisectionStep(change, _keys(changes), plan, "none", zero)
             self._say("  no effect: every stage keeps its key")
         else:
-            step = self._run_step(change, keys, data, plan, base)
+            step = self._run_step(change, changes, data, plan, base)
         self.steps.append(step)
         return step
 
     def _run_step(
-        self, change: str, keys: Sequence[str], data: Mapping[str, Any], plan: PlannedStep, base: EvaluatedRun
+        self, change: str, changes: Sequence[Change], data: Mapping[str, Any], plan: PlannedStep, base: EvaluatedRun
     ) -> BisectionStep:
         spent = sum(step.seconds for step in self.steps)
         if self._max_hours is not None and spent + (plan.seconds or 0.0) > self._max_hours * 3600:
             self._say(f"  not run: {spent / 3600:.2f} h are spent, and --max-hours is {self._max_hours:g}")
             raise HoursSpent
-        start = time.monotonic()
-        good, bad = self.ends.good.record, self.ends.bad.record
-        run_id, problem = self._play(data, [*good.overrides, f"# bisect {good.short} {bad.short}: {change}"])
+        start, began = time.monotonic(), time.time()
+        end = self.ends.bad if change == BAD_NOW else self.ends.good
+        lines = [line for each in changes for line in each.overrides()]
+        run_id, problem = self._play(data, [*end.record.overrides, *lines])
         seconds = time.monotonic() - start
         try:
             if run_id is None:
                 raise EspalierError(problem)
             run = evaluated(Records(self.workspace).get(run_id), self.workspace)
+            if run.record.started >= began:  # not an earlier run with the same settings
+                self._label(run, change)
             effect = paired_effect(self.ends.metric, base.episodes, run.episodes)
         except EspalierError as error:
             self._say(f"  failed: {error}")
-            return BisectionStep(change, keys, plan, "failed", None, seconds, run_id, str(error))
+            return BisectionStep(change, _keys(changes), plan, "failed", None, seconds, run_id, str(error))
         self._runs[change] = run
         verdict = self._verdict(effect)
         self._say(f"  {self.ends.metric} {effect.text()}: {_VERDICTS[verdict]}")
-        return BisectionStep(change, keys, plan, verdict, effect, seconds, run_id)
+        return BisectionStep(change, _keys(changes), plan, verdict, effect, seconds, run_id)
+
+    def _label(self, run: EvaluatedRun, change: str) -> None:
+        """Tag a run of the bisection, and note what it tests."""
+        labels = Labels(self.workspace)
+        labels.tag(run.record, [TAG])
+        good, bad = self.ends.good.record, self.ends.bad.record
+        labels.note(run.record, f"bisection of {good.short} and {bad.short}: {change}"[:MOST_CHARACTERS])
 
     def _verdict(self, effect: PairedEffect) -> Effect:
         """Return the verdict on an effect against the difference to explain."""
@@ -232,6 +245,10 @@ class Bisection:
 
     def _spec(self, data: Mapping[str, Any]) -> ExperimentSpec:
         return validate(ExperimentSpec, data)
+
+
+def _keys(changes: Sequence[Change]) -> tuple[str, ...]:
+    return tuple(change.key for change in changes)
 
 
 _VERDICTS: dict[Effect, str] = {

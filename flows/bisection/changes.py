@@ -45,6 +45,13 @@ class Change:
         good, bad = (self.before[0], self.after[0]) if len(self.paths) == 1 else (None, None)
         return {"key": self.key, "good": good, "bad": bad, "settings": keys}
 
+    def overrides(self) -> list[str]:
+        """Return the change as overrides of a command."""
+        return [
+            f"~{'.'.join(path)}" if value == MISSING else f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"
+            for path, value in zip(self.paths, self.after, strict=True)
+        ]
+
     def text(self) -> str:
         """Return the change as text: `key: good → bad`."""
         pairs = list(zip(self.paths, self.before, self.after, strict=True))
@@ -87,7 +94,7 @@ def applied(spec: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any
                 if not isinstance(section.get(name), dict):
                     section[name] = {}
                 section = section[name]
-            if value is MISSING or value == MISSING:
+            if value == MISSING:
                 section.pop(path[-1], None)
             else:
                 section[path[-1]] = copy.deepcopy(value)

@@ -1,7 +1,7 @@
 """Root of the runs of a bisection.
 
-It is that of the two runs, whose cached stages are reused, unless the code of a stage of theirs has changed since. Then
-the key of such a stage names a result of other code, so the runs get a root of their own,
+It is that of the two runs, whose cached stages are reused, unless the code of a stage differs between them: then code
+may be the cause. The key of a stage says nothing about it, so the runs get a root of their own,
 `<root>/bisect/GOOD-BAD-CODE`, with hard links to the artifacts that the present code computed.
 """
 
@@ -17,6 +17,7 @@ from components.errors import ResourceError
 from components.specs.code import code_digest
 from flows.bisection.ends import Ends
 from flows.bisection.provenance import edited, present_code
+from flows.history.code import CodeRecords
 from flows.history.records import FOLDER as RECORDS
 
 FOLDER = "bisect"
@@ -38,20 +39,24 @@ def settings(spec: Mapping[str, Any], root: Path, shared_root: Path) -> dict[str
     return data
 
 
-def edited_stages(ends: Ends) -> dict[str, list[str]]:
-    """Return the labels of the stages of each run, by `good` and `bad`, whose code has changed since."""
+def edited_stages(ends: Ends, code: CodeRecords) -> dict[str, list[str]]:
+    """Return the labels of the stages of each run, by `good` and `bad`, whose code has changed since. Empty if the code
+    of the two runs is the same."""
+    if not any(code.differ(first.code, second.code) for first, second in ends.common):
+        return {}
     labels = {"good": edited(ends.good.record), "bad": edited(ends.bad.record)}
     return {name: stages for name, stages in labels.items() if stages}
 
 
-def workspace(root: Path, ends: Ends) -> Path:
-    """Return the root of the runs of a bisection, created if it is not that of the two runs. Raises ResourceError."""
-    if not edited_stages(ends):
+def workspace(root: Path, ends: Ends, parent: Path | None = None) -> Path:
+    """Return the root of the runs of a bisection, created if it is not that of the two runs. parent: folder in which it
+    is created, in place of `<root>/bisect`. Raises ResourceError."""
+    if not edited_stages(ends, CodeRecords(root)):
         return root
     stages = [*ends.good.record.stages, *ends.bad.record.stages]
     code = {stage.key: present_code(stage) for stage in stages}
     good, bad = ends.good.record, ends.bad.record
-    folder = root / FOLDER / f"{good.short}-{bad.short}-{code_digest(code)[:8]}"
+    folder = (parent or root / FOLDER) / f"{good.short}-{bad.short}-{code_digest(code)[:8]}"
     made = {stage.key for stage in stages}
     inputs = {key for stage in stages for key in stage.request["inputs"].values()} - made
     current = {stage.key for stage in stages if stage.code == code[stage.key]}

@@ -48,6 +48,14 @@ class CodeRecords:
             return {}
         return modules if code_digest(modules) == digest else {}
 
+    def differ(self, before: str, after: str) -> bool:
+        """Return True if two recorded versions of a stage's code differ in a module that both have, or if modules are
+        not stored."""
+        if not before or not after or before == after:
+            return False
+        stored = self.modules(before) and self.modules(after)
+        return not stored or bool(self.differing_modules(before, after))
+
     def differing_modules(self, before: str, after: str) -> list[str]:
         """Return the modules that both versions of a stage's code have and that differ. A module that only one has
         belongs to a component that only one uses."""
