@@ -111,7 +111,7 @@ class Bisection:
         self._base = ends.good
         self._base_plan = plan_step(self._spec(self._good), workspace, ends.good.record)
         self._runs: dict[str, EvaluatedRun] = {}
-        self._code = CodeRecords(root)
+        self._code = CodeRecords(workspace)
         differences = setting_differences([ends.good.record, ends.bad.record], [ends.good.reader, ends.bad.reader])
         paths = [path for path in differences.relevant if path != ("seeds",)]
         changes = changes_between(self._good, self._bad, paths, self._is_valid)

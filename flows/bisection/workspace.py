@@ -64,9 +64,9 @@ def workspace(root: Path, ends: Ends, parent: Path | None = None) -> Path:
         (folder / RECORDS).mkdir(parents=True, exist_ok=True)
         for record in (root / RECORDS).glob("*.json"):
             shutil.copy2(record, folder / RECORDS)
-        for source, target in [(root / "models", folder / "models")] + [
-            (root / "artifacts" / key, folder / "artifacts" / key) for key in current | inputs
-        ]:
+        artifacts = [f"artifacts/{key}" for key in current | inputs]
+        for name in ("models", f"{RECORDS}/code", *artifacts):
+            source, target = root / name, folder / name
             if source.is_dir() and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copytree(source, target, copy_function=_link)
