@@ -32,7 +32,7 @@ def modules_of(roots: Iterable[str]) -> dict[str, str]:
     modules import, directly or indirectly, the roots included. Other packages are left out."""
     digests: dict[str, str] = {}
     todo = list(roots)
-    seen = set(todo)
+    visited = set(todo)
     while todo:
         module = todo.pop()
         path = _file(module)
@@ -40,8 +40,8 @@ def modules_of(roots: Iterable[str]) -> dict[str, str]:
             continue
         status = path.stat()
         digests[module], imports = _read(module, path, status.st_mtime_ns, status.st_size)
-        todo += imports - seen
-        seen |= imports
+        todo += imports - visited
+        visited |= imports
     return dict(sorted(digests.items()))
 
 

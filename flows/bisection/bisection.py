@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from components.errors import EspalierError, SpecError
 from components.specs import validate
-from flows.bisection.changes import Change, applied, changes_between
+from flows.bisection.changes import SettingChange, applied, changes_between
 from flows.bisection.effect import PairedEffect, paired_effect
 from flows.bisection.ends import Ends, EvaluatedRun, evaluated
 from flows.bisection.planned import PlannedStep, plan_step
@@ -119,7 +119,7 @@ class Bisection:
         self.planned_changes = sorted(planned, key=lambda pair: (pair[1].order, pair[0].key))
         """Changes of settings with the plan of each alone, the cheapest first."""
 
-    def _plan(self, changes: Sequence[Change]) -> PlannedStep:
+    def _plan(self, changes: Sequence[SettingChange]) -> PlannedStep:
         """Return the plan of the good run's settings with these changes."""
         return plan_step(self._spec(applied(self._good, changes)), self.workspace, self.ends.good.record)
 
@@ -160,7 +160,7 @@ class Bisection:
         changes = [change for change, _ in self.planned_changes]
         effects = {_keys(changes): total}
 
-        def reproduces(changes: Sequence[Change]) -> bool:
+        def reproduces(changes: Sequence[SettingChange]) -> bool:
             text = "; ".join(change.text() for change in changes)
             step = self._step(text, changes, applied(self._good, changes), self._plan(changes), self._base)
             if step.effect is not None:
@@ -179,7 +179,12 @@ class Bisection:
         return BisectionResult("unknown" if cause is None else cause["kind"], cause, effect, self.steps)
 
     def _step(
-        self, change: str, changes: Sequence[Change], data: Mapping[str, Any], plan: PlannedStep, base: EvaluatedRun
+        self,
+        change: str,
+        changes: Sequence[SettingChange],
+        data: Mapping[str, Any],
+        plan: PlannedStep,
+        base: EvaluatedRun,
     ) -> BisectionStep:
         """Run a step, unless it repeats the base, and report it."""
         number = len(self.steps) + 1
@@ -194,7 +199,12 @@ class Bisection:
         return step
 
     def _run_step(
-        self, change: str, changes: Sequence[Change], data: Mapping[str, Any], plan: PlannedStep, base: EvaluatedRun
+        self,
+        change: str,
+        changes: Sequence[SettingChange],
+        data: Mapping[str, Any],
+        plan: PlannedStep,
+        base: EvaluatedRun,
     ) -> BisectionStep:
         spent = sum(step.seconds for step in self.steps)
         if self._max_hours is not None and spent + (plan.seconds or 0.0) > self._max_hours * 3600:
@@ -202,7 +212,7 @@ class Bisection:
             raise HoursSpent
         start, began = time.monotonic(), time.time()
         end = self.ends.bad if change == BAD_NOW else self.ends.good
-        lines = [line for each in changes for line in each.overrides()]
+        lines = [line for part in changes for line in part.overrides()]
         run_id, problem = self._play(data, [*end.record.overrides, *lines])
         seconds = time.monotonic() - start
         try:
@@ -247,7 +257,7 @@ class Bisection:
         return validate(ExperimentSpec, data)
 
 
-def _keys(changes: Sequence[Change]) -> tuple[str, ...]:
+def _keys(changes: Sequence[SettingChange]) -> tuple[str, ...]:
     return tuple(change.key for change in changes)
 
 

@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """Settings that are changed together."""
 
     paths: tuple[Path, ...]
@@ -84,7 +84,7 @@ def lookup(spec: Any, path: Path) -> Any:
     return spec
 
 
-def applied(spec: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
+def applied(spec: Mapping[str, Any], changes: Iterable[SettingChange]) -> dict[str, Any]:
     """Return a copy of the spec with the changes."""
     data: dict[str, Any] = copy.deepcopy(dict(spec))
     for change in changes:
@@ -103,12 +103,12 @@ def applied(spec: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any
 
 def changes_between(
     good: Mapping[str, Any], bad: Mapping[str, Any], paths: Iterable[Path], valid: Callable[[Mapping[str, Any]], bool]
-) -> list[Change]:
+) -> list[SettingChange]:
     """Return the changes that make the bad spec of the good one. paths: keys that differ. valid: check of a spec."""
 
-    def change(group: Iterable[Path]) -> Change:
+    def change(group: Iterable[Path]) -> SettingChange:
         ordered = tuple(sorted(group))
-        return Change(
+        return SettingChange(
             ordered, tuple(lookup(good, path) for path in ordered), tuple(lookup(bad, path) for path in ordered)
         )
 
@@ -128,4 +128,4 @@ def changes_between(
         groups = [group for group in groups if group not in coupled] + [set().union(*coupled)]
         if len(groups) > 1 and not valid(applied(good, [change(groups[-1])])):
             groups = [set().union(*groups)]
-    return sorted(map(change, groups), key=lambda each: each.key)
+    return sorted(map(change, groups), key=lambda item: item.key)

@@ -35,7 +35,7 @@ class PlannedStep:
 
     def same_as(self, other: PlannedStep) -> bool:
         """Return True if both runs have the same stages with the same known keys."""
-        keys, others = ({stage.label: stage.key for stage in each.stages} for each in (self, other))
+        keys, others = ({stage.label: stage.key for stage in step.stages} for step in (self, other))
         return None not in keys.values() and keys == others
 
     def repeats(self, run: RunRecord, same_root: bool) -> bool:

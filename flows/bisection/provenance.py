@@ -81,7 +81,7 @@ def _changed_spec(
     if None in manifests:
         return []
     first, second = (manifest["spec"] or {} for manifest in manifests if manifest is not None)
-    return [{"key": each.path, "good": each.before, "bad": each.after} for each in differences(first, second)]
+    return [{"key": item.path, "good": item.before, "bad": item.after} for item in differences(first, second)]
 
 
 def cause_text(cause: Mapping[str, Any]) -> list[str]:

@@ -57,8 +57,8 @@ def workspace(root: Path, ends: Ends, parent: Path | None = None) -> Path:
     code = {stage.key: present_code(stage) for stage in stages}
     good, bad = ends.good.record, ends.bad.record
     folder = (parent or root / FOLDER) / f"{good.short}-{bad.short}-{code_digest(code)[:8]}"
-    made = {stage.key for stage in stages}
-    inputs = {key for stage in stages for key in stage.request["inputs"].values()} - made
+    computed = {stage.key for stage in stages}
+    inputs = {key for stage in stages for key in stage.request["inputs"].values()} - computed
     current = {stage.key for stage in stages if stage.code == code[stage.key]}
     try:
         (folder / RECORDS).mkdir(parents=True, exist_ok=True)
