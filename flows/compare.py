@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from flows.reporting.comparison import MISSING, compare, join_names
+from flows.reporting.comparison import compare, join_names
+from flows.reporting.settings import MISSING
 from flows.reporting.sides import stated_sides
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import duration, printable

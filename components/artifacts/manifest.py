@@ -54,6 +54,8 @@ class Artifact:
     """Wall-clock time of the stage."""
     size: int = 0
     """Bytes of all files."""
+    code: str = ""
+    """Digest of the code that computed it, for information; empty if it is not recorded."""
 
 
 def _key(text: str) -> str:
@@ -90,6 +92,7 @@ class _Manifest(BaseModel):
     files: dict[str, _Entry]
     volatile: list[str]
     spec: dict[str, Any] | None = None
+    code: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 def read_artifact(path: Path, *, verify: bool = True) -> Artifact:
@@ -169,6 +172,7 @@ def parse_manifest(text: bytes, path: Path, where: str) -> tuple[Artifact, Files
         volatile=tuple(manifest.volatile),
         seconds=manifest.seconds,
         size=sum(entry.bytes for entry in manifest.files.values()),
+        code=manifest.code,
     )
     if artifact.digest != content_digest(files, manifest.volatile):
         raise ArtifactDamaged(f"{where}: the digest does not fit the list of files")

@@ -68,6 +68,8 @@ class Draft:
     """Folder to write into."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics for the manifest; not covered by the digest."""
+    code: str = ""
+    """Digest of the code that computes it, for the manifest; not covered by the digest."""
 
 
 class Store:
@@ -202,6 +204,7 @@ class Store:
                     "files": files,
                     "volatile": sorted(volatile),
                     "spec": spec,
+                    **({"code": draft.code} if draft.code else {}),
                 }
                 text = json.dumps(manifest, indent=2, ensure_ascii=False)
                 (path / MANIFEST).write_text(text + "\n", encoding="utf-8")

@@ -92,7 +92,15 @@ def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
     The result has the form of `paired_difference`, with a bootstrap over scenarios. Raises ValueError if the two sets
     share no scored scenario.
     """
-    first, second = _reward_by_scenario(before), _reward_by_scenario(after)
+    return paired_means(before, after, lambda trajectory: trajectory.reward)
+
+
+def paired_means(
+    before: Sequence[Trajectory], after: Sequence[Trajectory], measure: Callable[[Trajectory], float | None]
+) -> dict[str, Any]:
+    """Return the difference in the mean of a measure, which is None for an episode without it, in the form of
+    `paired_rewards`. Raises ValueError if the two sets share no scenario with a measured episode."""
+    first, second = mean_by_scenario(before, measure), mean_by_scenario(after, measure)
     shared = sorted(first.keys() & second.keys())
     if not shared:
         raise ValueError("cannot compare the two sets of episodes: they share no scored scenario")
@@ -109,6 +117,17 @@ def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
         "improved": [name for name, change in changes.items() if change > 0],
         "regressed": [name for name, change in changes.items() if change < 0],
         "left_out": sorted({trajectory.group for trajectory in [*before, *after]} - set(shared)),
+    }
+
+
+def mean_by_scenario(
+    trajectories: Iterable[Trajectory], measure: Callable[[Trajectory], float | None]
+) -> dict[str, float]:
+    """Return the mean of a measure over the finished episodes of each scenario, without those that lack it."""
+    measured = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    measured = [trajectory for trajectory in measured if measure(trajectory) is not None]
+    return {
+        name: fmean(measure(trajectory) or 0.0 for trajectory in group) for name, group in by_scenario(measured).items()
     }
 
 
@@ -265,13 +284,6 @@ def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any]) ->
     for trajectory in trajectories:
         groups.setdefault(key(trajectory), []).append(trajectory)
     return {str(name): _measures(groups[name]) for name in sorted(groups)}
-
-
-def _reward_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    scored = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.reward is not None]
-    return {
-        name: fmean(trajectory.reward or 0.0 for trajectory in group) for name, group in by_scenario(scored).items()
-    }
 
 
 def _success_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:

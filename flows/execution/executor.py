@@ -31,16 +31,19 @@ from components.compute.runners import (
 from components.compute.snapshot import RECORD, Snapshot
 from components.compute.watchdog import Watchdog, watch
 from components.rollout.usage import PROVIDER_COST
+from components.specs.code import code_digest
 from flows.execution import prefect_credential
 from flows.execution.notification import Notifier
 from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
+from flows.history.code import CodeRecords
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
 from flows.stages import DISTRIBUTED, ROUND_STAGES, STAGES, episode_failures
 from flows.stages.anchors import drift_metrics, is_anchor_label
 from flows.stages.base import Context, Progress, Request
-from flows.stages.execute import find_stage, run_stage
+from flows.stages.code import stage_code
+from flows.stages.execute import find_stage, run_stage, stage_and_spec
 from flows.stages.servers import with_server_urls
 from flows.terminal.console import Console, duration
 
@@ -197,8 +200,16 @@ class Execution:
         self.unreported.pop(done.label, None)
         if self.record is not None and self.lineage is not None:
             stage = _recorded(done)
+            self._record_code(done, self.record.records.root)
             self.record.add(stage)
             self.lineage.add(self.record.run, stage)
+
+    def _record_code(self, done: FinishedStage, root: Path) -> None:
+        """Store the digests of the modules that computed an artifact, unless other code than the present did."""
+        if done.artifact.code:
+            modules = stage_code(*stage_and_spec(done.request))
+            if code_digest(modules) == done.artifact.code:
+                CodeRecords(root).add(modules)
 
     def notice(self, notice: Notice) -> None:
         """Report a notice to the console, the log, the record and MLflow (a tag with the message, and the metric
@@ -326,6 +337,7 @@ def _recorded(done: FinishedStage) -> StageRecord:
         seconds=round(done.seconds, 3),
         cost=done.cost,
         overlapped_seconds=round(done.overlapped_seconds, 3),
+        code=artifact.code,
     )
 
 

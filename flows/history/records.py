@@ -64,6 +64,8 @@ class StageRecord:
     """Cost in this run of judges and machines, in the currency of their prices."""
     overlapped_seconds: float = 0.0
     """Seconds that overlap with another stage, for which the run did not wait."""
+    code: str = ""
+    """Digest of the code that computed the artifact (`flows.history.code`); empty if it is not recorded."""
 
     @property
     def waited(self) -> float:

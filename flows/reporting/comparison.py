@@ -6,23 +6,22 @@ still running, failed or was killed is compared as far as it got. The notes name
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.deployment.card import PLACEMENT
 from components.errors import ResourceError
 from components.json_text import read_json
-from components.specs.target import key_name
+from flows.history.code import CodeRecords
 from flows.history.records import Records, RunRecord
-from flows.history.store_reader import StoreReader, open_reader, targets
+from flows.history.store_reader import StoreReader, open_reader
+from flows.reporting.settings import CODE, MISSING, as_texts, code_texts, differing, setting_differences
 from flows.reporting.sides import (
     Side,
     check_settings,
@@ -40,11 +39,6 @@ if TYPE_CHECKING:
 LISTED = 10
 """Maximum number of scenarios or stages listed by name."""
 LETTERS = string.ascii_uppercase
-NEUTRAL_KEYS = PLACEMENT - {"fork"}
-"""Keys of a configuration, at any depth, that do not affect results. The start of a fork does."""
-MISSING = "–"
-CODE = ("version of ", "source of ")
-"""Beginnings of the rows that describe code."""
 _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 _TRAINED = re.compile(r"train\[\d+\]")
 
@@ -71,23 +65,22 @@ def compare(
             raise ResourceError(f"run {run.short} ({run.name}) is given twice, the second time as {reference!r}")
         by_id[run.id] = run
     readers = {run.id: open_reader(records.root, run.spec.get("store")) for run in by_id.values()}
-    specs = [_with_defaults(run.spec, _resolved_targets(run, readers[run.id])) for run in by_id.values()]
-    differing = dict(_differing(specs))
-    relevant = {path: values for path, values in differing.items() if _affects_results(path, specs)}
-    results = _texts(relevant | dict(_differing([_code(run, readers[run.id]) for run in by_id.values()])))
+    settings = setting_differences(list(by_id.values()), list(readers.values()))
+    results = as_texts(settings.relevant | settings.versions)
     members = _members(sides, results, list(by_id.values()))
     letters = {id: f"{name}{number}" for name, ids in members.items() for number, id in enumerate(ids, 1)}
     letters = letters or dict(zip(by_id, LETTERS, strict=False))
-    runs = [_run(letters[id], run, records, readers[id]) for id, run in by_id.items()]
+    runs = [compared_run(letters[id], run, records, readers[id]) for id, run in by_id.items()]
     grouped = [Side(name, [run for run in runs if run.id in ids]) for name, ids in members.items()]
     pairs = pairs_of_sides(grouped) if grouped else [(runs[0], run) for run in runs[1:]]
     against = [_against(*pair) for pair in pairs]
     return RunComparison(
         runs=runs,
         results=results,
-        rest=_texts(
-            {path: values for path, values in differing.items() if path not in relevant}
-            | dict(_differing([{"git commit": run.git_commit} for run in by_id.values()]))
+        rest=as_texts(
+            settings.neutral
+            | dict(differing([{"git commit": run.git_commit} for run in by_id.values()]))
+            | dict(differing(code_texts(CodeRecords(records.root), list(by_id.values()))))
         ),
         against=against,
         verdicts=(
@@ -125,7 +118,8 @@ def _arguments(sides: Mapping[str, Sequence[str]] | None, runs: Mapping[str, Run
     return [f"{name}={','.join(next(ids) for _ in references)}" for name, references in sides.items()]
 
 
-def _run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
+def compared_run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
+    """Return a run with its evaluations, as far as it got."""
     from components.evaluation.comparison import ComparedRun
 
     status = records.status(run)
@@ -275,67 +269,6 @@ def _against(baseline: ComparedRun, run: ComparedRun) -> BaselineComparison:
     if baseline_name == name:
         return against
     return replace(against, notes=[f"these are different evaluations, {name} and {baseline_name}", *against.notes])
-
-
-def _code(run: RunRecord, reader: StoreReader) -> dict[str, Any]:
-    """Return the versions of a run's stages and the digests of the user's code, which affect results beside the
-    configuration."""
-    code: dict[str, Any] = {}
-    for stage in run.stages:
-        code[f"{CODE[0]}{stage.request['stage']}"] = stage.version
-        manifest = reader.manifest(stage.key)
-        for target in targets(manifest["spec"] if manifest else {}).values():
-            if "source_sha256" in target:
-                code[f"{CODE[1]}{target['_target_']}"] = target["source_sha256"][:12]
-    return {name: code[name] for name in sorted(code)}
-
-
-def _resolved_targets(run: RunRecord, reader: StoreReader) -> list[Mapping[str, Any]]:
-    """Return the targets of a run's stages, with all arguments of their signatures."""
-    manifests = [reader.manifest(stage.key) for stage in run.stages]
-    return [target for manifest in manifests if manifest for target in targets(manifest["spec"]).values()]
-
-
-def _with_defaults(spec: Any, resolved: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a spec whose targets have all arguments, so that an explicit default value is no difference. A target that
-    no stage has resolved stays unchanged."""
-    if not isinstance(spec, Mapping):
-        return spec
-    complete: Mapping[str, Any] = {}
-    if isinstance(path := spec.get("_target_"), str):
-        stated = {**spec, "_target_": key_name(path)}
-        complete = next((target for target in resolved if stated.items() <= target.items()), {})
-    return {**complete, **{name: _with_defaults(value, resolved) for name, value in spec.items()}}
-
-
-def _differing(values: Sequence[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Yield (path, value in each spec) of each difference; an absent value is `MISSING`."""
-    if all(isinstance(value, Mapping) for value in values):
-        for name in dict.fromkeys(name for value in values for name in value):
-            yield from _differing([value.get(name, MISSING) for value in values], (*path, name))
-    elif any(value != values[0] for value in values):
-        yield path, list(values)
-
-
-def _affects_results(path: tuple[str, ...], specs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a key of the configuration affects results. Every argument of a target does."""
-    if path[0] in NEUTRAL_KEYS | {"name"}:
-        return False
-    levels: list[Any] = list(specs)
-    for name in path:
-        if any(isinstance(level, Mapping) and "_target_" in level for level in levels):
-            return True
-        if name in NEUTRAL_KEYS:
-            return False
-        levels = [level.get(name) if isinstance(level, Mapping) else None for level in levels]
-    return True
-
-
-def _texts(differences: Mapping[tuple[str, ...], Sequence[Any]]) -> dict[str, list[str]]:
-    return {
-        ".".join(path): [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-        for path, values in differences.items()
-    }
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -13,8 +13,10 @@ from components.compute.memory import give_back, resident_gb
 from components.errors import ArtifactDamaged, Problem, ResourceError, SchemaMismatch, SpecError
 from components.redaction import mask
 from components.specs import nearest, validate
+from components.specs.code import code_digest
 from flows.stages import STAGES
 from flows.stages.base import Context, Request, Stage, StageSpec
+from flows.stages.code import stage_code
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         volatile=stage.volatile,
         spec=mask(spec.key_part()),
     ) as draft:
+        draft.code = code_digest(stage_code(stage, spec))
         scratch = context.store.scratch(key)
         context.begin(draft.path, scratch)
         metrics = stage.function(spec, inputs, draft, replace(context, scratch=scratch))

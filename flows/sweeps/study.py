@@ -23,7 +23,7 @@ from components.artifacts import lock_file
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.sweep_settings import TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
-from flows.reporting.comparison import MISSING, NEUTRAL_KEYS
+from flows.reporting.settings import MISSING, NEUTRAL_KEYS
 from flows.sweeps.points import Point, read
 
 if TYPE_CHECKING:
