@@ -136,14 +136,18 @@ class TauBench(RestorableState):
         """Return True if the database equals that after the gold actions."""
         return self.tool_set.database.digest() == self._gold_digest()
 
+    def gold(self) -> Database:
+        """Return a fresh database after the gold actions of the scenario; those that fail change nothing."""
+        tools = DOMAINS[self.domain](Database(self.data.tables))
+        for action in self.scenario.input["actions"]:
+            with suppress(InvalidAction):
+                run_tool(tools, action["name"], action["kwargs"])
+        return tools.database
+
     def _gold_digest(self) -> str:
-        """Return the digest of a fresh database after the gold actions of the scenario."""
+        """Return the digest of the database after the gold actions, computed once for each scenario."""
         if self.scenario.id not in self._gold_digests:
-            gold = DOMAINS[self.domain](Database(self.data.tables))
-            for action in self.scenario.input["actions"]:
-                with suppress(InvalidAction):
-                    run_tool(gold, action["name"], action["kwargs"])
-            self._gold_digests[self.scenario.id] = gold.database.digest()
+            self._gold_digests[self.scenario.id] = self.gold().digest()
         return self._gold_digests[self.scenario.id]
 
     def _informed(self) -> bool:
