@@ -82,11 +82,14 @@ def replay_recorded(folder: str) -> dict[str, Any]:
         if "gt_data_hash" in info:
             task = episode["task_id"]
             digests[task] = digests.get(task) or published_digest(environment.gold().whole())
-            _compare(
-                counts, differences, {"episode": number}, "gold_digest", digests[task], info["gt_data_hash"]
-            )
+            _compare(counts, differences, {"episode": number}, "gold_digest", digests[task], info["gt_data_hash"])
     calls = {key: sum(tool[key] for tool in by_tool.values()) for key in ("calls", "equal")}
-    return {**counts, **calls, "tools": {name: dict(tool) for name, tool in by_tool.items()}, "differences": differences}
+    return {
+        **counts,
+        **calls,
+        "tools": {name: dict(tool) for name, tool in by_tool.items()},
+        "differences": differences,
+    }
 
 
 def _compare(
