@@ -124,7 +124,7 @@ class ToolEnvironment(abc.ABC):
         calls, answer = action.get("tool_calls") or [], ""
         observation: Messages = []
         for call in calls:
-            result = "error: the episode is over" if self.done else self._call(call["function"])
+            result = f"{self.refusal}: the episode is over" if self.done else self._call(call["function"])
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if not calls:
             answer = action.get("content") or ""

@@ -73,7 +73,7 @@ def converted(environment: TauBench, episodes: list[dict[str, Any]], split: str)
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's format: content as text, the call that was executed."""
-    fields = {name: message[name] for name in ("role", "tool_call_id") if name in message}
+    fields: dict[str, Any] = {name: message[name] for name in ("role", "tool_call_id") if name in message}
     calls = (message.get("tool_calls") or [])[:1]
     return {**fields, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
 from typing import Annotated, Any, Literal, Unpack
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
 from components.environments.tau_bench.database import Record
@@ -32,27 +34,38 @@ Cabin = Annotated[Literal["basic_economy", "economy", "business"], "cabin of all
 Reservation = Annotated[str, "reservation id, such as 8JX2WO"]
 Day = Annotated[str, "such as 2024-05-20"]
 Airport = Annotated[str, "three letters, such as SFO"]
-Dollars = Annotated[int | float, WithJsonSchema({"type": "number"})]
+Dollars = Annotated[int | float, Field(allow_inf_nan=False), WithJsonSchema({"type": "number"})]
 
 
-def _fields(**types: str) -> Any:
-    """Return the type of a JSON object with these fields, `string` or `number` each. Further fields are stored with
-    them in the order of the call, as in the recorded answers."""
-    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}}
-    classes: dict[str, tuple[type, ...]] = {"string": (str,), "number": (int, float)}
+class Fields:
+    """Metadata of a JSON object with these fields, `string` or `number` each.
 
-    def check(value: Record) -> Record:
-        for name, kind in types.items():
-            if not isinstance(value.get(name), classes[kind]) or isinstance(value[name], bool):
-                raise ValueError(f"expected {', '.join(types)}; {name} must be a {kind}")
+    Further fields are stored with them in the order of the call, as in the recorded answers.
+    """
+
+    def __init__(self, **types: str):
+        self.types = types
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Record:
+        properties = {name: {"type": kind} for name, kind in self.types.items()}
+        return {"type": "object", "properties": properties, "required": list(self.types)}
+
+    def _check(self, value: Record) -> Record:
+        for name, kind in self.types.items():
+            item = value.get(name)
+            if kind == "string" and not isinstance(item, str):
+                raise ValueError(f"expected {', '.join(self.types)}; {name} must be text")
+            if kind == "number" and (isinstance(item, bool) or not isinstance(item, int | float) or item - item != 0):
+                raise ValueError(f"expected {', '.join(self.types)}; {name} must be a finite number")
         return value
 
-    return Annotated[Record, AfterValidator(check), WithJsonSchema({**schema, "required": list(types)})]
 
-
-FlightChoice = _fields(flight_number="string", date="string")
-Passenger = _fields(first_name="string", last_name="string", dob="string")
-Payment = _fields(payment_id="string", amount="number")
+FlightChoice = Annotated[Record, Fields(flight_number="string", date="string")]
+Passenger = Annotated[Record, Fields(first_name="string", last_name="string", dob="string")]
+Payment = Annotated[Record, Fields(payment_id="string", amount="number")]
 
 
 class Booking(TypedDict):
@@ -295,11 +308,8 @@ def _own_flight(held: Mapping[str, Any] | None, number: str, date: str, cabin: s
     return own[0] if own else None
 
 
-def _next_day(date: str) -> str:
-    from datetime import date as calendar
-    from datetime import timedelta
-
+def _next_day(day: str) -> str:
     try:
-        return str(calendar.fromisoformat(date) + timedelta(1))
-    except ValueError:
-        return date
+        return str(date.fromisoformat(day) + timedelta(1))
+    except (ValueError, OverflowError):
+        return day

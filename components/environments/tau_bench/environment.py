@@ -10,24 +10,21 @@ on a fresh one, and each required output occurs in a message to the user, regard
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
 from components.environments.restorable import RestorableState
-from components.environments.tau_bench.data import DOMAINS, DomainData, Task, read_domain
+from components.environments.tau_bench.data import DOMAINS, read_domain
 from components.environments.tau_bench.database import Database
+from components.environments.tau_bench.scenarios import gold_database, requires, scenarios
 from components.environments.tau_bench.toolset import TRANSFER, Toolset
 from components.environments.tau_bench.user import GREETING, STOP, SimulatedUser, scripted_opening, scripted_reply
-from components.environments.tools import InvalidAction, ToolEnvironment, call, run_tool
+from components.environments.tools import ToolEnvironment, call
 from components.errors import Problem, SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
-
-HARDEST = 5
-"""Highest difficulty."""
 
 
 @registered("environment.tau_bench")
@@ -43,6 +40,8 @@ class TauBench(RestorableState):
         heldout: Published splits whose tasks are held out.
         train_share: Share of the held-out tasks for training, in a domain without a published split for it (airline);
             0 holds out all.
+        nothing_required: Tasks that require neither a change of the database nor an output, so that an agent without
+            any tool call succeeds: `keep` as published, or `drop`.
         user: `scripted`, or a model that plays the user: `{url, model, key_variable, timeout, temperature,
             max_tokens}`.
     """
@@ -56,6 +55,7 @@ class TauBench(RestorableState):
         domain: Literal["retail", "airline"] = "retail",
         heldout: Sequence[Literal["dev", "test"]] = ("test",),
         train_share: Annotated[float, Field(ge=0, lt=1)] = 0.5,
+        nothing_required: Literal["keep", "drop"] = "keep",
         user: Literal["scripted"] | SimulatedUser = "scripted",
     ):
         if domain not in DOMAINS:
@@ -64,7 +64,10 @@ class TauBench(RestorableState):
         self.domain = domain
         self.data = read_domain(data, domain)
         self.system = self.data.policy
-        self._scenarios = _scenarios(self.data, domain, heldout, train_share)
+        drawn = scenarios(self.data, domain, heldout, train_share)
+        if nothing_required == "drop":
+            drawn = [scenario for scenario in drawn if requires(self.data, domain, scenario)]
+        self._scenarios = drawn
         self.tool_set: Toolset = DOMAINS[domain](Database(self.data.tables))
         self._gold_digests: dict[str, str] = {}
 
@@ -137,12 +140,8 @@ class TauBench(RestorableState):
         return self.tool_set.database.digest() == self._gold_digest()
 
     def gold(self) -> Database:
-        """Return a fresh database after the gold actions of the scenario; those that fail change nothing."""
-        tools = DOMAINS[self.domain](Database(self.data.tables))
-        for action in self.scenario.input["actions"]:
-            with suppress(InvalidAction):
-                run_tool(tools, action["name"], action["kwargs"])
-        return tools.database
+        """Return a fresh database after the gold actions of the scenario."""
+        return gold_database(self.data, self.domain, self.scenario)
 
     def _gold_digest(self) -> str:
         """Return the digest of the database after the gold actions, computed once for each scenario."""
@@ -177,26 +176,3 @@ class TauBench(RestorableState):
         self.invalid_actions, self.done = state["invalid_actions"], state["done"]
         self.tool_set.database.restore(state["changes"])
         self.tool_set.transferred = state["transferred"]
-
-
-def _scenarios(data: DomainData, domain: str, heldout: Sequence[str], train_share: float) -> list[Scenario]:
-    """Return the scenarios of both splits. Raises SpecError if a split is not published."""
-    missing = [split for split in heldout if split not in data.tasks]
-    if missing or not heldout:
-        message = f"{list(heldout)}: {domain} has the published splits {', '.join(data.tasks)}"
-        raise SpecError([Problem("environment.heldout", message)])
-    scenarios = [_scenario(domain, "train", number, task) for number, task in enumerate(data.tasks.get("train", ()))]
-    published = [(split, number, task) for split in heldout for number, task in enumerate(data.tasks[split])]
-    share = 0.0 if scenarios else train_share
-    for place, (split, number, task) in enumerate(published):
-        is_training = int((place + 1) * share) > int(place * share)
-        scenarios.append(_scenario(domain, split, number, task, "train" if is_training else "heldout"))
-    return scenarios
-
-
-def _scenario(domain: str, published: str, number: int, task: Task, split: str = "train") -> Scenario:
-    changing = [action.name for action in task.actions if action.name in DOMAINS[domain].changing]
-    kinds = set(changing)
-    kind = "none" if not kinds else changing[0] if len(kinds) == 1 else "several"
-    input = task.model_dump(include={"user_id", "instruction", "actions", "outputs"})
-    return Scenario(f"{domain}-{published}-{number}", input, split, kind, min(max(len(changing), 1), HARDEST))
