@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.environments.tau_bench.data import read_domain
-from components.environments.tau_bench.database import Database
+from components.environments.tau_bench.database import EpisodeDatabase
 from components.environments.tau_bench.retail import RetailTools
 from components.environments.tau_bench.toolset import Toolset
 from components.environments.tools import InvalidAction, run_tool
@@ -33,7 +33,7 @@ def reconstruct(folder: str) -> dict[str, Any]:
     differences: list[dict[str, Any]] = []
     skipped: Counter[str] = Counter()
     for number, line in enumerate(lines):
-        state = RetailTools(Database(tables))
+        state = RetailTools(EpisodeDatabase(tables))
         for answer in answers(json.loads(line)["messages_display"]):
             call = derived(state, answer)
             if call is None:

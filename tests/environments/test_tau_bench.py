@@ -20,7 +20,7 @@ from components.environments.tau_bench import TauBench
 from components.environments.tau_bench.__main__ import main
 from components.environments.tau_bench.airline import AirlineTools
 from components.environments.tau_bench.data import read_domain
-from components.environments.tau_bench.database import Database
+from components.environments.tau_bench.database import EpisodeDatabase
 from components.environments.tau_bench.retail import RetailTools
 from components.environments.tau_bench.user import PATIENCE, STOP, SimulatedUser
 from components.environments.tools import InvalidAction, call, run_tool
@@ -36,7 +36,7 @@ domains = pytest.mark.parametrize("domain", KINDS)
 
 
 def toolset(domain):
-    return KINDS[domain](Database(read_domain(DATA, domain).tables))
+    return KINDS[domain](EpisodeDatabase(read_domain(DATA, domain).tables))
 
 
 def run(tools, name, **arguments):

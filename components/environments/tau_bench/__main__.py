@@ -34,12 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         episodes = read_episodes(Path(options.recorded))
         rows = list(converted(TauBench(options.data, options.domain), episodes, options.split))
-        kept = [row for row in rows if row["reward"] >= options.min_reward]
-        Path(options.out).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        selected = [row for row in rows if row["reward"] >= options.min_reward]
+        Path(options.out).write_text("".join(json.dumps(row) + "\n" for row in selected), encoding="utf-8")
     except (EspalierError, OSError) as error:
         logger.error("%s", error)
         return 2
-    logger.info("%s: %d of %d episodes", options.out, len(kept), len(rows))
+    logger.info("%s: %d of %d episodes", options.out, len(selected), len(rows))
     return 0
 
 

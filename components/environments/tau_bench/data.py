@@ -34,21 +34,21 @@ MAX_FILE = 2**28
 """Maximum size of a file, in bytes."""
 
 
-class Action(Spec):
+class GoldAction(Spec):
     """A call of a tool."""
 
     name: str
     kwargs: dict[str, Any] = {}
 
 
-class Task(Spec):
+class PublishedTask(Spec):
     """A published task."""
 
     annotator: str = ""
     user_id: str
     instruction: str = Field(min_length=1)
     """Instruction of the simulated user."""
-    actions: list[Action] = []
+    actions: list[GoldAction] = []
     """Calls that lead to the right database."""
     outputs: list[str] = []
     """Texts that the user must be told."""
@@ -60,7 +60,7 @@ class DomainData:
 
     tables: Tables
     policy: str
-    tasks: Mapping[str, tuple[Task, ...]]
+    tasks: Mapping[str, tuple[PublishedTask, ...]]
     """Tasks of each published split that the domain has."""
     digest: str
     """Digest of all of it."""
@@ -145,14 +145,14 @@ def _table(folder: str, name: str, text: str, fields: tuple[str, ...]) -> dict[s
     return table
 
 
-def _tasks(folder: str, name: str, text: str) -> tuple[Task, ...]:
+def _tasks(folder: str, name: str, text: str) -> tuple[PublishedTask, ...]:
     entries = _json(folder, name, text)
     if not isinstance(entries, list) or not entries:
         raise _invalid(folder, f"{name} is {type(entries).__name__}; expected a list of tasks")
     tasks = []
     for number, entry in enumerate(entries):
         try:
-            tasks.append(Task.model_validate(entry))
+            tasks.append(PublishedTask.model_validate(entry))
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"])

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 Tables = Mapping[str, Mapping[str, Record]]
 
 
-class Database:
+class EpisodeDatabase:
     """A database that copies a record when it is edited.
 
     tables: the published tables, which are never changed.

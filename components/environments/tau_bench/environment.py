@@ -17,7 +17,7 @@ from pydantic import Field
 from components.environments.protocol import Messages, Step
 from components.environments.restorable import RestorableState
 from components.environments.tau_bench.data import DOMAINS, read_domain
-from components.environments.tau_bench.database import Database
+from components.environments.tau_bench.database import EpisodeDatabase
 from components.environments.tau_bench.scenarios import gold_database, requires, scenarios
 from components.environments.tau_bench.toolset import TRANSFER, Toolset
 from components.environments.tau_bench.user import GREETING, STOP, SimulatedUser, scripted_opening, scripted_reply
@@ -68,7 +68,7 @@ class TauBench(RestorableState):
         if nothing_required == "drop":
             drawn = [scenario for scenario in drawn if requires(self.data, domain, scenario)]
         self._scenarios = drawn
-        self.tool_set: Toolset = DOMAINS[domain](Database(self.data.tables))
+        self.tool_set: Toolset = DOMAINS[domain](EpisodeDatabase(self.data.tables))
         self._gold_digests: dict[str, str] = {}
 
     @staticmethod
@@ -93,7 +93,7 @@ class TauBench(RestorableState):
     def begin(self, scenario: Scenario) -> str:
         if isinstance(self.user, SimulatedUser):
             self.user.key()  # a missing key would fail every episode; raise now
-        self.tool_set = DOMAINS[self.domain](Database(self.data.tables))
+        self.tool_set = DOMAINS[self.domain](EpisodeDatabase(self.data.tables))
         self.talk: list[list[str]] = [[GREETING, scripted_opening(scenario.input["instruction"])]]
         """Conversation: pairs of an agent message and the user's reply."""
         return self.talk[0][1]
@@ -139,7 +139,7 @@ class TauBench(RestorableState):
         """Return True if the database equals that after the gold actions."""
         return self.tool_set.database.digest() == self._gold_digest()
 
-    def gold(self) -> Database:
+    def gold(self) -> EpisodeDatabase:
         """Return a fresh database after the gold actions of the scenario."""
         return gold_database(self.data, self.domain, self.scenario)
 
@@ -151,8 +151,8 @@ class TauBench(RestorableState):
 
     def _informed(self) -> bool:
         """Return True if each required output occurs in a message to the user."""
-        said = [text.lower().replace(",", "") for text, _ in self.talk[1:]]
-        return all(any(output.lower() in text for text in said) for output in self.scenario.input["outputs"])
+        texts = [text.lower().replace(",", "") for text, _ in self.talk[1:]]
+        return all(any(output.lower() in text for text in texts) for output in self.scenario.input["outputs"])
 
     # Solver and saved states
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from components.environments.tau_bench.data import DOMAINS, DomainData, Task
-from components.environments.tau_bench.database import Database
+from components.environments.tau_bench.data import DOMAINS, DomainData, PublishedTask
+from components.environments.tau_bench.database import EpisodeDatabase
 from components.environments.tools import InvalidAction, run_tool
 from components.errors import Problem, SpecError
 from components.trajectories.schema import Scenario
@@ -34,16 +34,16 @@ def scenarios(data: DomainData, domain: str, heldout: Sequence[str], train_share
     return drawn
 
 
-def _scenario(domain: str, published: str, number: int, task: Task, split: str) -> Scenario:
+def _scenario(domain: str, published: str, number: int, task: PublishedTask, split: str) -> Scenario:
     changing = [action.name for action in task.actions if action.name in DOMAINS[domain].changing]
     kind = "none" if not changing else changing[0] if len(set(changing)) == 1 else "several"
     input = task.model_dump(include={"user_id", "instruction", "actions", "outputs"})
     return Scenario(f"{domain}-{published}-{number}", input, split, kind, min(max(len(changing), 1), HARDEST))
 
 
-def gold_database(data: DomainData, domain: str, scenario: Scenario) -> Database:
+def gold_database(data: DomainData, domain: str, scenario: Scenario) -> EpisodeDatabase:
     """Return a fresh database after the gold actions; those that fail change nothing."""
-    tools = DOMAINS[domain](Database(data.tables))
+    tools = DOMAINS[domain](EpisodeDatabase(data.tables))
     for action in scenario.input["actions"]:
         with suppress(InvalidAction):
             run_tool(tools, action["name"], action["kwargs"])

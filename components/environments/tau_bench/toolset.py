@@ -10,7 +10,7 @@ import json
 import math
 from typing import Annotated, Any, ClassVar
 
-from components.environments.tau_bench.database import Database, Record
+from components.environments.tau_bench.database import EpisodeDatabase, Record
 from components.environments.tools import InvalidAction, tool
 from components.environments.worlds.calculator import evaluate
 
@@ -30,7 +30,7 @@ class Toolset:
     changing: ClassVar[tuple[str, ...]]
     """Names of the tools that change the database."""
 
-    def __init__(self, database: Database):
+    def __init__(self, database: EpisodeDatabase):
         self.database = database
         self.transferred = False
         """True after the transfer to a human agent, which ends the conversation."""
