@@ -112,6 +112,11 @@ NEEDED = {
         "warmup.demonstrations=5",
     ],
     "dataset": [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache", "warmup=none"],
+    "tau_bench": [
+        f"environment.data={TASKS.with_name('tau_bench')}",
+        "collect.scenarios=3",
+        "warmup.demonstrations=3",
+    ],
     "openenv": ["environment.name=guess", "environment.url=http://127.0.0.1:8000", "warmup=none"],
     "textarena": ["warmup=none"],
     "verifiers": ["environment.taskset=vf_sums", f"environment.folders=[{VERIFIERS_TASKS}]", "warmup=none"],

@@ -34,7 +34,7 @@ import abc
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -77,6 +77,8 @@ class ToolEnvironment(abc.ABC):
     """True when the episode is over; tools may set it."""
     new_context: bool
     """True if the observation of the current step begins a new context; `on_message` may set it."""
+    refusal = "error"
+    """First word of the answer to an invalid action."""
     invalid_actions: int
     """Number of invalid actions in the episode."""
 
@@ -106,7 +108,11 @@ class ToolEnvironment(abc.ABC):
         """Release resources."""
 
     def tools(self) -> list[dict[str, Any]]:
-        return [dict(spec.schema) for spec in _tools_of(type(self)).values()]
+        return [dict(spec.schema) for spec in _tools_of(type(self.toolbox())).values()]
+
+    def toolbox(self) -> Any:
+        """Return the object whose methods are the tools: the environment itself, unless a subclass has another."""
+        return self
 
     def reset(self, scenario: Scenario) -> Messages:
         self.scenario, self.reward, self.done, self.invalid_actions = scenario, 0.0, False, 0
@@ -118,7 +124,7 @@ class ToolEnvironment(abc.ABC):
         calls, answer = action.get("tool_calls") or [], ""
         observation: Messages = []
         for call in calls:
-            result = "error: the episode is over" if self.done else self._call(call["function"])
+            result = f"{self.refusal}: the episode is over" if self.done else self._call(call["function"])
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if not calls:
             answer = action.get("content") or ""
@@ -129,15 +135,21 @@ class ToolEnvironment(abc.ABC):
     def _call(self, function: dict[str, Any]) -> str:
         """Execute one call; return its result or an error message."""
         try:
-            spec = _tools_of(type(self)).get(function["name"])
-            if spec is None:
-                raise InvalidAction(
-                    f"no tool {function['name']}; there are {', '.join(_tools_of(type(self))) or 'none'}"
-                )
-            return str(getattr(self, spec.name)(**spec.arguments(function["arguments"])))
+            return run_tool(self.toolbox(), function["name"], function["arguments"])
         except InvalidAction as error:
             self.invalid_actions += 1
-            return f"error: {error}"
+            return f"{self.refusal}: {error}"
+
+
+def run_tool(toolbox: Any, name: str, arguments: Any) -> str:
+    """Execute a tool of an object whose methods are tools; return its result. Raises InvalidAction.
+
+    arguments: JSON text, or JSON data.
+    """
+    tools = _tools_of(type(toolbox))
+    if name not in tools:
+        raise InvalidAction(f"no tool {name}; there are {', '.join(tools) or 'none'}")
+    return str(getattr(toolbox, name)(**tools[name].arguments(arguments)))
 
 
 class TextEnvironment(ToolEnvironment):
@@ -205,15 +217,13 @@ class _Tool:
 
     def __init__(self, name: str, method: Callable[..., Any]):
         self.name = name
-        hints = get_type_hints(method, include_extras=True)
         fields: dict[str, Any] = {}
-        for parameter in list(inspect.signature(method).parameters.values())[1:]:
-            hint = hints.get(parameter.name, str)
-            default = ... if parameter.default is parameter.empty else parameter.default
+        for argument, (hint, default) in _arguments(method).items():
             note = hint.__metadata__[0] if get_origin(hint) is Annotated else None
-            fields[parameter.name] = (hint, Field(default, description=note if isinstance(note, str) else None))
+            fields[argument] = (hint, Field(default, description=note if isinstance(note, str) else None))
         self._model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        parameters = _plain(self._model.model_json_schema())
+        schema = self._model.model_json_schema()
+        parameters = _plain(schema, schema.pop("$defs", {}))
         parameters.setdefault("properties", {})
         description = " ".join((inspect.getdoc(method) or "").split())
         self.schema: dict[str, Any] = {
@@ -239,12 +249,29 @@ class _Tool:
         return ", ".join(self.schema["function"]["parameters"]["properties"]) or "no arguments"
 
 
-def _plain(schema: Any) -> Any:
-    """Return a JSON schema without the titles that pydantic adds."""
+def _arguments(method: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the type and default of each argument of a method; `...` marks a required one. `**names: Unpack[Fields]`
+    stands for the fields of a TypedDict."""
+    hints = get_type_hints(method, include_extras=True)
+    arguments: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in list(inspect.signature(method).parameters.items())[1:]:
+        hint = hints.get(name, str)
+        if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is Unpack:
+            fields = get_type_hints(get_args(hint)[0], include_extras=True)
+            arguments |= {field: (kind, ...) for field, kind in fields.items()}
+        else:
+            arguments[name] = (hint, ... if parameter.default is parameter.empty else parameter.default)
+    return arguments
+
+
+def _plain(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return a JSON schema without the titles that pydantic adds, and with definitions in place of references."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        return _plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if isinstance(schema, dict):
         untitled = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
-        return {key: _plain(value) for key, value in untitled.items()}
-    return [_plain(item) for item in schema] if isinstance(schema, list) else schema
+        return {key: _plain(value, definitions) for key, value in untitled.items()}
+    return [_plain(item, definitions) for item in schema] if isinstance(schema, list) else schema
 
 
 _tools_by_class: dict[type, dict[str, _Tool]] = {}

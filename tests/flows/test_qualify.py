@@ -33,6 +33,7 @@ BUILT_IN = [
     "scienceworld",
     "shop",
     "sql",
+    "tau_bench",
     "textcraft",
     "textarena",
     "textworld",
@@ -46,6 +47,7 @@ SMALL = ["environment.train=24", "environment.heldout=12"]
 SIZES = {
     "mixture": [],
     "scienceworld": [],
+    "tau_bench": ["environment.data=tests/environments/tau_bench"],
     "game2048": [*SMALL, "environment.difficulties=[1,2]"],
     "webshop": [*SMALL, "environment.products=500"],
 }

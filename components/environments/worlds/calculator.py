@@ -113,10 +113,13 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
 """Minimum and maximum number of arguments, and the function."""
 
 
-def evaluate(expression: str) -> Fraction:
-    """Return the value of an arithmetic expression. Raises InvalidAction if it is malformed or too large."""
-    if len(expression) > LONGEST:
-        raise InvalidAction(f"the expression has {len(expression)} characters; {LONGEST} at most")
+def evaluate(expression: str, longest: int = LONGEST) -> Fraction:
+    """Return the value of an arithmetic expression. Raises InvalidAction if it is malformed or too large.
+
+    longest: maximum number of characters.
+    """
+    if len(expression) > longest:
+        raise InvalidAction(f"the expression has {len(expression)} characters; {longest} at most")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
         return _value(tree.body)
