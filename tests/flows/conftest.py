@@ -1,6 +1,7 @@
 """What the tests of flows share: tiny stages, and one Prefect server for the session, started only if a test asks."""
 
 import io
+import logging
 from typing import Any
 
 import pytest
@@ -44,6 +45,16 @@ def tiny_stages(monkeypatch):
 @pytest.fixture
 def context(tmp_path):
     return Context.at(tmp_path)
+
+
+@pytest.fixture
+def root_logger():
+    """Restore the root logger, which the commands configure."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

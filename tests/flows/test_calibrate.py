@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +26,7 @@ from tests.trajectories.builders import FAILURE
 
 JUDGES = "tests.flows.judges"
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """Restore the root logger, which the command configures."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("root_logger")
 
 
 def answer(scenario: int, sample: int) -> Trajectory:

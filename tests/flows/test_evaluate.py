@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 import time
 import uuid
@@ -27,17 +26,7 @@ from tests.rewards.judge_server import Reply, judge_server
 KEY = "sk-of-the-test-0123456789"
 SMALL = ["+experiment=smoke", "evaluate.scenarios=4", "warmup=none", "deploy=none", "agent.format=react"]
 
-pytestmark = pytest.mark.timeout(1800)
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """Restore the root logger, which the command configures."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("root_logger")]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import time
 import uuid
 from dataclasses import replace
@@ -49,17 +48,7 @@ SMALL = [
     "algorithm.max_kl=100",
 ]
 
-pytestmark = pytest.mark.timeout(1800)
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """Restore the root logger, which the commands configure."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("root_logger")]
 
 
 @pytest.fixture(scope="module")
