@@ -19,7 +19,7 @@ from components.inference.protocol import BASE_POLICY, Sampling
 from components.models import trained_weights
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
-from flows.certification.completions import Difference, logprobs_under, sample, sampled_logprobs
+from flows.certification.completions import LogprobDifference, logprobs_under, sample, sampled_logprobs
 from flows.certification.subject import Subject
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Probes:
         change = 0.0
         for _ in range(MOST_STEPS):
             _randomize(policy, seed, self._scale)
-            change = Difference.of(logprobs_under(self._subject, trajectories, Cut()), base_S).mean
+            change = LogprobDifference.of(logprobs_under(self._subject, trajectories, Cut()), base_S).mean
             if change >= expected:
                 break
             self._scale *= min(MOST_GROWTH, 1.5 * expected / max(change, 1e-9))  # the change is about proportional
@@ -104,7 +104,7 @@ def check_adapter(subject: Subject) -> CertificateCheck:
         differences = {}
         for name in (*PROBES, BASE):
             with probes.loaded(name):
-                differences[name] = Difference.of(sampled_S, logprobs_under(subject, trajectories, Cut()))
+                differences[name] = LogprobDifference.of(sampled_S, logprobs_under(subject, trajectories, Cut()))
         largest = max(largest, differences[delivered].largest)
         others += [difference.mean for name, difference in differences.items() if name != delivered]
         answering = [name for name in differences if differences[name].within(subject)]

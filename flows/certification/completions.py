@@ -30,14 +30,14 @@ GO_ON = "Go on."
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Difference of two series of log-probabilities, in nats."""
+class LogprobDifference:
+    """LogprobDifference of two series of log-probabilities, in nats."""
 
     largest: float
     mean: float
 
     @classmethod
-    def of(cls, first_S: torch.Tensor, second_S: torch.Tensor) -> Difference:
+    def of(cls, first_S: torch.Tensor, second_S: torch.Tensor) -> LogprobDifference:
         """Return the difference. A value that is not finite in only one of them is infinitely different."""
         difference_S = (first_S - second_S).abs().nan_to_num(nan=float("inf"))
         return cls(float(difference_S.max()), float(difference_S.mean()))

@@ -16,7 +16,13 @@ from components.evaluation.certificate_page import CertificateCheck, check_resul
 from components.inference.protocol import Engine
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
-from flows.certification.completions import Difference, logprobs_under, sample, sampled_logprobs, trained_logprobs
+from flows.certification.completions import (
+    LogprobDifference,
+    logprobs_under,
+    sample,
+    sampled_logprobs,
+    trained_logprobs,
+)
 from flows.certification.subject import Subject
 
 if TYPE_CHECKING:
@@ -73,7 +79,7 @@ class Measured:
             "the distribution at temperature 1 without a cut": lambda: self.raw_S,
         }
         for name, expected in known.items():
-            if Difference.of(values_S, expected()).within(self.subject):
+            if LogprobDifference.of(values_S, expected()).within(self.subject):
                 return name
         above_S = values_S - self.whole_S
         if bool((above_S >= -self.subject.tolerance).all()) and float(above_S.mean()) > self.subject.mean_tolerance:
@@ -84,7 +90,7 @@ class Measured:
 def check_logprobs(measured: Measured) -> CertificateCheck:
     """Compare the log-probabilities of the sampled tokens."""
     subject = measured.subject
-    difference = Difference.of(measured.sampler_S, measured.trainer_S)
+    difference = LogprobDifference.of(measured.sampler_S, measured.trainer_S)
     figures: dict[str, Any] = {"episodes": len(measured.trajectories)}
     figures["histories"] = sum(len(trajectory.histories) for trajectory in measured.trajectories)
     figures |= {"tokens": len(measured.sampler_S), "max": difference.largest, "mean": difference.mean}
@@ -112,13 +118,13 @@ def check_kept_mass(measured: Measured) -> CertificateCheck:
     names = {"sampler": measured.sampler_S, "trainer": measured.trainer_S}
     labels = {name: measured.distribution(values_S) for name, values_S in names.items()}
     if all(labels.values()) and labels["sampler"] != labels["trainer"]:
-        kept = {
+        masses = {
             name: float((measured.whole_S - values_S).exp().clamp(max=1.0).mean()) for name, values_S in names.items()
         }
-        figures |= {f"{name}_kept": value for name, value in kept.items()}
+        figures |= {f"{name}_kept": value for name, value in masses.items()}
         failures.append(
-            f"the sampler draws from {labels['sampler']}, which keeps {kept['sampler']:.3f} of the mass; the trainer "
-            f"computes {labels['trainer']}, which keeps {kept['trainer']:.3f}"
+            f"the sampler draws from {labels['sampler']}, which keeps {masses['sampler']:.3f} of the mass; the trainer "
+            f"computes {labels['trainer']}, which keeps {masses['trainer']:.3f}"
         )
     shown = ", ".join(f"collect.{name}={value:g}" for name, value in cuts.items() if value != getattr(Cut(), name))
     text = (
