@@ -570,6 +570,9 @@ def test_recorded_episodes_are_imported_with_tools_and_reward(tmp_path):
     assert (report.rows, report.examples, report.dropped()) == (2, 2, 0)
     assert main([*arguments, "--min-reward", "1"]) == 0
     assert len(out.read_text().splitlines()) == 1
+    assert main([*arguments, "--train-share", "0.5"]) == 0
+    assert out.read_text() == "", "task 0 is held out"
+    assert main([*arguments, "--train-share", "1.5"]) == 2
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '[{"task_id": 0}]'])

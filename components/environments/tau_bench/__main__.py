@@ -28,13 +28,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recorded", required=True, help="file of recorded episodes, such as recorded_gpt-4o.json")
     parser.add_argument("--split", choices=TASK_FILES, default="test", help="split of its tasks (default: %(default)s)")
     parser.add_argument("--min-reward", type=float, default=0.0, help="leave out episodes below (default: %(default)s)")
+    parser.add_argument(
+        "--train-share", type=float, help="only tasks that environment.train_share=SHARE has for training; default: all"
+    )
     parser.add_argument("--out", required=True, help="JSON Lines file to write")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        episodes = read_episodes(Path(options.recorded))
-        rows = list(converted(TauBench(options.data, options.domain), episodes, options.split))
-        selected = [row for row in rows if row["reward"] >= options.min_reward]
+        if options.train_share is not None and not 0 <= options.train_share < 1:
+            raise ResourceError(f"--train-share {options.train_share:g}: expected a share from 0 to below 1")
+        environment = TauBench(options.data, options.domain, train_share=options.train_share or 0)
+        rows = list(converted(environment, read_episodes(Path(options.recorded)), options.split))
+        training = {scenario.id for scenario in environment.scenarios("train")}
+        selected = [
+            row
+            for row in rows
+            if row["reward"] >= options.min_reward
+            and (options.train_share is None or row["id"].rpartition("-")[0] in training)
+        ]
         Path(options.out).write_text("".join(json.dumps(row) + "\n" for row in selected), encoding="utf-8")
     except (EspalierError, OSError) as error:
         logger.error("%s", error)
