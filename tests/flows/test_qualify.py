@@ -47,7 +47,7 @@ SMALL = ["environment.train=24", "environment.heldout=12"]
 SIZES = {
     "mixture": [],
     "scienceworld": [],
-    "tau_bench": ["environment.data=tests/environments/tau_bench"],
+    "tau_bench": ["environment.data=tests/environments/tau_bench", "collect.scenarios=3", "evaluate.scenarios=3"],
     "game2048": [*SMALL, "environment.difficulties=[1,2]"],
     "webshop": [*SMALL, "environment.products=500"],
 }
