@@ -40,7 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
-        run = Records(options.root).get(options.run)
+        records = Records(options.root)
+        run = records.get(options.run)
+        if (status := records.status(run)) != "finished":
+            print(
+                f"run {run.short} ({run.name}) is {status}: the bundle holds the stages that it finished",
+                file=sys.stderr,
+            )
         out = (options.out or options.root / "bundles" / f"{run.name}-{run.short}").absolute()
         bundle = write_bundle(run, open_reader(options.root, run.spec.get("store")), out, options.artifacts)
     except EspalierError as error:

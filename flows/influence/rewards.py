@@ -25,8 +25,8 @@ class NamedReward:
     target: Target
 
 
-def split(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each reward. Raises SpecError if there is none, or for another key."""
+def split(overrides: Sequence[str]) -> tuple[list[list[str]], list[Problem]]:
+    """Return the overrides of each reward, and the problems of overrides that belong to none."""
     rewards: list[list[str]] = []
     problems = []
     for override in overrides:
@@ -41,9 +41,7 @@ def split(overrides: Sequence[str]) -> list[list[str]]:
             rewards[-1].append(override)
     if not rewards and not problems:
         problems.append(Problem("reward", f"no reward to compare with the run's own; expected RUN {EXAMPLE}"))
-    if problems:
-        raise SpecError(problems)
-    return rewards
+    return rewards, problems
 
 
 def _name(overrides: Sequence[str]) -> str:
@@ -64,9 +62,9 @@ def compose(
 
     refuse_secrets(overrides)
     rewards: list[NamedReward] = []
-    problems: list[Problem] = []
+    parts, problems = split(overrides)
     allow = [f"allow=[{','.join(run.allow)}]"] if run.allow else []
-    for own in split(overrides):
+    for own in parts:
         shown = mask_overrides(own)
         name = _name(shown)
         try:

@@ -174,7 +174,9 @@ def _warnings(spec: ExperimentSpec, result: PlanPower, heldout: int | None) -> l
     if result.signal_share is not None and result.signal_share < LITTLE_SIGNAL:
         advice = f"set collect.group_size={result.group_size}" if result.group_size else "use a warmup or easier tasks"
         warnings.append(
-            f"only {result.signal_share:.0%} of the groups are expected to carry a signal; {advice}".replace("%", " %")
+            f"only {result.signal_share:.0%} of the groups are expected to differ in success; {advice}".replace(
+                "%", " %"
+            )
         )
     if result.gain is not None and result.success + result.gain > 1:
         warnings.append(f"a gain of {result.gain:g} is impossible from a success of {result.success:.2f}")
@@ -248,7 +250,8 @@ def measure_start(run: RunRecord, reader: StoreReader) -> _Evidence | None:
     """Return what a run shows of the policy before its rounds: outcomes of its first round, or of its evaluation, and
     the discordance of its evaluations. None if neither is in the store."""
     keys = {stage.label: stage.key for stage in run.stages}
-    start = next((label for label in START if label in keys), None)
+    labels = START[:1] if run.spec.get("warmup") is not None else START  # an interrupted run may lack the warmup
+    start = next((label for label in labels if label in keys), None)
     before = successes_of(reader, keys[start]) if start else {}
     after = successes_of(reader, keys["evaluate[final]"]) if "evaluate[final]" in keys else {}
     shared = [name for name in before if name in after]
@@ -285,8 +288,10 @@ def show(power: PlanPower) -> list[str]:
 
     lines = [f"power: success before the rounds {power.success:.3f} ({power.source})"]
     if power.signal_share is not None:
-        lines.append(f"  groups expected to carry a signal: {power.signal_share:.0%}".replace("%", " %"))
-    basis = "worst case of changed scenarios" if power.discordance is None else f"{power.discordance:.2f} change"
+        lines.append(f"  groups expected to differ in success: {power.signal_share:.0%}".replace("%", " %"))
+    basis = "if all outcomes may change"
+    if power.discordance is not None:
+        basis = f"if {power.discordance:.0%} of the outcomes change, as in an earlier run".replace("%", " %")
     if power.detectable_gain is not None:
         lines.append(f"  smallest gain detected at 80 % power: {power.detectable_gain:.3f} ({basis})")
     if power.gain is not None:

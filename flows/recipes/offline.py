@@ -22,9 +22,9 @@ def offline(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     """Train `algorithm` on the data of `data` that `filter` selects: from the base model, the policy of `fork`, or that
     after a `warmup` on demonstrations. Evaluate before and after, on held-out rows of the data too. Raises SpecError if
     the algorithm learns nothing from the data, or would imitate rejected answers."""
-    policy, _ = run.warm_up(run.begin(pretrains=True))
     data = run.filter(run.import_data())
     _check_imitation(spec, data)
+    policy, _ = run.warm_up(run.begin(pretrains=True))
     run.validate(data, policy, "before", policy.step - 1)
     policy = run.train([data], "data", algorithm=spec.algorithm, start=policy)
     if policy.checkpoint is not None and policy.checkpoint.metrics.get("skipped"):

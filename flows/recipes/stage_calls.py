@@ -172,7 +172,7 @@ class StageCalls:
         request = self.requests.validate(data.trajectories, policy.checkpoint)
         metrics = self.call(f"validate[{name}]", policy.step if step is None else step, request).metrics
         for metric in ("loss", "accuracy"):
-            self.report(f"held-out rows {metric} {name}", metrics.get(metric))
+            self.report(f"{metric} of held-out rows, {name} training", metrics.get(metric))
 
     def generate_tasks(self, author: JudgeModel, *, count: int, about: str, difficulties: Sequence[int]) -> Artifact:
         """Return tasks that a model writes for the tools of the environment's MCP server, as the stage `generate`. All

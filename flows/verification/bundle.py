@@ -173,6 +173,8 @@ def opened_bundle(path: Path) -> Iterator[tuple[Bundle, Path]]:
                 raise ResourceError(f"{path} holds no {FILE}; expected an archive that flows.bundle wrote")
             yield _read(files[0]), files[0].parent
         return
+    if not path.exists():
+        raise ResourceError(f"{path} does not exist; expected a bundle that flows.bundle wrote")
     file = path if path.is_file() else path / FILE
     yield _read(file), file.parent
 

@@ -80,14 +80,14 @@ def test_an_earlier_run_gives_success_discordance_and_variation(tmp_path):
     assert [change.override for change in power.changes if "scenarios" not in change.override] == [
         f"seeds=[{','.join(map(str, range(power.seeds or 0)))}]"
     ]
-    assert "  groups expected to carry a signal: 50 %" in show(power)
+    assert "  groups expected to differ in success: 50 %" in show(power)
 
 
 def test_little_signal_is_a_warning_with_a_group_size(tmp_path):
     spec = spec_of(tmp_path)
     power = plan_power(spec, plan(spec), plan, success=0.01)
     assert power
-    assert "of the groups are expected to carry a signal; set collect.group_size=" in power.warnings[0] or (
+    assert "of the groups are expected to differ in success; set collect.group_size=" in power.warnings[0] or (
         power.group_size is None
     )
-    assert any("carry a signal" in text for text in power.warnings)
+    assert any("differ in success" in text for text in power.warnings)
