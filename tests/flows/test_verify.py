@@ -158,6 +158,8 @@ def test_commands(run, tmp_path, capsys):
     assert "no stage 'train[1]'; it has: add[1], add[2], add[3]" in capsys.readouterr().err
     assert verify_command.main([str(tmp_path)]) == 2
     assert "holds no bundle.json" in capsys.readouterr().err
+    assert verify_command.main([str(tmp_path / "none.tar.gz")]) == 2
+    assert "none.tar.gz does not exist; expected a bundle" in capsys.readouterr().err
 
 
 # --- contents ---
