@@ -120,7 +120,7 @@ def copy(tmp_path):
 
 def test_a_new_stage_is_a_module_and_a_line_of_a_recipe(copy, tmp_path):
     known = copy.run(USE, str(tmp_path / "runs"))
-    assert "compute.stages.taly: 'taly': expected one of import, generate, collect, judge" in known["mistake"]
+    assert "compute.stages.taly: 'taly': expected one of certify, import, generate, collect, judge" in known["mistake"]
     assert "Did you mean 'tally'?" in known["mistake"]
     assert known["planned"] == [
         ["evaluate[start]", "run", "local", {}],
