@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from components.errors import Problem
+from components.errors import Problem, SpecError
 from components.specs import Spec
 from components.specs.declared import DeclaredSpec
 from components.trajectories.feedback_episodes import Learns
@@ -91,8 +91,9 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
         """Return the trainer of one training."""
 
     def group_gradients(self, context: TrainingContext) -> GroupGradients:
-        """Return the gradients of the groups of a training, at the policy of the context."""
-        raise NotImplementedError(f"{self.name} has no gradient of a group")
+        """Return the gradients of the groups of a training, at the policy of the context. Raises SpecError unless
+        `has_group_gradients` is True."""
+        raise SpecError([Problem("algorithm", f"{self.name} has no policy gradient of a group")])
 
     def critic(self, policy: Policy) -> TrainedModule | None:
         """Return a new critic, or None if the algorithm has none."""

@@ -11,6 +11,8 @@ import torch
 from components.algorithms.policy_gradient import spec as specs
 from components.algorithms.policy_gradient.group_gradients import GroupGradients, cosine, dot
 from components.algorithms.policy_gradient.losses import log_ratio
+from components.algorithms.sft.spec import SFTSpec
+from components.errors import SpecError
 from tests.algorithms.builders import MODEL, TEMPERATURE, make_context
 from tests.algorithms.gradients import relative_error
 
@@ -191,3 +193,8 @@ def test_log_likelihoods_are_sums_of_log_probabilities(bench):
     computed = gradients(bench, specs.GRPOSpec())
     expected = [float(part.sum()) for part in batch.old]
     assert computed.log_likelihoods(batch.trajectories, TEMPERATURE) == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_algorithm_without_group_gradients_refuses():
+    with pytest.raises(SpecError, match="algorithm: sft has no policy gradient of a group"):
+        SFTSpec().group_gradients(None)
