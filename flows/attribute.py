@@ -48,7 +48,7 @@ def attribute(
 ) -> dict[str, Any]:
     """Attribute the scenarios that a round lost, and write the page. Return the result as JSON data."""
     from flows.influence import attribution, rounds, workplace
-    from flows.influence.page_file import write_page
+    from flows.terminal.pages import write_page
 
     run, spec = workplace.recorded_run(root, reference)
     trained = rounds.round_of(run, number)
@@ -98,7 +98,7 @@ def _change(difference: Mapping[str, Any]) -> dict[str, Any]:
 def _lost(
     lost: LostScenario, result: Attribution, retrained: Retrained | None, control: Retrained | None
 ) -> dict[str, Any]:
-    from flows.influence.page_file import excerpt
+    from flows.influence.excerpts import excerpt
 
     row = {
         "scenario": lost.scenario,

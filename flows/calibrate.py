@@ -27,10 +27,11 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, Problem, ResourceError, SpecError
+from components.errors import EspalierError, Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
+from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
     from components.evaluation.calibration_page import Calibration
@@ -103,14 +104,8 @@ def _write(path: Path, result: Calibration) -> tuple[Path, Path]:
     from components.evaluation.calibration_page import render
     from components.evaluation.judge_charts import picture
 
-    image = path.with_suffix(".svg")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(result), encoding="utf-8")
-        image.write_text(picture(result.charts(), f"{result.reward} against {result.truth}"), encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
-    return path.absolute(), image.absolute()
+    plot = picture(result.charts(), f"{result.reward} against {result.truth}")
+    return write_page(path, render(result)), write_page(path.with_suffix(".svg"), plot)
 
 
 def _show(console: Console, result: Calibration, page: Path) -> None:

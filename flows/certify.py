@@ -24,10 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import CertificateFailed, EspalierError, ResourceError
+from components.errors import CertificateFailed, EspalierError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
+from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
     from flows.experiment.spec import ExperimentSpec
@@ -82,16 +83,8 @@ def certify(
         console.line(f"certify {status} in {duration(time.monotonic() - start)}")
     checks = [CertificateCheck(**check) for check in data["checks"]]
     page = html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-    _write(page, render(data["subject"], checks, overrides))
-    return {**data, "experiment": spec.name, "status": status, "html": str(page.absolute())}
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
+    page = write_page(page, render(data["subject"], checks, overrides))
+    return {**data, "experiment": spec.name, "status": status, "html": str(page)}
 
 
 def show(data: dict[str, Any]) -> str:

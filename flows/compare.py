@@ -20,12 +20,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, ResourceError
+from components.errors import EspalierError
 from flows.reporting.comparison import compare, join_names
 from flows.reporting.settings import MISSING
 from flows.reporting.sides import stated_sides
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import duration, printable
+from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -221,30 +222,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page (default: ROOT/compare/IDS.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
+    from components.evaluation.comparison import render
+
     try:
         sides = stated_sides(options.runs)
         references = options.runs if sides is None else [run for runs in sides.values() for run in runs]
         comparison = compare(options.root, references, sides, strict=True)
         html = options.html or options.root / "compare" / f"{'-'.join(run.short for run in comparison.runs)}.html"
-        _write(html, comparison)
+        html = write_page(html, render(comparison))
     except EspalierError as error:
         print(error, file=sys.stderr)
         return 2
     print(
-        json.dumps(to_json(comparison, html.absolute())) if options.json else show(comparison, html.absolute()),
+        json.dumps(to_json(comparison, html)) if options.json else show(comparison, html),
         end="\n" if options.json else "",
     )
     return 0
-
-
-def _write(path: Path, comparison: RunComparison) -> None:
-    from components.evaluation.comparison import render
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(comparison), encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, ResourceError
+from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
+from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
-    from components.evaluation.policies_page import PoliciesComparison
     from flows.evaluation.policies import NamedPolicy, PolicyName
     from flows.experiment.spec import ExperimentSpec
 
@@ -52,6 +52,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario;
     1: `evaluate.samples`. Raises SpecError, ResourceError, and errors of the stages."""
+    from components.evaluation.policies_page import render
     from flows.evaluation import comparison, policies
     from flows.stages.base import Context
     from flows.stages.episodes import scenarios_of
@@ -86,7 +87,8 @@ def evaluate(
         artifacts = [artifact for artifact, _ in evaluations.values()]
         result = comparison.comparison(spec, resolved, artifacts, samples, overrides)
         data = comparison.figures(result, {name: status for name, (_, status) in evaluations.items()})
-        page = _write(html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html", result)
+        page = html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
+        page = write_page(page, render(result))
         return {**data, "html": str(page), "mlflow_run": _track(spec, data, page)}
 
 
@@ -109,17 +111,6 @@ def _check_weights(policies: Sequence[NamedPolicy], context: Any) -> None:
     for policy in policies:
         if policy.needs_weights:
             check_weights(policy.spec.model, context.cache)
-
-
-def _write(path: Path, result: PoliciesComparison) -> Path:
-    from components.evaluation.policies_page import render
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(result), encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
-    return path.absolute()
 
 
 def _track(spec: ExperimentSpec, data: dict[str, Any], page: Path) -> str:

@@ -20,10 +20,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, ResourceError
+from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
+from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
     from components.evaluation.qualification_page import QualificationCheck
@@ -46,22 +47,14 @@ def qualify(
         checks = run_checks(spec, count, Context.at(spec.root, spec.store).cache)
     name = spec.environment.target.rpartition(".")[2]
     page = html or Path(spec.root) / FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-    _write(page, render(spec.environment.target, checks, time.strftime("%Y-%m-%d %H:%M:%S"), overrides))
+    page = write_page(page, render(spec.environment.target, checks, time.strftime("%Y-%m-%d %H:%M:%S"), overrides))
     data = {
         "environment": spec.environment.target,
         "passed": passed(checks),
         "checks": [check.to_json() for check in checks],
-        "html": str(page.absolute()),
+        "html": str(page),
     }
     return data, checks
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --html FILE") from None
 
 
 def show(data: dict[str, Any]) -> str:

@@ -50,7 +50,7 @@ def rejudge(
 ) -> dict[str, Any]:
     """Compare rewards on the episodes of a run and write the page. Return the result as JSON data."""
     from flows.influence import rejudging, rewards, rounds, workplace
-    from flows.influence.page_file import write_page
+    from flows.terminal.pages import write_page
 
     run, spec = workplace.recorded_run(root, reference)
     trained = rounds.round_of(run, number)
@@ -115,7 +115,7 @@ def _effect(difference: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flip(flip: FlippedGroup, episodes: Mapping[str, Trajectory]) -> dict[str, Any]:
-    from flows.influence.page_file import excerpt
+    from flows.influence.excerpts import excerpt
 
     return {
         "group": flip.group,

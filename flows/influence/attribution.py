@@ -99,6 +99,9 @@ def attribute(place: Workplace, trained: TrainedRound, without: Sequence[str] = 
 
     without: groups that will be left out. Raises ResourceError if the round lost no scenario or trained on no group
     with signal, SpecError for an unknown group, and the errors of the stages."""
+    if without:  # before the evaluations, which can take long
+        with place.gradients(trained.request) as gradients:
+            check_groups(trained, gradients.groups, without)
     before, after = _evaluations(place, trained)
     difference = paired_difference(before, after)
     if not difference["regressed"]:
@@ -117,7 +120,6 @@ def attribute(place: Workplace, trained: TrainedRound, without: Sequence[str] = 
     with place.gradients(trained.request) as gradients:
         if not gradients.groups:
             raise ResourceError(f"round {trained.number} of run {trained.run.short} trained on no group with signal")
-        check_groups(trained, gradients.groups, without)
         with place.execution.console.stage("gradients", "groups") as progress:
             influences = _influences(gradients, solved, trained.temperature, progress)
         likelihoods = gradients.log_likelihoods(list(solved.values()), trained.temperature)

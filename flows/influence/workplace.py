@@ -150,6 +150,8 @@ def workplace(run: RunRecord, spec: ExperimentSpec, command: str) -> Iterator[Wo
         console = Console()
         log = Path(spec.root) / "logs" / f"{command}-{run.short}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
+        if (status := Records(spec.root).status(run)) not in ("finished", "pruned"):
+            console.line(f"run {run.short} is {status}: the rounds that it has finished are used")
         execution = Execution(spec, context, console, None, log)
         stack.callback(execution.close)
         yield Workplace(run, spec, context, execution)

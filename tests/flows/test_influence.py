@@ -251,6 +251,19 @@ def test_an_unknown_group_is_refused_with_those_of_the_round(called):
     code, _, err = called(attribute_command, "--round", "1", "--without", "train-999")
     assert code == 2
     assert "--without: 'train-999' is no group with signal of round 1; it has train-" in err
+    assert "evaluate[" not in err
+
+
+def test_the_command_says_that_a_run_is_interrupted(trained, called):
+    record, root = trained
+    file = next(root.rglob(f"{record.id}.json"))
+    text = file.read_text()
+    file.write_text(text.replace('"FINISHED"', '"KILLED"'))
+    try:
+        _, _, err = called(attribute_command, "--round", "1", "--without", "train-999")
+    finally:
+        file.write_text(text)
+    assert f"run {record.short} is killed: the rounds that it has finished are used" in err
 
 
 def test_a_round_that_lost_nothing_is_refused_with_the_rounds(trained, called, monkeypatch):
