@@ -1,10 +1,10 @@
 """The application of an OpenAI-compatible server: its routes, and the error object of each exception.
 
-Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/models`, `/health`. The model name in a request is `name`, or
-`name@version` to require that policy version (else HTTP 409). With a folder of adapters, `/v1/load_lora_adapter` and
-`/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes the policy `version`.
-Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error object
-(`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they are sent,
+Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, `/v1/models`, `/health`. The model name in a request
+is `name`, or `name@version` to require that policy version (else HTTP 409). With a folder of adapters,
+`/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
+the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
+object (`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they are sent,
 with `stream: true` as server-sent events, so that errors have their status code.
 """
 
@@ -18,7 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
@@ -39,11 +39,13 @@ from components.errors import (
     StalePolicy,
     WaitTimeout,
 )
-from components.inference import responses, wire
+from components.inference import responses, text_completions, wire
 from components.inference.connection import PendingBytes, read_json_object
 from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
 from components.inference.refusals import refusal
 from components.specs import Spec, validate
+
+Answer = TypeVar("Answer")
 
 SHOWN_PROBLEMS = 8
 """Maximum number of problems of a request in the error message."""
@@ -132,10 +134,13 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         return getattr(engine, "sampled_arguments", ())
 
     async def answers(request: Request, requests: Sequence[ChatRequest], engine: Engine) -> list[ChatCompletion]:
+        return await within_time(request, _answer_all(engine, requests))
+
+    async def within_time(request: Request, responding: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
         """Return the engine's responses. Raises WaitTimeout after `options.timeout` seconds."""
         try:
             async with asyncio.timeout(options.timeout):
-                return await _unless_disconnected(request, _answer_all(engine, requests))
+                return await _unless_disconnected(request, responding)
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {options.timeout:g} s") from None
 
@@ -195,6 +200,23 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         events = responses.response_events(answer, parsed, head, decode)
         return StreamingResponse(_server_sent(events), media_type="text/event-stream")
 
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        complete = getattr(engine_of(request), "complete", None)
+        if complete is None:
+            raise HTTPException(404, "this server answers conversations only: use /v1/chat/completions")
+        parsed = text_completions.read_request(await read_json_object(request, pending), requested_version)
+        texts = await within_time(request, gather_completions(complete, parsed.requests))
+        head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": served_name(texts[0].policy),
+        }
+        if not parsed.body.stream:
+            return JSONResponse(text_completions.completion_body(texts, parsed, head, decode))
+        chunks = text_completions.completion_chunks(texts, parsed, head, decode)
+        return StreamingResponse(_server_sent(chunks, last="[DONE]"), media_type="text/event-stream")
+
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
         if options.adapters is None:
@@ -252,9 +274,7 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
     return await gather_completions(engine.chat, requests)
 
 
-async def _unless_disconnected(
-    request: Request, answers: Coroutine[Any, Any, list[ChatCompletion]]
-) -> list[ChatCompletion]:
+async def _unless_disconnected(request: Request, answers: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
     """Return the responses. If the client disconnects, cancel them and raise HTTPException."""
 
     async def disconnected() -> None:

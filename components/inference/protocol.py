@@ -11,7 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
 
 BASE_POLICY = "base"
 """Policy version before any training: the model as loaded."""
@@ -168,9 +171,7 @@ class EngineHost(Protocol):
         ...
 
 
-async def gather_completions(
-    chat: Callable[[ChatRequest], Awaitable[ChatCompletion]], requests: Sequence[ChatRequest]
-) -> list[ChatCompletion]:
+async def gather_completions(chat: Callable[[Asked], Awaitable[Answered]], requests: Sequence[Asked]) -> list[Answered]:
     """Return the responses to concurrent requests. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(chat(request)) for request in requests]
     try:

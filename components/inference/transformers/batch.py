@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,15 @@ import torch
 from components.errors import EngineError
 from components.inference.protocol import ChatRequest
 from components.inference.stop_strings import StopDetector
+from components.inference.text_protocol import TextRequest, TokenLogprobs
 from components.inference.transformers.kv_slots import KVSlots
-from components.inference.transformers.sampling import draw
+from components.inference.transformers.likeliest import likeliest
+from components.inference.transformers.sampling import distributions, pick
 
 PREFILL_TOKENS = 4096
 """Maximum number of tokens per prefill pass, including padding."""
+SCORED_LOGITS = 2**27
+"""Maximum number of logits per pass that computes log-probabilities of prompt tokens: 512 MB in float32."""
 PADDING_TOKENS = 2048
 """Maximum padding per prefill pass: about the tokens that are computed in the overhead of one more pass."""
 PADDING_TOKENS_CPU = 32
@@ -38,7 +43,7 @@ class PassInterrupted(Exception):
 class Row:
     """State of a request in the engine."""
 
-    request: ChatRequest
+    request: ChatRequest | TextRequest
     future: asyncio.Future
     uniform: random.Random
     prompt: list[int] = field(default_factory=list)
@@ -54,6 +59,15 @@ class Row:
     """Detector of the request's stop strings; None without any."""
     cached: int = 0
     """Number of leading tokens whose keys and values are in the slot."""
+    alternatives: int | None = None
+    """Number of most likely tokens to record for each token; None records none."""
+    likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """Most likely tokens at each sampled token, if `alternatives` is set."""
+    scores_prompt: bool = False
+    """True if log-probabilities of the prompt tokens are computed. The prompt then uses no cached prefix."""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each prompt token but the first, if `scores_prompt` is set."""
+    prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -100,9 +114,11 @@ class Batch:
         for row in list(waiting):
             if len(self.active) == self.slots or uncached_tokens >= PREFILL_TOKENS:
                 break
-            donor, shared = self._longest_prefix(row.prompt)
+            donor, shared = (0, 0) if row.scores_prompt else self._longest_prefix(row.prompt)
             prefix = min(shared, len(row.prompt) - 1)  # the last token is computed for its logits
-            if any(shares_tokens(other.prompt, row.prompt, prefix + 17) for other in admitted):
+            if not row.scores_prompt and any(
+                shares_tokens(other.prompt, row.prompt, prefix + 17) for other in admitted
+            ):
                 continue
             slot = self._slot_for(donor, prefix)
             if slot != donor:
@@ -161,7 +177,17 @@ class Batch:
 
     def prefill(self, batch: list[Row]) -> None:
         """Compute all prompt tokens but the last, in passes of similar length to limit padding."""
-        pending = sorted((row for row in batch if row.cached < len(row.prompt) - 1), key=lambda row: missing(row))
+        for scored in (False, True):
+            for part in self._parts([row for row in batch if row.scores_prompt == scored]):
+                widest = max(1, SCORED_LOGITS // (self.model.config.get_text_config().vocab_size * len(part)))
+                while width := min(missing(part[0]), widest) if scored else missing(part[0]):
+                    self._prefill_part(part, width)
+        for row in batch:
+            self._held[row.slot] = row.tokens[: row.cached]
+
+    def _parts(self, rows: list[Row]) -> Iterator[list[Row]]:
+        """Yield the rows with missing tokens in groups for one pass each, the longest row first."""
+        pending = sorted((row for row in rows if missing(row) > 0), key=lambda row: missing(row))
         while pending:
             part = [pending.pop()]
             width = missing(part[0])
@@ -171,17 +197,32 @@ class Batch:
                 if padding > (PADDING_TOKENS_CPU if self.device == "cpu" else PADDING_TOKENS):
                     break
                 part.append(pending.pop())
-            tokens = torch.zeros(len(part), width, dtype=torch.long)
-            positions = torch.zeros(len(part), width, dtype=torch.long)
-            for index, row in enumerate(part):
-                new = row.prompt[row.cached : -1]
-                tokens[index, : len(new)] = torch.tensor(new)
-                positions[index] = torch.arange(row.cached, row.cached + width).clamp(max=self.max_length - 1)
-                self.counters["prefilled_tokens"] += len(new)
-                row.cached += len(new)
-            self._forward(tokens, positions, torch.tensor([row.slot for row in part]))
-        for row in batch:
-            self._held[row.slot] = row.tokens[: row.cached]
+            yield part
+
+    def _prefill_part(self, part: list[Row], width: int) -> None:
+        """Compute the next `width` prompt tokens of rows, and the log-probabilities of the tokens after each of them
+        for rows whose prompt is scored."""
+        scored = part[0].scores_prompt
+        tokens = torch.zeros(len(part), width, dtype=torch.long)
+        positions = torch.zeros(len(part), width, dtype=torch.long)
+        following = torch.zeros(len(part), width, dtype=torch.long)
+        counts = []
+        for index, row in enumerate(part):
+            new = row.prompt[row.cached : -1][:width]
+            counts.append(len(new))
+            tokens[index, : len(new)] = torch.tensor(new, dtype=torch.long)
+            following[index, : len(new)] = torch.tensor(row.prompt[row.cached + 1 :][:width], dtype=torch.long)
+            positions[index] = torch.arange(row.cached, row.cached + width).clamp(max=self.max_length - 1)
+            self.counters["prefilled_tokens"] += len(new)
+            row.cached += len(new)
+        slots = torch.tensor([row.slot for row in part])
+        logits_BTV = self._forward(tokens, positions, slots, logits=0 if scored else 1)
+        if scored:
+            for index, (row, count) in enumerate(zip(part, counts, strict=True)):
+                logps_TV = logits_BTV[index, :count].float().log_softmax(-1)
+                ids_T1 = following[index, :count, None].to(logps_TV.device)
+                row.prompt_logprobs += logps_TV.gather(-1, ids_T1)[:, 0].tolist()
+                row.prompt_likeliest += likeliest(logps_TV, row.alternatives or 0)
 
     def _decode_logits(self) -> torch.Tensor:
         """Return the (B, V) logits after the last token of every active row."""
@@ -195,7 +236,10 @@ class Batch:
             self._held[row.slot].append(token)
         return logits
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor, logits: int = 1
+    ) -> torch.Tensor:
+        """Return the logits after the last `logits` tokens of each row; 0 means all tokens."""
         if self.stop.is_set():
             raise PassInterrupted
         self.counters["passes"] += 1
@@ -207,31 +251,43 @@ class Batch:
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=logits,
         ).logits
 
     def sample(self) -> list[Row]:
         """Sample a token for every active row. Return the rows that finished or failed."""
+        done = self._park_rows_without_samples()
         if not self.active:
-            return []
-        logits = self._decode_logits()
+            return done
+        logits_BV = self._decode_logits().float()
         rows = list(self.active)
-        tokens, logprobs = draw(
-            logits.float(), [row.request.sampling for row in rows], [row.uniform.random() for row in rows]
-        )
+        samplings = [row.request.sampling for row in rows]
+        logps_BV = distributions(logits_BV, samplings)
+        tokens, logprobs = pick(logits_BV, logps_BV, samplings, [row.uniform.random() for row in rows])
         self.counters["sampled_tokens"] += len(rows)
-        done = []
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+        for index, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
             if math.isnan(logprob):
                 self.fail(row, EngineError("the model's logits are not finite"))
                 done.append(row)
                 continue
             row.sampled.append(token)
             row.logprobs.append(logprob)
+            if row.alternatives is not None:
+                row.likeliest += likeliest(logps_BV[index : index + 1], row.alternatives)
             stopped = token in self.stop_ids or (row.stop is not None and row.stop.reached(row.sampled))
             if stopped or len(row.sampled) >= row.limit:
                 self.park(row)
                 done.append(row)
+        return done
+
+    def _park_rows_without_samples(self) -> list[Row]:
+        """Remove the rows that compute a prompt only. Return them."""
+        done = [row for row in self.active if not row.limit]
+        for row in done:
+            if math.isfinite(sum(row.prompt_logprobs)):
+                self.park(row)
+            else:
+                self.fail(row, EngineError("the model's logits are not finite"))
         return done
 
 

@@ -31,7 +31,9 @@ import torch
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.stop_strings import StopDetector
+from components.inference.stop_strings import StopDetector, text_before
+from components.inference.text_prompts import added_tokens, text_prompt
+from components.inference.text_protocol import TextCompletion, TextRequest
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.models import attention, trained_weights
@@ -122,12 +124,38 @@ class TransformersEngine:
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError."""
+        row = await self._sampled(request)
+        return self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
+
+    async def complete(self, request: TextRequest) -> TextCompletion:
+        """Return the completion of a prompt without a chat template; raises as `chat`."""
+        row = await self._sampled(request)
+        stopped = bool(row.sampled) and row.sampled[-1] in self.stop_ids
+        text = str(self.tokenizer.decode(row.sampled[:-1] if stopped else row.sampled))
+        before = text_before(text, request.stop)
+        return TextCompletion(
+            text=text if before is None else before,
+            finish_reason="stop" if stopped or before is not None else "length",
+            prompt_token_ids=row.prompt,
+            token_ids=row.sampled,
+            logprobs=row.logprobs,
+            policy=request.policy,
+            likeliest=row.likeliest,
+            prompt_logprobs=row.prompt_logprobs,
+            prompt_likeliest=row.prompt_likeliest,
+            added_tokens=added_tokens(self.tokenizer, request.prompt, row.prompt),
+        )
+
+    async def _sampled(self, request: ChatRequest | TextRequest) -> Row:
+        """Return the row of a request after its last token."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), random.Random(request.seed))
         if request.stop:
             row.stop = StopDetector(request.stop, self.tokenizer.decode)
+        if isinstance(request, TextRequest):
+            row.alternatives, row.scores_prompt = request.alternatives, request.scores_prompt
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -137,7 +165,7 @@ class TransformersEngine:
             self._task = loop.create_task(self._run())
         self._arrived.append(row)
         await row.future
-        return self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
+        return row
 
     # The loop
 
@@ -230,21 +258,24 @@ class TransformersEngine:
             self._waiting = [row for row in self._waiting if row.error is None]
         return failed
 
-    def _prompt(self, request: ChatRequest) -> tuple[list[int], int]:
-        """Return the tokens of the conversation, and the maximum number of tokens to sample."""
-        prompt = self._conversations.prompt(request)
+    def _prompt(self, request: ChatRequest | TextRequest) -> tuple[list[int], int]:
+        """Return the tokens of the prompt, and the maximum number of tokens to sample."""
+        if isinstance(request, TextRequest):
+            prompt = text_prompt(self.tokenizer, request.prompt, self._conversations.most_characters)
+        else:
+            prompt = self._conversations.prompt(request)
         room = self.max_length - len(prompt)
-        if room < 1:
+        if room < min(request.sampling.max_tokens, 1):
             if self.max_length < self.config.max_position_embeddings:
                 limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
             else:
                 limit = f"the model takes {self.max_length} at most: shorten the task"
             raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
         if not prompt:
-            raise PromptRefused("the chat template renders the conversation as an empty text")
+            raise PromptRefused("the prompt has no tokens")
         if max(prompt) >= self._vocabulary:
             raise PromptRefused(
-                f"the tokenizer gives token {max(prompt)}, and the model has {self._vocabulary}: the conversation "
-                "contains a token that was added to the tokenizer only"
+                f"the prompt contains token {max(prompt)}, and the model has {self._vocabulary}: a token that was "
+                "added to the tokenizer only, or a wrong token id"
             )
         return prompt, min(request.sampling.max_tokens, room)

@@ -1,0 +1,64 @@
+"""Text completions of an engine: a prompt of plain text or tokens, without a chat template.
+
+An engine that implements `complete` serves `/v1/completions` (`components.inference.text_completions`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from components.inference.protocol import BASE_POLICY, Sampling
+
+TokenLogprobs = list[tuple[int, float]]
+"""Token ids with their log-probabilities, the most likely first."""
+
+
+@dataclass(slots=True, frozen=True)
+class TextRequest:
+    """A text completion request to an engine."""
+
+    prompt: str | list[int]
+    """Text, which the engine tokenizes with the tokenizer's special tokens (such as the beginning of a sequence), or
+    token ids, which it uses as they are."""
+    policy: str = BASE_POLICY
+    sampling: Sampling = Sampling()  # noqa: RUF009 - frozen
+    """`max_tokens` may be 0 if the prompt is scored."""
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    """Strings that end the completion; its text ends before the first one."""
+    alternatives: int | None = None
+    """Number of most likely tokens to return for each token; None returns none."""
+    scores_prompt: bool = False
+    """True to return the log-probabilities of the prompt tokens."""
+
+
+@dataclass(slots=True, frozen=True)
+class TextCompletion:
+    """A completion, with its token ids and log-probabilities."""
+
+    text: str
+    finish_reason: str
+    """Finish reason: `stop` or `length`."""
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    """Sampled tokens, including an end-of-sequence token, which is not part of the text."""
+    logprobs: list[float]
+    """Log-probability of each sampled token under the distribution that it was drawn from, as in `ChatCompletion`."""
+    policy: str
+    likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """Most likely tokens at each sampled token, under the same distribution."""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each prompt token but the first under the model's distribution: temperature 1, all tokens."""
+    prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """Most likely tokens at each prompt token but the first, under the model's distribution."""
+    added_tokens: int = 0
+    """Number of leading prompt tokens that the tokenizer added to the text."""
+
+
+class TextEngine(Protocol):
+    """An engine that completes text."""
+
+    async def complete(self, request: TextRequest) -> TextCompletion:
+        """Return the completion of a prompt. Concurrent calls are batched. Raises EngineError and its subclasses."""
+        ...
