@@ -4,8 +4,8 @@ Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, `/v1/models`
 is `name`, or `name@version` to require that policy version (else HTTP 409). With a folder of adapters,
 `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
 the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
-object (`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they are sent,
-with `stream: true` as server-sent events, so that errors have their status code.
+object (`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they
+are sent, with `stream: true` as server-sent events, so that errors have their status code.
 """
 
 from __future__ import annotations

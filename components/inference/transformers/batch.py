@@ -23,7 +23,7 @@ from components.inference.stop_strings import StopDetector
 from components.inference.text_protocol import TextRequest, TokenLogprobs
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.likeliest import likeliest
-from components.inference.transformers.sampling import distributions, pick
+from components.inference.transformers.sampling import distributions, draw
 
 PREFILL_TOKENS = 4096
 """Maximum number of tokens per prefill pass, including padding."""
@@ -262,8 +262,7 @@ class Batch:
         logits_BV = self._decode_logits().float()
         rows = list(self.active)
         samplings = [row.request.sampling for row in rows]
-        logps_BV = distributions(logits_BV, samplings)
-        tokens, logprobs = pick(logits_BV, logps_BV, samplings, [row.uniform.random() for row in rows])
+        tokens, logprobs = draw(logits_BV, samplings, [row.uniform.random() for row in rows])
         self.counters["sampled_tokens"] += len(rows)
         for index, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
             if math.isnan(logprob):
@@ -273,7 +272,8 @@ class Batch:
             row.sampled.append(token)
             row.logprobs.append(logprob)
             if row.alternatives is not None:
-                row.likeliest += likeliest(logps_BV[index : index + 1], row.alternatives)
+                logps_1V = distributions(logits_BV[index : index + 1], samplings[index : index + 1])
+                row.likeliest += likeliest(logps_1V, row.alternatives)
             stopped = token in self.stop_ids or (row.stop is not None and row.stop.reached(row.sampled))
             if stopped or len(row.sampled) >= row.limit:
                 self.park(row)

@@ -23,24 +23,7 @@ def draw(
     (temperature 0) it is at temperature 1. A row whose logits are not finite has a log-probability of NaN and an
     arbitrary token, and does not affect the other rows.
     """
-    return pick(logits_BV, distributions(logits_BV, samplings), samplings, uniforms)
-
-
-def distributions(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Return the log-probabilities of all tokens under each row's sampling distribution (`draw`)."""
-    temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
-    logps_BV = torch.log_softmax(logits_BV / temperature_B[:, None].to(logits_BV), dim=-1)
-    for row, sampling in enumerate(samplings):
-        cut = Cut(sampling.temperature or 1.0, sampling.top_p, sampling.top_k, sampling.min_p)
-        if sampling.temperature and not cut.whole:
-            logps_BV[row] = truncate(logps_BV[row], cut)
-    return logps_BV
-
-
-def pick(
-    logits_BV: torch.Tensor, logps_BV: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    """Return one token of each row's distribution, and its log-probability."""
+    logps_BV = distributions(logits_BV, samplings)
     greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
     if greedy.all():
         tokens_B = logits_BV.argmax(-1)
@@ -53,6 +36,17 @@ def pick(
         tokens_B = torch.where(impossible | greedy.to(tokens_B.device), logits_BV.argmax(-1), tokens_B)
     logps_B = logps_BV.gather(-1, tokens_B[:, None])[:, 0]
     return tokens_B.tolist(), logps_B.tolist()
+
+
+def distributions(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Return the log-probabilities of all tokens under each row's sampling distribution (`draw`)."""
+    temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
+    logps_BV = torch.log_softmax(logits_BV / temperature_B[:, None].to(logits_BV), dim=-1)
+    for row, sampling in enumerate(samplings):
+        cut = Cut(sampling.temperature or 1.0, sampling.top_p, sampling.top_k, sampling.min_p)
+        if sampling.temperature and not cut.whole:
+            logps_BV[row] = truncate(logps_BV[row], cut)
+    return logps_BV
 
 
 def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
