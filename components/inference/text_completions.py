@@ -212,7 +212,7 @@ def _part(
 
 
 def _usage(answers: Sequence[TextCompletion], parsed: CompletionsRequest) -> dict[str, int]:
-    each = len(answers) // parsed.prompts
-    prompt = sum(len(answer.prompt_token_ids) for answer in answers[::each])
+    per_prompt = len(answers) // parsed.prompts
+    prompt = sum(len(answer.prompt_token_ids) for answer in answers[::per_prompt])
     sampled = sum(len(answer.token_ids) for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
