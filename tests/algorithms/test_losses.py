@@ -229,6 +229,19 @@ def test_the_mean_of_the_unbiased_estimators_is_the_kl(seed, estimator):
     assert mean == pytest.approx(exact, rel=1e-5)
 
 
+def test_on_policy_k2_has_the_gradient_of_trls_corrected_k3():
+    """TRL 1.16 multiplies k3 by the importance ratio (`use_bias_correction_kl`; DeepSeek-V3.2, arXiv:2512.02556). At
+    the first gradient step of a round, where the ratio is 1, the gradient of each token is that of k2."""
+    generator = torch.Generator().manual_seed(4)
+    logprob_S, reference_S = -torch.rand(2, 50, dtype=torch.float64, generator=generator) * 3
+    logprob_S.requires_grad_()
+    ratio_S = torch.exp(logprob_S - logprob_S.detach())
+    corrected = (losses.kl(logprob_S, reference_S, "k3") * ratio_S).sum()
+    [expected_S] = torch.autograd.grad(corrected, logprob_S)
+    [actual_S] = torch.autograd.grad(losses.kl(logprob_S, reference_S, "k2").sum(), logprob_S)
+    assert torch.allclose(actual_S, expected_S, atol=1e-12)
+
+
 def test_the_mean_gradient_of_k2_is_that_of_the_kl():
     """On policy: E[∇k2] = ∇KL, whereas the mean gradient of k1 as a loss is 0."""
     generator = torch.Generator().manual_seed(3)
