@@ -105,6 +105,8 @@ class FunctionCall(Spec):
     id: str
     type: Literal["function"] = "function"
     function: Function
+    index: int | None = None
+    """Field that OpenAI's Python client adds to streamed calls and sends back; ignored."""
 
 
 class ChatMessage(Spec):
@@ -292,7 +294,7 @@ def _message(
         "content": content or "",
     }
     if message.tool_calls:
-        without = {"function": {"parsed_arguments"}}
+        without: dict[str, Any] = {"function": {"parsed_arguments"}, "index": True}
         result["tool_calls"] = [call.model_dump(exclude=without) for call in message.tool_calls]
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
