@@ -260,3 +260,17 @@ def test_a_disconnected_client_frees_its_place_in_the_batch(tiny, monkeypatch, s
     assert engine.counters["sampled_tokens"] - before < LONG // 2
     monkeypatch.undo()
     assert chat(client, max_tokens=5, seed=1).usage.completion_tokens == 5
+
+
+def test_a_text_that_cannot_be_decoded_in_parts_is_sent_when_it_is_complete(tiny, monkeypatch, caplog):
+    """It does not fail the other answers of its batch."""
+    client, _ = tiny
+    whole = chat(client, max_tokens=20, seed=4, n=2)
+
+    def broken(self, tokens):
+        raise ValueError("a decoder's defect")
+
+    monkeypatch.setattr("components.inference.growing_text.GrowingText.extend", broken)
+    chunks = list(chat(client, max_tokens=20, seed=4, n=2, stream=True))
+    assert [contents(chunks, index) for index in range(2)] == [[c.message.content] for c in whole.choices]
+    assert "a decoder's defect" in caplog.text
