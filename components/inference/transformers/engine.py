@@ -203,7 +203,8 @@ class TransformersEngine:
     def _report_increments(self) -> None:
         """Pass the new tokens of unfinished rows to their listeners. The last token comes with the response."""
         for row in self.batch.active:
-            if row.growing is None or row.request.listener is None or row.future.done():
+            request = row.request
+            if row.growing is None or isinstance(request, TextRequest) or row.future.done():
                 continue
             first = row.growing.tokens
             new = row.sampled[first:]
@@ -213,7 +214,8 @@ class TransformersEngine:
                 logger.exception("a response cannot be streamed; it is sent when it is complete")
                 row.growing = None
                 continue
-            row.request.listener(Increment(text, new, row.logprobs[first:], row.prompt, row.request.policy))
+            if request.listener is not None:
+                request.listener(Increment(text, new, row.logprobs[first:], row.prompt, request.policy))
 
     async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[Row]:
         """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's
