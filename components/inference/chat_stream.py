@@ -76,11 +76,11 @@ class _Choice:
         yield from self._open()
         message = openai_message(answer.message)
         calls = message.get("tool_calls") or []
-        rest = rest_of(message["content"] or "", self._sent)
+        remaining = rest_of(message["content"] or "", self._sent)
         self._unsent.rest_of(answer)
         deltas: list[dict[str, Any]] = []
-        if rest or not (self._sent or calls):  # also of an empty answer, from which clients build the message
-            deltas.append({"content": rest})
+        if remaining or not (self._sent or calls):  # also of an empty answer, from which clients build the message
+            deltas.append({"content": remaining})
         for place, call in enumerate(calls):
             function = call["function"]
             named = {"index": place, **call, "function": {**function, "arguments": ""}}

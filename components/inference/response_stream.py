@@ -98,9 +98,9 @@ class ResponseEvents:
     def _end_message(self, item: dict[str, Any]) -> Iterator[Event]:
         """Yield the events up to the end of the message, which is the first item."""
         (part,) = item["content"]
-        rest = rest_of(part["text"], self._sent or "")
-        if rest or self._sent is None or (self._unsent.token_ids and self._parsed.logprobs):
-            yield from self._text(rest)
+        remaining = rest_of(part["text"], self._sent or "")
+        if remaining or self._sent is None or (self._unsent.token_ids and self._parsed.logprobs):
+            yield from self._text(remaining)
         yield self._event("output_text.done", **self._place(), text=part["text"], logprobs=part["logprobs"])
         yield self._event("content_part.done", **self._place(), part=part)
 

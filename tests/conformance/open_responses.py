@@ -1,18 +1,17 @@
 """Open Responses: the compliance suite of the specification against our server.
 
-    python -m tests.conformance.open_responses --suite FOLDER [--policy scripted tiny smollm2 DIR ...] [--json]
+    python -m tests.conformance.open_responses --suite FOLDER [--policy scripted|tiny|smollm2|DIR] [--json]
 
 FOLDER is a checkout of github.com/openresponses/openresponses, with its packages: `bun install`, or `npm install` and
 `npm install --no-save tsx`. Its `bin/compliance-test.ts` runs by bun, else by tsx, against a server that this program
-starts for each policy:
+starts on a policy:
 
     scripted    random weights whose logits are replaced by those of given answers: a text, or a call if there are tools
     tiny        the same random weights as they are
     smollm2     SmolLM2-135M-Instruct
     DIR         a model folder
 
-A case that the server refuses with status 400 and the name of what it does not support is `refused`; any other failure
-is `failed`, of which the exit status is 1. Without Node, bun or the suite, nothing runs, and the reason is printed.
+A case that the server rejects with status 400 and the name of what it does not support is `refused`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.conformance.report import Case, Report, show
 
 CLI = Path("bin/compliance-test.ts")
 POLICIES = {"tiny": ("tiny", "random"), "smollm2": ("smollm2-135m-instruct", "package")}
 SCRIPTED = "scripted"
 LENGTH = 2048
+CACHE = Path(tempfile.gettempdir()) / "open_responses"
 SECONDS = 900
 """Time limit of the suite on one policy."""
 TEXT = "Ahoy! Your name is Alice: 1, 2, 3, 4, 5. \N{WAVING HAND SIGN}"
@@ -43,19 +44,18 @@ CALL = {"location": "San Francisco, CA"}
 
 def main() -> int:
     options = arguments()
-    command, reason = suite_command(options.suite)
+    return show(run(options.suite, options.policy, options.cache), options.json)
+
+
+def run(suite: Path, policy: str = SCRIPTED, cache: Path = CACHE) -> Report:
+    """Return the results of the suite in a folder on a policy. cache: folder of converted weights."""
+    title = f"Open Responses ({policy if policy in (SCRIPTED, *POLICIES) else Path(policy).name})"
+    shown = "python -m tests.conformance.open_responses --suite FOLDER"
+    command, reason = suite_command(suite)
     if reason:
-        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
-        return 0
-    report = {"suite": version_of(options.suite), "policies": {}}
-    for policy in options.policy:
-        with served(policy, options.cache) as url:
-            report["policies"][policy] = cases = run_suite(command, options.suite, url)
-        if not options.json:
-            print(table(policy, cases))
-    if options.json:
-        print(json.dumps(report))
-    return int(any(case["status"] == "failed" for cases in report["policies"].values() for case in cases))
+        return Report(title, "", shown, reason=reason)
+    with served(policy, cache) as url:
+        return Report(title, version_of(suite), shown, run_suite(command, suite, url))
 
 
 def suite_command(suite: Path) -> tuple[list[str], str]:
@@ -80,8 +80,8 @@ def version_of(suite: Path) -> str:
     return f"version {json.loads((suite / 'package.json').read_text())['version']}"
 
 
-def run_suite(command: list[str], suite: Path, url: str) -> list[dict[str, Any]]:
-    """Return id, status, milliseconds, number of events and reason of each case."""
+def run_suite(command: list[str], suite: Path, url: str) -> list[Case]:
+    """Return the cases in the order of the suite."""
     done = subprocess.run(
         [*command, "--base-url", url, "--api-key", "none", "--model", "policy", "--json"],
         cwd=suite,
@@ -97,33 +97,17 @@ def run_suite(command: list[str], suite: Path, url: str) -> list[dict[str, Any]]
         raise SystemExit(f"the suite ended with exit status {done.returncode}: {done.stderr.strip()[-2000:]}") from None
     order = re.findall(r'^    id: "([\w-]+)"', (suite / "src/lib/compliance-tests.ts").read_text(), re.MULTILINE)
     cases = [case_of(result) for result in results]
-    return sorted(cases, key=lambda case: order.index(case["id"]) if case["id"] in order else len(order))
+    return sorted(cases, key=lambda case: order.index(case.name) if case.name in order else len(order))
 
 
-def case_of(result: dict[str, Any]) -> dict[str, Any]:
+def case_of(result: dict[str, Any]) -> Case:
     """Return a result of the suite, `refused` if the server rejected the request by the name of a parameter."""
-    status, reason = result["status"], "; ".join(result.get("errors") or [])
+    name, reason = result["id"], "; ".join(result.get("errors") or [])
     if refusal := re.fullmatch(r"HTTP 400: (\{.*\})", reason, re.DOTALL):
         error = json.loads(refusal[1])["error"]
         if error["param"]:
-            status, reason = "refused", error["message"]
-    return {
-        "id": result["id"],
-        "status": status,
-        "milliseconds": result.get("duration"),
-        "events": result.get("streamEvents"),
-        "reason": reason,
-    }
-
-
-def table(policy: str, cases: list[dict[str, Any]]) -> str:
-    """Return the cases as a table."""
-    counts = Counter(case["status"] for case in cases)
-    lines = [f"{policy}: {', '.join(f'{counts[name]} {name}' for name in ('passed', 'refused', 'failed'))}"]
-    for case in cases:
-        events = "" if case["events"] is None else f"{case['events']} events"
-        lines.append(f"  {case['id']:<24} {case['status']:<8} {events:<11} {case['reason'][:300]}".rstrip())
-    return "\n".join(lines)
+            return Case(name, "refused", error["message"])
+    return Case(name, result["status"], reason or ("" if result["status"] == "passed" else "no reason is given"))
 
 
 @contextlib.contextmanager
@@ -176,12 +160,8 @@ def follow_script(engine: Any) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", type=Path, required=True, help="checkout of openresponses/openresponses")
-    parser.add_argument(
-        "--policy", nargs="+", default=[SCRIPTED, "tiny"], help=f"{SCRIPTED}, {', '.join(POLICIES)}, or a model folder"
-    )
-    parser.add_argument(
-        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "open_responses", help="folder of converted weights"
-    )
+    parser.add_argument("--policy", default=SCRIPTED, help=f"{SCRIPTED}, {', '.join(POLICIES)}, or a model folder")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of converted weights")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 

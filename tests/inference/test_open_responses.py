@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.conformance import open_responses
-from tests.conformance.open_responses import CALL, TEXT, case_of, served, suite_command, table
+from tests.conformance.open_responses import CALL, TEXT, case_of, run, served, suite_command
 
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {"location": {}}}}
 
@@ -42,18 +42,12 @@ def suite(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_results_are_passed_refused_or_failed(suite, base_dir, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["open_responses", "--suite", str(suite), "--policy", str(base_dir), "--json"])
-    assert open_responses.main() == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["suite"] == "version 0.1.0"
-    (cases,) = report["policies"].values()
-    statuses = [(case["id"], case["status"]) for case in cases]
-    assert statuses == [("streaming-response", "passed"), ("multi-turn", "failed"), ("image-input", "refused")]
-    assert cases[2]["reason"] == "no"
-    assert table("tiny", cases).startswith(
-        "tiny: 1 passed, 1 refused, 1 failed\n  streaming-response       passed   9 ev"
-    )
+def test_results_are_passed_refused_or_failed(suite, base_dir):
+    report = run(suite, str(base_dir))
+    assert (report.version, report.exit_code) == ("version 0.1.0", 1)
+    outcomes = [(case.name, case.outcome) for case in report.cases]
+    assert outcomes == [("streaming-response", "passed"), ("multi-turn", "failed"), ("image-input", "refused")]
+    assert report.cases[2].reason == "no"
 
 
 @pytest.mark.parametrize("missing", ["suite", "node", "tsx"])
@@ -69,11 +63,11 @@ def test_what_is_missing_is_the_reason_to_skip(suite, monkeypatch, capsys, missi
     assert missing in reason
     monkeypatch.setattr(sys, "argv", ["open_responses", "--suite", str(folder)])
     assert open_responses.main() == 0
-    assert capsys.readouterr().out == f"skipped: {reason}\n"
+    assert capsys.readouterr().out == f"Open Responses (scripted): skipped: {reason}\n"
 
 
 def test_a_result_without_errors_has_no_reason():
-    assert case_of({"id": "a", "status": "passed"})["reason"] == ""
+    assert case_of({"id": "a", "status": "passed"}).reason == ""
 
 
 def test_the_scripted_policy_answers_and_calls(tmp_path):
