@@ -59,11 +59,16 @@ class Feed:
         if live:
             requests = [replace(request, listener=self._listener(index)) for index, request in enumerate(requests)]
         self._task = asyncio.create_task(complete(requests))
-        self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        self._task.add_done_callback(self._completed)
         self._first: tuple[int, Increment] | None = None
 
     def _listener(self, index: int) -> Callable[[Increment], None]:
         return lambda increment: self._queue.put_nowait((index, increment))
+
+    def _completed(self, task: asyncio.Task[list[ChatCompletion]]) -> None:
+        if not task.cancelled():
+            task.exception()  # else asyncio logs the error of answers whose client has gone
+        self._queue.put_nowait(None)
 
     async def begin(self) -> None:
         """Wait for the first increment, or the complete answers. Raises the error of the engine."""
