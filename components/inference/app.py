@@ -4,19 +4,20 @@ Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, `/v1/models`
 is `name`, or `name@version` to require that policy version (else HTTP 409). With a folder of adapters,
 `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
 the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
-object (`components.inference.wire`, `components.inference.responses`). Responses are computed completely before they
-are sent, with `stream: true` as server-sent events, so that errors have their status code.
+object (`components.inference.wire`, `components.inference.responses`). With `stream: true`, responses are server-sent
+events (`components.inference.streaming`). If a client disconnects, its responses are cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -39,10 +40,13 @@ from components.errors import (
     StalePolicy,
     WaitTimeout,
 )
-from components.inference import responses, text_completions, wire
+from components.inference import responses, streaming, text_completions, wire
+from components.inference.chat_stream import ChatChunks
 from components.inference.connection import PendingBytes, read_json_object
 from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
 from components.inference.refusals import refusal
+from components.inference.response_stream import ResponseEvents
+from components.inference.streaming import Events, Feed, unless_disconnected
 from components.specs import Spec, validate
 
 Answer = TypeVar("Answer")
@@ -133,20 +137,25 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         """Return the call arguments that an engine's model wrote, if the engine records them."""
         return getattr(engine, "sampled_arguments", ())
 
-    async def answers(request: Request, requests: Sequence[ChatRequest], engine: Engine) -> list[ChatCompletion]:
-        return await within_time(request, _answer_all(engine, requests))
-
-    async def within_time(request: Request, responding: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
-        """Return the engine's responses. Raises WaitTimeout after `options.timeout` seconds."""
+    async def within_time(responding: Coroutine[Any, Any, Answer]) -> Answer:
+        """Return the engine's response. Raises WaitTimeout after `options.timeout` seconds."""
         try:
             async with asyncio.timeout(options.timeout):
-                return await _unless_disconnected(request, responding)
+                return await responding
         except TimeoutError:
             raise WaitTimeout(f"the engine did not answer within {options.timeout:g} s") from None
 
+    def complete(engine: Engine, requests: Sequence[ChatRequest]) -> Coroutine[Any, Any, list[ChatCompletion]]:
+        return within_time(_answer_all(engine, requests))
+
+    async def stream(request: Request, engine: Engine, requests: Sequence[ChatRequest], events: Events) -> Response:
+        """Return the stream of the engine's responses. Those of an episode are recorded before the stream begins."""
+        feed = Feed(requests, partial(complete, engine), live=engines is None)
+        return await streaming.stream(request, feed, events, _refuse)
+
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        request_engine = engine_of(request)
+        created, request_engine = int(time.time()), engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
         parsed = wire.read_request(
             body,
@@ -155,16 +164,16 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             strict_tools=engines is not None,
             sampled_arguments=arguments_sampled_by(request_engine),
         )
-        completions = await answers(request, [replace(chat, agent=agent) for chat in parsed.requests], request_engine)
-        head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": served_name(completions[0].policy),
-        }
-        if not parsed.stream:
-            return JSONResponse(wire.completion_body(completions, parsed, head, decode))
-        chunks = wire.completion_chunks(completions, parsed, head, decode)
-        return StreamingResponse(_server_sent(chunks, last="[DONE]"), media_type="text/event-stream")
+        chats = [replace(chat, agent=agent) for chat in parsed.requests]
+        completion_id = f"chatcmpl-{uuid.uuid4().hex}"
+
+        def head(policy: str) -> dict[str, Any]:
+            return {"id": completion_id, "created": created, "model": served_name(policy)}
+
+        if parsed.stream:
+            return await stream(request, request_engine, chats, ChatChunks(parsed, head, decode))
+        completions = await unless_disconnected(request, complete(request_engine, chats))
+        return JSONResponse(wire.completion_body(completions, parsed, head(completions[0].policy), decode))
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
@@ -186,27 +195,29 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             strict_tools=engines is not None,
             sampled_arguments=arguments_sampled_by(request_engine),
         )
-        (answer,) = await answers(request, [replace(parsed.request, agent=agent)], request_engine)
+        chats = [replace(parsed.request, agent=agent)]
         response_id = f"resp_{uuid.uuid4().hex}"
-        head = {
-            "id": response_id,
-            "created_at": created,
-            "model": served_name(answer.policy),
-        }
-        if parsed.stored:
-            stored[response_id] = [*parsed.conversation, answer.message]
-        if not parsed.stream:
-            return JSONResponse(responses.response_body(answer, parsed, head, decode))
-        events = responses.response_events(answer, parsed, head, decode)
-        return StreamingResponse(_server_sent(events), media_type="text/event-stream")
+
+        def head(policy: str) -> dict[str, Any]:
+            return {"id": response_id, "created_at": created, "model": served_name(policy)}
+
+        def completed(answer: ChatCompletion) -> None:
+            if parsed.stored:
+                stored[response_id] = [*parsed.conversation, answer.message]
+
+        if parsed.stream:
+            return await stream(request, request_engine, chats, ResponseEvents(parsed, head, decode, completed))
+        (answer,) = await unless_disconnected(request, complete(request_engine, chats))
+        completed(answer)
+        return JSONResponse(responses.response_body(answer, parsed, head(answer.policy), decode))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        complete = getattr(engine_of(request), "complete", None)
-        if complete is None:
+        complete_text = getattr(engine_of(request), "complete", None)
+        if complete_text is None:
             raise HTTPException(404, "this server answers conversations only: use /v1/chat/completions")
         parsed = text_completions.read_request(await read_json_object(request, pending), requested_version)
-        texts = await within_time(request, gather_completions(complete, parsed.requests))
+        texts = await unless_disconnected(request, within_time(gather_completions(complete_text, parsed.requests)))
         head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -215,7 +226,8 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         if not parsed.body.stream:
             return JSONResponse(text_completions.completion_body(texts, parsed, head, decode))
         chunks = text_completions.completion_chunks(texts, parsed, head, decode)
-        return StreamingResponse(_server_sent(chunks, last="[DONE]"), media_type="text/event-stream")
+        events = chain(map(streaming.server_sent, chunks), [streaming.DONE])
+        return StreamingResponse(events, media_type="text/event-stream")
 
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
@@ -272,34 +284,6 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
     if hasattr(engine, "chat_all"):
         return await engine.chat_all(requests)
     return await gather_completions(engine.chat, requests)
-
-
-async def _unless_disconnected(request: Request, answers: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
-    """Return the responses. If the client disconnects, cancel them and raise HTTPException."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answering, disconnect = asyncio.create_task(answers), asyncio.create_task(disconnected())
-    try:
-        await asyncio.wait({answering, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise HTTPException(499, "the client hung up")
-        return answering.result()
-    finally:
-        disconnect.cancel()
-        if answering.cancel():
-            await asyncio.gather(answering, return_exceptions=True)
-
-
-async def _server_sent(events: Iterator[dict[str, Any]], last: str = "") -> AsyncIterator[str]:
-    """Yield server-sent events, each named by its `type` if it has one. last: data of a last event."""
-    for event in events:
-        name = f"event: {event['type']}\n" if "type" in event else ""
-        yield f"{name}data: {json.dumps(event)}\n\n"
-    if last:
-        yield f"data: {last}\n\n"
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

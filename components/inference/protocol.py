@@ -45,6 +45,19 @@ class Sampling:
 
 
 @dataclass(slots=True, frozen=True)
+class Increment:
+    """Tokens that an engine has sampled since the last increment of a response."""
+
+    text: str
+    """Text that is now certain to be the next part of the message's content; empty while later tokens can change it
+    (`components.inference.growing_text`)."""
+    token_ids: list[int]
+    logprobs: list[float]
+    prompt_token_ids: list[int]
+    policy: str
+
+
+@dataclass(slots=True, frozen=True)
 class ChatRequest:
     """A chat completion request to an engine."""
 
@@ -61,6 +74,9 @@ class ChatRequest:
     responses with equal text, the engine continues the one of the same episode."""
     stop: tuple[str, ...] = ()
     """Strings that end the response; the message ends before the first one (`components.inference.stop_strings`)."""
+    listener: Callable[[Increment], None] | None = field(default=None, compare=False, repr=False)
+    """Callback for the tokens of the response as they are sampled, in the event loop of the request. It does not affect
+    the response. Engines that do not stream never call it."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ features are rejected too: built-in tools, images and files, conversations store
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,7 @@ from components.inference.wire import (
     MAX_TOOLS,
     Decode,
     Name,
+    SampledTokens,
     SamplingBody,
     Tokens,
     logprobs_of,
@@ -160,7 +161,7 @@ def response_body(
     cut = answer.finish_reason == "length"
     prompt, sampled = len(answer.prompt_token_ids), len(answer.token_ids)
     return {
-        **_unfinished(parsed, head),
+        **unfinished_body(parsed, head),
         "status": "incomplete" if cut else "completed",
         "completed_at": None if cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -175,38 +176,8 @@ def response_body(
     }
 
 
-def response_events(
-    answer: ChatCompletion, parsed: ResponsesRequest, head: dict[str, Any], decode: Decode | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the response as stream events: the response, each item with its parts, the end."""
-    response = response_body(answer, parsed, head, decode)
-    for number, (kind, event) in enumerate(_events(response, _unfinished(parsed, head))):
-        yield {"type": kind, "sequence_number": number, **event}
-
-
-def _events(response: dict[str, Any], initial: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "response.created", {"response": initial}
-    yield "response.in_progress", {"response": initial}
-    for index, item in enumerate(response["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
-        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
-        yield "response.output_item.added", {"output_index": index, "item": {**item, "status": "in_progress", **empty}}
-        if item["type"] == "message":
-            (part,) = item["content"]
-            at, logprobs = {**place, "content_index": 0}, part["logprobs"]
-            yield "response.content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
-            yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": logprobs}
-            yield "response.output_text.done", {**at, "text": part["text"], "logprobs": logprobs}
-            yield "response.content_part.done", {**at, "part": part}
-        else:
-            yield "response.function_call_arguments.delta", {**place, "delta": item["arguments"]}
-            named = {"name": item["name"], "arguments": item["arguments"]}
-            yield "response.function_call_arguments.done", {**place, **named}
-        yield "response.output_item.done", {"output_index": index, "item": item}
-    yield f"response.{response['status']}", {"response": response}
-
-
-def _unfinished(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str, Any]:
+def unfinished_body(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str, Any]:
+    """Return the `response` object before its completion."""
     body = parsed.body
     return {
         **head,
@@ -249,15 +220,30 @@ def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode:
     status = "incomplete" if answer.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
     if text or not calls:
-        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        if parsed.logprobs:
-            part["logprobs"] = [{**entry, "bytes": entry["bytes"] or []} for entry in logprobs_of(answer, decode)]
-        items.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status, "content": [part]})
+        part = text_part(text, text_logprobs(answer, parsed, decode))
+        items.append(message_item(f"msg_{name}", [part], status))
     for index, call in enumerate(calls):
         named = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         item = {"type": "function_call", "id": f"fc_{name}_{index}", "call_id": call["id"], **named, "status": status}
         items.append(item)
     return items
+
+
+def message_item(name: str, parts: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """Return the item of an assistant message. name: its id."""
+    return {"type": "message", "id": name, "role": "assistant", "status": status, "content": parts}
+
+
+def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the text of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def text_logprobs(tokens: SampledTokens, parsed: ResponsesRequest, decode: Decode | None) -> list[dict[str, Any]]:
+    """Return the log-probabilities of tokens, if they are requested."""
+    if not parsed.logprobs:
+        return []
+    return [{**entry, "bytes": entry["bytes"] or []} for entry in logprobs_of(tokens, decode)]
 
 
 def _listed(tool: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from components.trajectories.tool_calls import overlap
+
 BYTES_PER_CHARACTER = 4
 """Maximum length of a character in UTF-8. A token has at least a byte, so a character has at most as many tokens."""
 
@@ -18,6 +20,14 @@ def text_before(text: str, stop: Sequence[str]) -> str | None:
     """Return the text before the first stop string; None if it contains none."""
     places = [place for string in stop if (place := text.find(string)) >= 0]
     return text[: min(places)] if places else None
+
+
+def before_possible_stop(text: str, stop: Sequence[str]) -> str:
+    """Return the part of a growing text that is before every stop string, however the text goes on."""
+    before = text_before(text, stop)
+    if before is not None:
+        return before
+    return text[: len(text) - max((overlap(text, string) for string in stop), default=0)]
 
 
 class StopDetector:

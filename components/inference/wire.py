@@ -9,9 +9,9 @@ size of a request is limited, and so are the sampler's parameters. Extensions, a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
@@ -20,6 +20,17 @@ from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.inference.strict_json import parse
 from components.specs import Spec, validate
 from components.specs.validation import shortened
+
+
+class SampledTokens(Protocol):
+    """Sampled tokens of a response, or of a part of it."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def logprobs(self) -> list[float]: ...
+
 
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
@@ -94,6 +105,8 @@ class FunctionCall(Spec):
     id: str
     type: Literal["function"] = "function"
     function: Function
+    index: int | None = None
+    """Field that OpenAI's Python client adds to streamed calls and sends back; ignored."""
 
 
 class ChatMessage(Spec):
@@ -233,48 +246,17 @@ def completion_body(
     for index, answer in enumerate(answers):
         choice: dict[str, Any] = {
             "index": index,
-            "message": _openai_message(answer.message),
+            "message": openai_message(answer.message),
             "finish_reason": answer.finish_reason,
             "logprobs": _logprobs(answer, decode) if parsed.logprobs else None,
         }
         if parsed.return_token_ids:
             choice["token_ids"] = answer.token_ids
         choices.append(choice)
-    body = {**head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
+    body = {**head, "object": "chat.completion", "choices": choices, "usage": usage_of(answers)}
     if parsed.return_token_ids:
         body["prompt_token_ids"] = answers[0].prompt_token_ids
     return body
-
-
-def completion_chunks(
-    answers: Sequence[ChatCompletion], parsed: ChatCompletionsRequest, head: dict[str, Any], decode: Decode | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the responses as `chat.completion.chunk` objects: for each response its role, content and end."""
-    base: dict[str, Any] = {**head, "object": "chat.completion.chunk"}
-    if parsed.include_usage:
-        base["usage"] = None
-    for index, answer in enumerate(answers):
-        message = _openai_message(answer.message)
-        first: dict[str, Any] = {"index": index, "delta": {"role": "assistant"}, "finish_reason": None}
-        opening = {**base, "choices": [first]}
-        if parsed.return_token_ids:
-            opening["prompt_token_ids"] = answer.prompt_token_ids
-        yield opening
-        delta: dict[str, Any] = {"content": message["content"]}
-        if message.get("tool_calls"):
-            delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
-        content: dict[str, Any] = {
-            "index": index,
-            "delta": delta,
-            "finish_reason": None,
-            "logprobs": _logprobs(answer, decode) if parsed.logprobs else None,
-        }
-        if parsed.return_token_ids:
-            content["token_ids"] = answer.token_ids
-        yield {**base, "choices": [content]}
-        yield {**base, "choices": [{"index": index, "delta": {}, "finish_reason": answer.finish_reason}]}
-    if parsed.include_usage:
-        yield {**base, "choices": [], "usage": _usage(answers)}
 
 
 def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:
@@ -312,7 +294,7 @@ def _message(
         "content": content or "",
     }
     if message.tool_calls:
-        without = {"function": {"parsed_arguments"}}
+        without: dict[str, Any] = {"function": {"parsed_arguments"}, "index": True}
         result["tool_calls"] = [call.model_dump(exclude=without) for call in message.tool_calls]
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
@@ -357,7 +339,7 @@ def check_function(function: Mapping[str, Any], path: str, problems: list[Proble
         problems.append(Problem(f"{path}.parameters.properties", text))
 
 
-def _openai_message(message: dict[str, Any]) -> dict[str, Any]:
+def openai_message(message: dict[str, Any]) -> dict[str, Any]:
     """Return an assistant message in OpenAI's format, with null content if it only calls tools."""
     content = message.get("content") or (None if message.get("tool_calls") else "")
     return {**message, "content": content, "refusal": None}
@@ -367,7 +349,7 @@ def _logprobs(answer: ChatCompletion, decode: Decode | None) -> dict[str, Any]:
     return {"content": logprobs_of(answer, decode), "refusal": None}
 
 
-def logprobs_of(answer: ChatCompletion, decode: Decode | None) -> list[dict[str, Any]]:
+def logprobs_of(answer: SampledTokens, decode: Decode | None) -> list[dict[str, Any]]:
     """Return text, log-probability and bytes of each sampled token."""
     content: list[dict[str, Any]] = []
     for token_id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
@@ -378,6 +360,7 @@ def logprobs_of(answer: ChatCompletion, decode: Decode | None) -> list[dict[str,
     return content
 
 
-def _usage(answers: Sequence[ChatCompletion]) -> dict[str, int]:
+def usage_of(answers: Sequence[ChatCompletion]) -> dict[str, int]:
+    """Return the token counts of the responses to one request."""
     prompt, sampled = len(answers[0].prompt_token_ids), sum(len(answer.token_ids) for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -24,7 +24,13 @@ from itertools import groupby
 from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
-from components.trajectories.tool_calls import read_pythonic, read_tagged, write_pythonic
+from components.trajectories.tool_calls import (
+    certain_text_pythonic,
+    certain_text_tagged,
+    read_pythonic,
+    read_tagged,
+    write_pythonic,
+)
 
 TOOLS = """{system}
 Tools:
@@ -269,6 +275,12 @@ class ChatFormat:
                 for i, (name, arguments) in enumerate(calls)
             ]
         return message
+
+    def certain_text(self, text: str) -> str:
+        """Return the part of a growing text with which the content of its message begins, however the text goes on."""
+        if self.channel:
+            return ""  # the text so far may belong to an earlier channel
+        return certain_text_tagged(text) if self.native_tools else certain_text_pythonic(text)
 
 
 def _says(text: str, message: dict[str, Any]) -> bool:

@@ -22,6 +22,10 @@ Calls = list[tuple[str, str]]
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
 """Start of a line that may be a list of calls."""
+_LIST_START = re.compile(r"\[\s*+(?:[\w.-]++\s*+(?:\(|\Z)|\Z)")
+"""Start of a list of calls, whole or cut off by the end of the text."""
+_POSSIBLE_LINE = re.compile(rf"\n(?:\Z|{_LIST_START.pattern})")
+"""Start of a line that may be, or become, a list of calls."""
 MOST_STARTS = 20
 """Maximum number of lines of a text that are tried as the list of calls."""
 _SPACE = re.compile(r"\s*")
@@ -67,6 +71,36 @@ def read_pythonic(text: str) -> tuple[str, Calls]:
         except ValueError:
             continue
     raise ValueError("no list of calls")
+
+
+def certain_text_tagged(text: str) -> str:
+    """Return the part of a growing text with which the text of `read_tagged`, or the whole text if that raises
+    ValueError, begins, however the text goes on.
+
+    White space at the ends is undecided, because it is kept only in a text without calls.
+    """
+    if text[:1].isspace():
+        return ""
+    start = text.find(_OPEN)
+    if start < 0:
+        start = len(text) - overlap(text, _OPEN)
+    return text[:start].rstrip()
+
+
+def overlap(text: str, string: str) -> int:
+    """Return the length of the longest end of `text` that is a proper prefix of `string`."""
+    longest = min(len(text), len(string) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(string[:length])), 0)
+
+
+def certain_text_pythonic(text: str) -> str:
+    """Return the same for `read_pythonic`."""
+    if text[:1].isspace():
+        return ""
+    if text.startswith("["):
+        return "" if _LIST_START.match(text) else text
+    possible = _POSSIBLE_LINE.search(text)
+    return text[: possible.start()] if possible else text
 
 
 def write_pythonic(calls: list[tuple[str, dict[str, Any]]]) -> str:

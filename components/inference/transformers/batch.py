@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from components.errors import EngineError
+from components.inference.growing_text import GrowingText
 from components.inference.protocol import ChatRequest
 from components.inference.stop_strings import StopDetector
 from components.inference.text_protocol import TextRequest, TokenLogprobs
@@ -57,6 +58,8 @@ class Row:
     slot: int = -1
     stop: StopDetector | None = None
     """Detector of the request's stop strings; None without any."""
+    growing: GrowingText | None = None
+    """Text so far; None if nobody listens."""
     cached: int = 0
     """Number of leading tokens whose keys and values are in the slot."""
     alternatives: int | None = None

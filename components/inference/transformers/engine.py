@@ -30,7 +30,8 @@ import torch
 
 from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
 from components.inference.conversations import Conversations, stop_ids
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
+from components.inference.growing_text import GrowingText
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
 from components.inference.stop_strings import StopDetector, text_before
 from components.inference.text_prompts import added_tokens, text_prompt
 from components.inference.text_protocol import TextCompletion, TextRequest
@@ -156,6 +157,8 @@ class TransformersEngine:
             row.stop = StopDetector(request.stop, self.tokenizer.decode)
         if isinstance(request, TextRequest):
             row.alternatives, row.scores_prompt = request.alternatives, request.scores_prompt
+        elif request.listener:
+            row.growing = GrowingText(self.format, request.stop)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -182,6 +185,7 @@ class TransformersEngine:
                         row.future.set_exception(row.error)
                     else:
                         row.future.set_result(None)
+                self._report_increments()
                 for _ in range(4):  # let finished requests submit their next turn before the next pass
                     await asyncio.sleep(0)
         except Exception as error:
@@ -195,6 +199,23 @@ class TransformersEngine:
                 row.future.cancel()
             self._drop_requests()
             raise
+
+    def _report_increments(self) -> None:
+        """Pass the new tokens of unfinished rows to their listeners. The last token comes with the response."""
+        for row in self.batch.active:
+            request = row.request
+            if row.growing is None or isinstance(request, TextRequest) or row.future.done():
+                continue
+            first = row.growing.tokens
+            new = row.sampled[first:]
+            try:
+                text = row.growing.extend(new)
+            except Exception:
+                logger.exception("a response cannot be streamed; it is sent when it is complete")
+                row.growing = None
+                continue
+            if request.listener is not None:
+                request.listener(Increment(text, new, row.logprobs[first:], row.prompt, request.policy))
 
     async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[Row]:
         """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's

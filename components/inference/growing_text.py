@@ -1,0 +1,65 @@
+"""Text of a response while it is sampled, up to where later tokens can still change it.
+
+The parts that an engine reports are the beginning of the content that the finished response has: put together, they are
+a prefix of it, whatever is sampled next. So text is held back that may be the beginning of
+
+- a character: its last bytes are not sampled yet. Decoders write U+FFFD in their place; tokens of single bytes
+  (`<0xE2>`) are held back until the next other token, because an invalid byte changes the text of all of them;
+- a stop string (`components.inference.stop_strings`);
+- a tool call, or white space around calls (`components.trajectories.tool_calls`). From the first possible call on, the
+  text is held back until the response ends, because an invalid call makes all of it text;
+- a final response in a template with channels, for which nothing is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from components.inference.stop_strings import before_possible_stop
+from components.trajectories.chat import ChatFormat
+
+INCOMPLETE = "\ufffd"
+"""Character that decoders write for bytes that are no character, or not yet."""
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class GrowingText:
+    """Text of a growing response. stop: strings that end it."""
+
+    def __init__(self, chat: ChatFormat, stop: Sequence[str]):
+        self._chat = chat
+        self._stop = stop
+        self.tokens = 0
+        """Number of tokens so far."""
+        self._window: list[int] = []
+        """Last tokens whose text is known, for the decoder's context, and the tokens after them."""
+        self._known = 0
+        """Number of characters of the window's text that are known."""
+        self._text = ""
+        self._reported = 0
+
+    def extend(self, tokens: list[int]) -> str:
+        """Add sampled tokens, which do not end the response. Return the text that is now certain and was not
+        before."""
+        self.tokens += len(tokens)
+        self._window += tokens
+        if not self._window or not self._decode():
+            return ""
+        certain = self._chat.certain_text(before_possible_stop(self._text, self._stop))
+        new = certain[self._reported :]
+        self._reported += len(new)
+        return new
+
+    def _decode(self) -> bool:
+        """Add the window's new text, if it ends with a whole character. Return False if it does not."""
+        tokenizer = self._chat.tokenizer
+        text = str(tokenizer.decode(self._window, skip_special_tokens=False))
+        if text.endswith(INCOMPLETE) or _BYTE.fullmatch(str(tokenizer.convert_ids_to_tokens(self._window[-1]))):
+            return False
+        self._text += text[self._known :]
+        self._known = len(text)
+        last = len(str(tokenizer.decode(self._window[-1:], skip_special_tokens=False)))
+        if last:  # else its text depends on the tokens before it
+            self._window, self._known = self._window[-1:], last
+        return True

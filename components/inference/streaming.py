@@ -1,0 +1,191 @@
+"""Streamed answers: server-sent events while an engine samples.
+
+The response begins with the first sampled token, so that an error before it has its status code; a later error is an
+event. If the client disconnects, the answers are cancelled, which frees their places in the engine's batch.
+
+Answers that are recorded (`live=False`) are complete before the first event: the record of an episode must not depend
+on how fast its agent reads, or when it stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from components.errors import EngineError, EspalierError
+from components.inference.protocol import ChatCompletion, ChatRequest, Increment
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+DONE = "data: [DONE]\n\n"
+"""Last event of a stream."""
+Event = dict[str, Any]
+Complete = Callable[[Sequence[ChatRequest]], Coroutine[Any, Any, list[ChatCompletion]]]
+"""Requests to their responses."""
+Refuse = Callable[[Request, Exception], Awaitable[JSONResponse]]
+"""Error to the response with OpenAI's error object."""
+
+
+class Events(Protocol):
+    """Events of one API for the answers to a request."""
+
+    def grow(self, index: int, increment: Increment) -> Iterator[Event]:
+        """Yield the events of an increment of answer `index`."""
+        ...
+
+    def end(self, answers: Sequence[ChatCompletion]) -> Iterator[Event]:
+        """Yield the remaining events of the complete answers."""
+        ...
+
+    def fail(self, error: dict[str, Any]) -> Iterator[Event]:
+        """Yield the last event after an error. error: OpenAI's error object."""
+        ...
+
+
+class Feed:
+    """Answers of an engine while they are sampled. live: report increments."""
+
+    def __init__(self, requests: Sequence[ChatRequest], complete: Complete, *, live: bool):
+        self._queue: asyncio.Queue[tuple[int, Increment] | None] = asyncio.Queue()
+        if live:
+            requests = [replace(request, listener=self._listener(index)) for index, request in enumerate(requests)]
+        self._task = asyncio.create_task(complete(requests))
+        self._task.add_done_callback(self._completed)
+        self._first: tuple[int, Increment] | None = None
+
+    def _listener(self, index: int) -> Callable[[Increment], None]:
+        return lambda increment: self._queue.put_nowait((index, increment))
+
+    def _completed(self, task: asyncio.Task[list[ChatCompletion]]) -> None:
+        if not task.cancelled():
+            task.exception()  # else asyncio logs the error of answers whose client has gone
+        self._queue.put_nowait(None)
+
+    async def begin(self) -> None:
+        """Wait for the first increment, or the complete answers. Raises the error of the engine."""
+        self._first = await self._queue.get()
+        if self._first is None:
+            self._task.result()
+
+    async def increments(self) -> AsyncIterator[tuple[int, Increment]]:
+        """Yield the increments, each with the index of its answer."""
+        item = self._first
+        while item is not None:
+            yield item
+            item = await self._queue.get()
+
+    def answers(self) -> list[ChatCompletion]:
+        """Return the complete answers after the last increment. Raises the error of the engine."""
+        return self._task.result()
+
+    def cancel(self) -> None:
+        """Cancel unfinished answers."""
+        self._task.cancel()
+
+
+class EventStream(StreamingResponse):
+    """Response with the events of a feed that has begun. The feed is cancelled with it."""
+
+    def __init__(self, request: Request, feed: Feed, events: Events, refuse: Refuse):
+        super().__init__(
+            self._messages(request, events, refuse),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache"},
+        )
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.cancel()
+
+    async def _messages(self, request: Request, events: Events, refuse: Refuse) -> AsyncIterator[str]:
+        try:
+            async for index, increment in self._feed.increments():
+                for event in events.grow(index, increment):
+                    yield server_sent(event)
+            for event in events.end(self._feed.answers()):
+                yield server_sent(event)
+        except Exception as error:
+            if not isinstance(error, EspalierError):
+                logger.exception("a stream failed")
+            for event in events.fail(json.loads(bytes((await refuse(request, error)).body))["error"]):
+                yield server_sent(event)
+        else:
+            yield DONE
+
+
+def server_sent(event: Event) -> str:
+    """Return a server-sent event, named by its `type` if it has one."""
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n"
+
+
+async def stream(request: Request, feed: Feed, events: Events, refuse: Refuse) -> EventStream:
+    """Return the response after the feed has begun. Raises the engine's error if there is no first token, and
+    HTTPException if the client disconnects before."""
+    try:
+        await unless_disconnected(request, feed.begin())
+    except BaseException:
+        feed.cancel()
+        raise
+    return EventStream(request, feed, events, refuse)
+
+
+async def unless_disconnected(request: Request, answers: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result. If the client disconnects, cancel it and raise HTTPException."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, disconnect = asyncio.create_task(answers), asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait({answering, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise HTTPException(499, "the client hung up")
+        return answering.result()
+    finally:
+        disconnect.cancel()
+        if answering.cancel():
+            await asyncio.gather(answering, return_exceptions=True)
+
+
+def rest_of(content: str, sent: str) -> str:
+    """Return the part of a message's content that is not sent yet. Raises EngineError if the content differs from what
+    is sent."""
+    if not content.startswith(sent):
+        raise EngineError("the tokenizer's text of the whole response differs from that of its parts")
+    return content[len(sent) :]
+
+
+class Unsent:
+    """Tokens that are sampled and not sent yet, which the next delta carries."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._taken = 0
+
+    def add(self, increment: Increment) -> None:
+        self.token_ids = self.token_ids + increment.token_ids
+        self.logprobs = self.logprobs + increment.logprobs
+
+    def rest_of(self, answer: ChatCompletion) -> None:
+        """Set the tokens to those of the complete answer that are not taken."""
+        self.token_ids, self.logprobs = answer.token_ids[self._taken :], answer.logprobs[self._taken :]
+
+    def clear(self) -> None:
+        """Forget the tokens, which are sent."""
+        self._taken += len(self.token_ids)
+        self.token_ids, self.logprobs = [], []

@@ -1,0 +1,66 @@
+"""An engine that answers with given parts, one after another, and waits in between when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
+
+CALL = {
+    "id": "call_0",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "San Francisco"}'},
+}
+
+
+class ScriptedEngine:
+    """Reports `parts`, a token per character, and completes them with `rest` and `calls`. With `error`, it fails after
+    the parts. With `hold`, it waits for `go_on` after the parts."""
+
+    policy = BASE_POLICY
+
+    def __init__(
+        self,
+        parts: Sequence[str] = (),
+        rest: str = "",
+        calls: Sequence[dict[str, Any]] = (),
+        *,
+        error: Exception | None = None,
+        hold: bool = False,
+    ):
+        self.parts, self.rest, self.calls, self.error = parts, rest, list(calls), error
+        self.go_on = threading.Event()
+        self.cancelled = threading.Event()
+        if not hold:
+            self.go_on.set()
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        prompt = [1, 2, 3]
+        for part in self.parts:
+            if request.listener is not None:
+                tokens = [ord(letter) for letter in part]
+                request.listener(Increment(part, tokens, [-0.5] * len(tokens), prompt, self.policy))
+            await asyncio.sleep(0)
+        try:
+            while not self.go_on.is_set():
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.error is not None:
+            raise self.error
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.parts) + self.rest}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        ids = [ord(letter) for letter in message["content"]] + [0]
+        reason = "tool_calls" if self.calls else "stop"
+        return ChatCompletion(message, reason, prompt, ids, [-0.5] * len(ids), self.policy)
+
+    def load_policy(self, version: str, folder: str | None) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,120 @@
+"""Tests of the text that is certain while a response is sampled: it is always a beginning of the finished content."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.inference.growing_text import GrowingText
+from components.inference.stop_strings import before_possible_stop, text_before
+from components.trajectories.chat import ChatFormat
+
+CALLS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"x": 1}}', "f(x=1)", "[f(x=1)]", "\n[f(x=1)]"]
+PARTS = ["<tool", "[", "]", "\n", " ", "(", ")", "f", "a", "é", "<", "[]", "1, ", ",", "\t", "END", "E", "N", '"']
+PIECES = st.lists(st.sampled_from([*CALLS, *PARTS]), max_size=12).map("".join)
+STOPS = st.lists(st.sampled_from(["END", "N", "\n", "\n\n", "]", "a\n[", "</tool_call>"]), max_size=3)
+
+
+@functools.cache
+def tokenizer_of(kind: str):
+    """A tokenizer of bytes, or of words and, for other characters, bytes, with the decoder of Llama 2."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from components.models.random_weights import CHATML
+
+    if kind == "bytes":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        built = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        built.decoder = decoders.ByteLevel()
+    else:
+        tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abfENDx()[]<>/{}_\n1é", "▁a", "▁▁"]
+        vocabulary, merges = {token: index for index, token in enumerate(tokens)}, [("▁", "a"), ("▁", "▁")]
+        built = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+        built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        built.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    built.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<|im_end|>", chat_template=CHATML)
+
+
+@functools.cache
+def chat_of(kind: str, native: bool) -> ChatFormat:
+    chat = ChatFormat(tokenizer_of(kind))
+    chat.native_tools = native
+    return chat
+
+
+def content_of(chat: ChatFormat, ids: list[int], stop: list[str]) -> str:
+    """The content of the finished response, as `Conversations.completion` makes it."""
+    text = chat.text_of(ids)
+    before = text_before(text, stop)
+    return str(chat.parse_text(text if before is None else before, 0)["content"])
+
+
+@pytest.mark.parametrize("native", [False, True])
+@given(text=PIECES, more=PIECES)
+def test_certain_text_begins_the_content_whatever_follows(native, text, more):
+    chat = chat_of("bytes", native)
+    certain = chat.certain_text(text)
+    assert chat.parse_text(text + more, 0)["content"].startswith(certain)
+    assert text.startswith(certain)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_ordinary_text_is_not_held_back(native):
+    chat = chat_of("bytes", native)
+    for text in ("Hello", "a [link](b)", "1 < 2", "x\n\ny", "[1, 2]", "Hello\n[see](x) more", "f(x)"):
+        assert chat.certain_text(text + ".") == text + "."
+    held = ["<tool", "A <tool_call>", "<tool_call>{}</tool_call>"] if native else ["[f", "A\n", "A\n[f(", "[f(x=1)] b"]
+    for text in held:
+        assert chat.certain_text(text) == ("A" if text[0] == "A" else "")
+
+
+@given(text=PIECES, more=PIECES, stop=STOPS)
+def test_text_before_a_possible_stop_string_is_before_every_stop_string(text, more, stop):
+    certain = before_possible_stop(text, stop)
+    whole = text_before(text + more, stop)
+    if text_before(text, stop) is not None:
+        whole = text_before(text, stop)  # sampling ends there
+    assert (text + more if whole is None else whole).startswith(certain)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("kind", ["bytes", "fallback"])
+@given(text=PIECES, stop=STOPS, seed=st.integers(0, 10**6), noise=st.booleans())
+def test_increments_are_a_beginning_of_the_content(kind, native, text, stop, seed, noise):
+    """Also of random tokens, which are often bytes of no character."""
+    chat = chat_of(kind, native)
+    rng = random.Random(seed)
+    ids = chat.encode(text)
+    if noise:
+        ids = [rng.randrange(256) if rng.random() < 0.5 else token for token in ids for _ in range(rng.randrange(1, 4))]
+    growing = GrowingText(chat, stop)
+    sent, done = "", 0
+    for end in range(1, len(ids) + 1):
+        if text_before(chat.text_of(ids[:end]), stop) is not None:
+            break  # the engine samples no further
+        if rng.random() < 0.5 or end == len(ids):
+            sent += growing.extend(ids[done:end])
+            done = end
+        assert content_of(chat, ids[:end], stop).startswith(sent)
+    assert content_of(chat, ids[: max(end, 1)] if ids else [], stop).startswith(sent)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "fallback"])
+def test_no_part_of_a_character_is_reported(kind):
+    """Every prefix is a beginning of the text, so it has no replacement characters; the text is complete at the end."""
+    chat = chat_of(kind, False)
+    text = "a é 北京 🙂👩‍👩‍👧 a"
+    growing = GrowingText(chat, ())
+    parts = [growing.extend([token]) for token in chat.encode(text)]
+    assert "".join(parts) == text
+    assert [part for part in parts if "\ufffd" in part] == []
+    assert len([part for part in parts if part]) > (10 if kind == "bytes" else 4)
