@@ -525,8 +525,8 @@ def test_a_row_without_finite_logits_leaves_nothing_behind(engine, reference, mo
     """Its keys and values are not finite either, and masked ones would still spread to the next row in its slot."""
     forward = engine.batch._forward
 
-    def spoiled(tokens, positions, rows):
-        logits = forward(tokens, positions, rows)
+    def spoiled(tokens, positions, rows, **options):
+        logits = forward(tokens, positions, rows, **options)
         if isinstance(rows, slice):
             for place, row in enumerate(engine.batch.active):
                 if row.request.seed == 666:

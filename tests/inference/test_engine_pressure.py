@@ -167,10 +167,10 @@ def test_a_pass_is_given_up_when_nobody_waits(engine):
     forward = engine.batch._forward
     passes = 0
 
-    def slowly(*arguments):
+    def slowly(*arguments, **options):
         nonlocal passes
         passes += 1
-        logits = forward(*arguments)
+        logits = forward(*arguments, **options)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.02), loop).result(10)
         return logits
 
