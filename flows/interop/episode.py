@@ -36,6 +36,11 @@ class Start:
     messages: Messages
     tools: list[dict[str, Any]]
 
+    @property
+    def text(self) -> str:
+        """Return the messages as one text."""
+        return _as_text(self.messages)
+
 
 @dataclass(frozen=True)
 class Transition:
@@ -57,6 +62,11 @@ class Transition:
     def done(self) -> bool:
         """True if the episode is over."""
         return self.terminated or self.truncated
+
+    @property
+    def text(self) -> str:
+        """Return the messages as one text."""
+        return _as_text(self.messages)
 
 
 class Episode:
@@ -169,3 +179,7 @@ class EpisodeThread:
         self._thread.join(CLOSE)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _as_text(messages: Messages) -> str:
+    return "\n\n".join(str(message["content"]) for message in messages if message["content"])

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from components.environments.protocol import Messages
 from flows.interop import actions
 from flows.interop.episode import Start, Transition
 from flows.interop.sessions import Session
@@ -114,15 +113,14 @@ def started(start: Start, episode_id: str) -> dict[str, Any]:
         "messages": start.messages,
         "tools": start.tools,
     }
-    return {"observation": {"text": as_text(start.messages)}, "reward": None, "done": False, "metadata": metadata}
+    return {"observation": {"text": start.text}, "reward": None, "done": False, "metadata": metadata}
 
 
 def stepped(action: AnyAction, transition: Transition) -> dict[str, Any]:
     """Return the result of a step."""
-    text = as_text(transition.messages)
-    observation: dict[str, Any] = {"text": text}
+    observation: dict[str, Any] = {"text": transition.text}
     if action.tool_name is not None:
-        observation = {"tool_name": action.tool_name, "result": text, "error": None}
+        observation = {"tool_name": action.tool_name, "result": transition.text, "error": None}
     metadata = {
         "messages": transition.messages,
         "info": transition.info,
@@ -161,11 +159,6 @@ def state(session: Session | None) -> dict[str, Any]:
         done=episode.done,
         reward=episode.total,
     ).model_dump()
-
-
-def as_text(messages: Messages) -> str:
-    """Return messages as one text."""
-    return "\n\n".join(str(message["content"]) for message in messages if message["content"])
 
 
 def validation_errors(error: Any) -> list[dict[str, Any]]:

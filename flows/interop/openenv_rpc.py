@@ -9,7 +9,7 @@ from components.errors import EspalierError
 from components.redaction import mask_text
 from flows.interop import actions
 from flows.interop.invalid_request import InvalidRequest
-from flows.interop.openenv_messages import as_text, mcp_tools
+from flows.interop.openenv_messages import mcp_tools
 from flows.interop.sessions import CapacityReached, Session, Sessions
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
@@ -91,10 +91,9 @@ class JsonRpc:
             raise RpcError(INVALID_PARAMS, "session_id is required: create a session, reset it over /ws, then call tools")
         action = actions.tool_calls([(name, arguments)])
         transition = await session.call(lambda episode: episode.step(action))
-        text = as_text(transition.messages)
         return {
-            "content": [{"type": "text", "text": text}],
-            "data": text,
+            "content": [{"type": "text", "text": transition.text}],
+            "data": transition.text,
             "isError": False,
             "reward": transition.reward,
             "done": transition.done,
