@@ -62,7 +62,6 @@ class OpenEnvServer:
     def __init__(self, sessions: Sessions):
         self.sessions, self.source = sessions, sessions.source
         self._rpc = JsonRpc(sessions)
-        self._opening = asyncio.Lock()
 
     async def health(self) -> dict[str, str]:
         """Return the status of the server."""
@@ -93,9 +92,7 @@ class OpenEnvServer:
         async def start(body: Any) -> dict[str, Any]:
             data = ResetData.model_validate(body)
             id = data.episode_id or DEFAULT
-            async with self._opening:
-                session = self.sessions.get(_http_id(id)) or await self.sessions.open(_http_id(id))
-            return await _reset(session, data, id)
+            return await _reset(await self.sessions.ensure(_http_id(id)), data, id)
 
         return await _respond(request, start)
 

@@ -91,6 +91,7 @@ class Sessions:
         self.source, self.limits = source, limits or Limits()
         self._sessions: dict[str, Session] = {}
         self._opening = 0
+        self._by_name = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -115,6 +116,12 @@ class Sessions:
         session.attached = attached
         self._sessions[session.id] = session
         return session
+
+    async def ensure(self, id: str) -> Session:
+        """Return the session with an id, created if there is none. Raises CapacityReached, and the errors of the
+        environment."""
+        async with self._by_name:
+            return self.get(id) or await self.open(id)
 
     async def close(self, id: str) -> bool:
         """Close a session; return False if there is none."""
