@@ -1,8 +1,9 @@
 """Server of OpenEnv's protocol (openenv 0.10) for an environment.
 
 A WebSocket connection at `/ws` is a session with an instance of its own. Over HTTP, `/reset` and `/step` with the same
-`episode_id` are a session; without one they share the session "default". `/mcp` lists and calls tools by JSON-RPC, in a
-session of `openenv/session/create` that `/ws?session_id=` can join, as OpenEnv's MCP clients do.
+`episode_id` are a session, which DELETE `/episodes/ID` ends; without one they share the session "default". `/mcp` lists
+and calls tools by JSON-RPC, in a session of `openenv/session/create` that `/ws?session_id=` can join, as OpenEnv's MCP
+clients do.
 
 Requests that an episode cannot accept get OpenEnv's error codes over a WebSocket, and HTTP 409 or 422.
 """
@@ -48,6 +49,7 @@ def create_app(source: EpisodeSource, limits: Limits | None = None) -> FastAPI:
     app.post("/reset")(server.reset)
     app.post("/step")(server.step)
     app.get("/state")(server.state)
+    app.delete("/episodes/{episode_id}")(server.close)
     app.get("/health")(server.health)
     app.get("/metadata")(server.metadata)
     app.get("/schema")(server.schema)
@@ -113,6 +115,11 @@ class OpenEnvServer:
     async def state(self, episode_id: str = DEFAULT) -> dict[str, Any]:
         """Return the state of an episode."""
         return messages.state(self.sessions.get(_http_id(episode_id)))
+
+    async def close(self, episode_id: str) -> JSONResponse:
+        """Close the session of an HTTP episode."""
+        closed = await self.sessions.close(_http_id(episode_id))
+        return JSONResponse({"closed": closed}, 200 if closed else 404)
 
     async def mcp(self, request: Request) -> JSONResponse:
         """Answer a JSON-RPC request."""
