@@ -1,13 +1,13 @@
-r"""`python -m flows.environment serve environment=NAME --as PROTOCOL [overrides]`: serve an environment to other programs.
+"""`python -m flows.environment serve environment=NAME --as PROTOCOL`: serve an environment to other programs.
 
     python -m flows.environment serve environment=shop --as openenv --port 8000
     python -m flows.environment serve environment=maze agent.max_turns=72 --as mcp --stdio
     python -m flows.environment serve +experiment=NAME --as openenv --split heldout
 
-`openenv` speaks OpenEnv's HTTP and WebSocket protocol, `mcp` the Model Context Protocol over streamable HTTP at /mcp, or
-on standard input and output. The server listens on 127.0.0.1 only. It keeps an instance of the environment for each
-session, and gives the reward that `reward` of the configuration defines. docs/guides/environments_outward.md describes
-the protocols, and the use from Gymnasium and verifiers without a server.
+`openenv` is OpenEnv's HTTP and WebSocket protocol, `mcp` the Model Context Protocol over streamable HTTP at /mcp, or on
+standard input and output. The server listens on 127.0.0.1 only. Each session has its own instance of the environment.
+Rewards are those that `reward` of the configuration defines. docs/guides/environments_outward.md describes the
+protocols, and the use from Gymnasium and verifiers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=PORT, help=f"port on 127.0.0.1; 0: any free one (default: {PORT})")
     parser.add_argument("--stdio", action="store_true", help="mcp on standard input and output, in place of a port")
     parser.add_argument("--split", default="train", help="split of the scenarios (default: train)")
-    parser.add_argument("--sessions", type=int, default=16, metavar="N", help="maximum number of sessions (default: 16)")
+    parser.add_argument(
+        "--sessions", type=int, default=16, metavar="N", help="maximum number of sessions (default: 16)"
+    )
     parser.add_argument("--idle-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="close a session after this time without a request (default: 600)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the address as one JSON object")

@@ -43,7 +43,7 @@ def tool_calls(calls: Sequence[tuple[str, Any]], content: str = "") -> Action:
 def from_text(text: str, has_tools: bool) -> Action:
     """Return the action of a text. has_tools: JSON of a tool call is a call. Raises InvalidRequest for a message with
     invalid tool calls."""
-    if not has_tools or not text.lstrip()[:1] in ("{", "["):
+    if not has_tools or text.lstrip()[:1] not in ("{", "["):
         return message(text)
     try:
         data = json.loads(text, parse_constant=reject_constant)
@@ -52,7 +52,7 @@ def from_text(text: str, has_tools: bool) -> Action:
     calls = data if isinstance(data, list) else [data]
     if calls and all(_is_call(call) for call in calls):
         return tool_calls([(call["name"], call.get("arguments", {})) for call in calls])
-    if isinstance(data, dict) and set(data) & {"content", "tool_calls"} and data.get("role", "assistant") == "assistant":
+    if isinstance(data, dict) and data.get("role") == "assistant":
         return from_message(data)
     return message(text)
 

@@ -29,6 +29,8 @@ from flows.interop.invalid_request import InvalidRequest
 from flows.interop.source import SPLIT, EpisodeSource, load
 
 gymnasium = import_optional("gymnasium", "gym", "flows.interop.gymnasium")
+Env: Any = gymnasium.Env
+Text: Any = gymnasium.spaces.Text
 
 ID = "Espalier-v0"
 """Registered id."""
@@ -36,7 +38,7 @@ LONGEST_ACTION, LONGEST_OBSERVATION = 10_000, 1_000_000
 """Maximum lengths of texts in characters."""
 
 
-class UnicodeText(gymnasium.spaces.Text):  # type: ignore[misc]  # the package is optional
+class UnicodeText(Text):
     """Texts of any characters, up to a length. Samples consist of printable ASCII."""
 
     def __init__(self, max_length: int, seed: Any = None):
@@ -56,7 +58,7 @@ class UnicodeText(gymnasium.spaces.Text):  # type: ignore[misc]  # the package i
         return f"UnicodeText({self.max_length})"
 
 
-class TextEnv(gymnasium.Env):  # type: ignore[misc]
+class TextEnv(Env):
     """Environment whose observations and actions are text.
 
     `reset(seed=N)` starts scenario N modulo their number; `reset(options={"scenario": ID})` a scenario by id; a reset

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from components.errors import ResourceError
 
 HOST = "127.0.0.1"
+STOP = 20.0
+"""Seconds to wait for the end of a server in a thread."""
 
 
 def listen(port: int) -> socket.socket:
@@ -27,6 +31,29 @@ def serve(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> No
 
     Requests from web pages of other origins, and requests that name another host, are rejected.
     """
+    with listener:
+        _server(app, listener, ready).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def serving(app: Any, port: int = 0) -> Iterator[str]:
+    """Serve in a thread while the block runs; yield the URL. Raises ResourceError if the port is in use."""
+    started, urls = threading.Event(), list[str]()
+    with listen(port) as listener:
+        server = _server(app, listener, lambda url: (urls.append(url), started.set()))
+        thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True, name="environment-server")
+        thread.start()
+        try:
+            while not started.wait(0.1):
+                if not thread.is_alive():
+                    raise ResourceError("the server of the environment did not start; the log has the reason")
+            yield urls[0]
+        finally:
+            server.should_exit = True
+            thread.join(STOP)
+
+
+def _server(app: Any, listener: socket.socket, ready: Callable[[str], Any]) -> Any:
     import uvicorn
 
     from components.inference.access import AccessMiddleware
@@ -51,5 +78,4 @@ def serve(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> No
         server_header=False,
         timeout_graceful_shutdown=3,
     )
-    with listener:
-        Announcing(config).run(sockets=[listener])
+    return Announcing(config)

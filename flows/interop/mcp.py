@@ -9,8 +9,8 @@ The tools are those of the environment, and three of the episode:
 Each result has the environment's text, and `reward`, `done` and `truncated` as structured content. The prompt `task` is
 the task of the current episode, the resource `episode://scenarios` the list of scenarios, `episode://state` the state.
 
-Over HTTP each session has an instance of its own, so the server asks for the handshake that creates sessions: clients of
-the sessionless protocol (2026-07-28) fall back to it. On standard input and output there is one instance.
+Over HTTP each session has an instance of its own, so the server asks for the handshake that creates sessions: clients
+of the sessionless protocol (2026-07-28) fall back to it. On standard input and output there is one instance.
 """
 
 from __future__ import annotations

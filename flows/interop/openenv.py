@@ -106,7 +106,9 @@ class OpenEnvServer:
             action = AnyAction.model_validate(data.action)
             session = self.sessions.get(_http_id(data.episode_id or DEFAULT))
             if session is None:
-                raise InvalidRequest(f"step before reset: no episode {data.episode_id or DEFAULT!r} is open; reset first")
+                raise InvalidRequest(
+                    f"step before reset: no episode {data.episode_id or DEFAULT!r} is open; reset first"
+                )
             async with asyncio.timeout(data.timeout_s):
                 return await _step(session, action)
 

@@ -44,7 +44,9 @@ class JsonRpc:
         id = request.get("id") if isinstance(request, dict) else None
         try:
             if not isinstance(request, dict) or request.get("jsonrpc") != "2.0":
-                raise RpcError(INVALID_REQUEST, 'Invalid request: expected {"jsonrpc": "2.0", "method": ..., "id": ...}')
+                raise RpcError(
+                    INVALID_REQUEST, 'Invalid request: expected {"jsonrpc": "2.0", "method": ..., "id": ...}'
+                )
             params = request.get("params") or {}
             if not isinstance(params, dict):
                 raise RpcError(INVALID_PARAMS, "Params must be an object")
@@ -88,7 +90,9 @@ class JsonRpc:
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "expected name (text) and arguments (an object)")
         if session is None:
-            raise RpcError(INVALID_PARAMS, "session_id is required: create a session, reset it over /ws, then call tools")
+            raise RpcError(
+                INVALID_PARAMS, "session_id is required: create a session, reset it over /ws, then call tools"
+            )
         action = actions.tool_calls([(name, arguments)])
         transition = await session.call(lambda episode: episode.step(action))
         return {

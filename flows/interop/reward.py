@@ -22,7 +22,9 @@ class EpisodeReward:
         self._caller = RewardCaller(reward)
         reject_running_statistics(reward, "reward")
         if isinstance(reward, ModelReward):
-            message = f"{type(reward).__name__} asks a model; expected a reward that is computed by rules, such as outcome"
+            message = (
+                f"{type(reward).__name__} asks a model; expected a reward that is computed by rules, such as outcome"
+            )
             raise SpecError([Problem("reward", message)])
         self.of_steps = bool(getattr(reward, "of_steps", False))
         """True if the rewards of the environment's steps are the rewards of the steps."""

@@ -108,7 +108,9 @@ def _inspect(
         try:
             scenarios = tuple(await instance.scenarios(split))
             if not scenarios:
-                raise SpecError([Problem("--split", f"{split!r}: {name} has no scenarios in it; expected train or heldout")])
+                raise SpecError(
+                    [Problem("--split", f"{split!r}: {name} has no scenarios in it; expected train or heldout")]
+                )
             return scenarios, tuple((await instance.reset(scenarios[0], "interop")).tools)
         finally:
             await instance.close()

@@ -1,9 +1,11 @@
 """Plays episodes with OpenEnv's own clients; run by the interpreter that has the package.
 
-    python openenv_client.py URL < episodes.json
+    python openenv_client.py < request.json
 
-An episode is {"client": "generic" or "mcp", "reset": {...}, "actions": [...]}. The output is a JSON list with, for each
-episode, the first observation, the tools (mcp), and each step's observation, reward and done; or the error.
+The request is {"validate": [URL, ...], "episodes": [...]}. An episode is {"url": URL, "client": "generic" or "mcp",
+"reset": {...} or null, "actions": [...]}. The output is a JSON object with the validation report of each URL, and, for
+each episode, the first observation, the tools (mcp), observation, reward and done of each step, the state, and the
+error.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ import json
 import sys
 from typing import Any
 
+from openenv.cli._validation import validate_running_environment
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 
 
-async def play(url: str, episode: dict[str, Any]) -> dict[str, Any]:
+async def play(episode: dict[str, Any]) -> dict[str, Any]:
     kind = MCPToolClient if episode["client"] == "mcp" else GenericEnvClient
     steps: list[dict[str, Any]] = []
-    report: dict[str, Any] = {"steps": steps}
+    report: dict[str, Any] = {"steps": steps, "error": ""}
     try:
-        async with kind(base_url=url) as client:
+        async with kind(base_url=episode["url"]) as client:
             if episode["reset"] is not None:
                 result = await client.reset(**episode["reset"])
                 report["first"], report["metadata"] = plain(result.observation), result.metadata
@@ -32,20 +35,20 @@ async def play(url: str, episode: dict[str, Any]) -> dict[str, Any]:
                 result = await client.step(action)
                 step = {"observation": plain(result.observation), "reward": result.reward, "done": result.done}
                 steps.append(step)
-            state = await client.state()
-            report["state"] = state if isinstance(state, dict) else state.model_dump()
+            report["state"] = plain(await client.state())
     except RuntimeError as error:
         report["error"] = str(error)
     return report
 
 
-def plain(observation: Any) -> Any:
-    return observation if isinstance(observation, dict) else observation.model_dump()
+def plain(value: Any) -> Any:
+    return value if isinstance(value, dict) else value.model_dump()
 
 
 async def main() -> None:
-    episodes = json.load(sys.stdin)
-    print(json.dumps(await asyncio.gather(*(play(sys.argv[1], episode) for episode in episodes))))
+    request = json.load(sys.stdin)
+    reports = [validate_running_environment(url, timeout_s=60.0) for url in request["validate"]]
+    print(json.dumps({"validation": reports, "episodes": [await play(episode) for episode in request["episodes"]]}))
 
 
 if __name__ == "__main__":

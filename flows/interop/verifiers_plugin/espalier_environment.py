@@ -1,14 +1,15 @@
-"""Taskset of the package verifiers (0.4) for an environment that `python -m flows.environment serve --as openenv` serves.
+"""Taskset of the package verifiers (0.4) for an environment that `flows.environment serve --as openenv` serves.
 
     PYTHONPATH=flows/interop/verifiers_plugin vf-eval espalier_environment --env.taskset.url http://127.0.0.1:8000
 
 Each scenario is a task. The harness plays it: the policy gets the environment's messages and tools in OpenAI's format,
-its answer is the action, and the rewards of the steps, which sum to Espalier's score, are the reward `episode_score`. This module
-needs only what verifiers installs, so it runs in an interpreter without Espalier.
+its answer is the action. The reward `episode_score` is the sum of the rewards of the steps, which is Espalier's score.
+This module needs only what verifiers installs, so it runs in an interpreter without Espalier.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -77,10 +78,8 @@ class EspalierTaskset(vf.Taskset[EspalierTask, EspalierConfig]):
             except httpx.TransportError as error:
                 raise RuntimeError(f"taskset.url = {url}: cannot be reached: {error}; start the server first") from None
             finally:
-                try:
+                with contextlib.suppress(httpx.TransportError):
                     client.delete(f"/episodes/{LOADING}")
-                except httpx.TransportError:
-                    pass
 
 
 class EspalierHarnessConfig(vf.HarnessConfig):
