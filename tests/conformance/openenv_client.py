@@ -16,8 +16,16 @@ import sys
 from typing import Any
 
 from openenv.cli._validation import validate_running_environment
+from openenv.core import CallToolAction
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
+from pydantic import BaseModel
+
+
+class Message(BaseModel):
+    """Action that is a message; the MCP client takes only objects."""
+
+    message: str
 
 
 async def play(episode: dict[str, Any]) -> dict[str, Any]:
@@ -32,13 +40,17 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
             if episode["client"] == "mcp":
                 report["tools"] = [tool.name for tool in await client.list_tools()]
             for action in episode["actions"]:
-                result = await client.step(action)
+                result = await client.step(action if kind is GenericEnvClient else as_object(action))
                 step = {"observation": plain(result.observation), "reward": result.reward, "done": result.done}
                 steps.append(step)
             report["state"] = plain(await client.state())
     except RuntimeError as error:
         report["error"] = str(error)
     return report
+
+
+def as_object(action: dict[str, Any]) -> Any:
+    return Message(**action) if "message" in action else CallToolAction(**action)
 
 
 def plain(value: Any) -> Any:

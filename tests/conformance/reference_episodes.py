@@ -57,6 +57,8 @@ class ReferenceEpisode:
     tools: tuple[str, ...]
     actions: tuple[dict[str, Any], ...]
     observations: tuple[tuple[dict[str, Any], ...], ...]
+    new_contexts: tuple[bool, ...]
+    """True for each step whose observation begins a new conversation."""
     done: bool
     reward: float
 
@@ -64,9 +66,20 @@ class ReferenceEpisode:
     def name(self) -> str:
         return f"{self.environment}: {self.kind}, scenario {self.seed}"
 
+    def scripts(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the actions of each conversation by its first user message."""
+        key = _first_user(self.first)
+        scripts: dict[str, list[dict[str, Any]]] = {key: []}
+        for action, observation, new in zip(self.actions, self.observations, self.new_contexts, strict=True):
+            scripts[key].append(action)
+            if new:
+                key = _first_user(observation)
+                scripts[key] = []
+        return scripts
+
 
 def overrides_of(name: str) -> tuple[str, ...]:
-    """Return the overrides: enough turns for every solution, and the rewards of steps where the environment has them."""
+    """Return the overrides: enough turns for every solution, and rewards of steps where the environment has them."""
     returned = ("reward=returned",) if name == "game2048" else ()
     return (f"environment={name}", TURNS, *returned)
 
@@ -94,12 +107,17 @@ def reference(name: str, seeds: Sequence[int] = (0, 1)) -> list[ReferenceEpisode
                 episodes.append(
                     ReferenceEpisode(
                         name, overrides, kind, seed, scenario.id, tuple(first), tools, tuple(actions[: len(steps)]),
-                        tuple(tuple(step.observation) for step in steps), steps[-1].done, reward,
+                        tuple(tuple(step.observation) for step in steps), tuple(step.new_context for step in steps),
+                        steps[-1].done, reward,
                     )
                 )  # fmt: skip
         return episodes
     finally:
         result_of(environment.close())
+
+
+def _first_user(messages: Sequence[dict[str, Any]]) -> str:
+    return next(str(message["content"]) for message in messages if message["role"] == "user")
 
 
 def result_of(value: Any) -> Any:

@@ -30,7 +30,7 @@ CLIENT = Path(__file__).with_name("verifiers_client.py")
 SUITE = "verifiers, environments served"
 COMMAND = "VERIFIERS_PYTHON=PYTHON python -m tests.conformance.verifiers_environment"
 ENVIRONMENTS = ("shop", "maze", "memory", "sql")
-"""Tools, text, several contexts, and tools again; each scenario has its own first user message."""
+"""Tools, text, several contexts, and tools again; each conversation has its own first user message."""
 
 
 def python() -> str | None:
@@ -50,10 +50,7 @@ def episodes_of(name: str) -> list[ReferenceEpisode]:
 
 def evaluate(interpreter: str, name: str, episodes: Sequence[ReferenceEpisode]) -> list[dict[str, Any]]:
     """Return what verifiers reports of its rollouts of the first scenarios."""
-    scripts = {
-        next(message["content"] for message in episode.first if message["role"] == "user"): episode.actions
-        for episode in episodes
-    }
+    scripts = {key: actions for episode in episodes for key, actions in episode.scripts().items()}
     with serving(create_app(load(overrides_of(name)))) as environment, serving_script(scripts) as model:
         line = [interpreter, str(CLIENT), environment, model, str(len(episodes))]
         done = subprocess.run(line, capture_output=True, text=True, timeout=600)
