@@ -18,7 +18,7 @@ import aiohttp
 import httpx
 import verifiers.v1 as vf
 
-__all__ = ["EspalierHarness", "EspalierTaskset"]
+__all__ = ["EspalierEnv", "EspalierHarness", "EspalierTaskset"]
 
 ID = "espalier_environment"
 LOADING = "verifiers-tasks"
@@ -129,12 +129,24 @@ class EspalierHarness(vf.Harness[EspalierHarnessConfig]):
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
+class EspalierEnvConfig(vf.EnvConfig):
+    """Settings of the environment. The harness executes no code of the model, so it needs no container."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime={"type": "subprocess"})
+
+
+class EspalierEnv(vf.Env[EspalierEnvConfig]):
+    """A single agent that plays a scenario."""
+
+    async def run(self, task: Any, agents: Any) -> None:
+        """Play an episode."""
+        await agents.agent.run(task)
+
+
 def load_environment(url: str, tasks: int | None = None, **env: Any) -> Any:
-    """Return the environment of verifiers for a served one. env: other settings of its config. The agent runs in a
-    subprocess runtime unless `agent` says otherwise: the harness executes no code of the model."""
+    """Return the environment of verifiers for a served one. env: other settings of `EspalierEnvConfig`."""
     from verifiers.v1.utils import loaders
 
-    env.setdefault("agent", {"runtime": {"type": "subprocess"}})
     taskset = {"id": ID, "url": url, "tasks": tasks}
     config = loaders.resolve_env_config({**env, "taskset": taskset})
     return loaders.load_environment(config)
