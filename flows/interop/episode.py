@@ -14,8 +14,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from components.environments.protocol import Messages
+from components.environments.protocol import Environment, Messages
 from components.errors import WaitTimeout
+from components.rollout.agent import ask
 from components.trajectories.schema import Scenario
 from flows.interop.invalid_request import InvalidRequest
 from flows.interop.reward import EpisodeReward
@@ -72,9 +73,10 @@ class Transition:
 class Episode:
     """Episodes of one instance, one after the other."""
 
-    def __init__(self, source: EpisodeSource):
+    def __init__(self, source: EpisodeSource, environment: Environment):
         self.source = source
-        self._instance = TestedInstance(source.make())
+        self._instance = TestedInstance(environment)
+        self._served = 0
         self._reward = EpisodeReward(source.make_reward())
         self._recording: Recording | None = None
         self.steps, self.total, self.done = 0, 0.0, False
@@ -82,6 +84,11 @@ class Episode:
     async def reset(self, scenario: Scenario) -> Start:
         """Start an episode."""
         self._recording = None
+        good_for = getattr(self._instance.environment, "good_for", None)
+        if good_for is not None and self._served >= good_for:
+            await self._instance.close()
+            self._instance, self._served = TestedInstance(await ask(self.source.make)), 0
+        self._served += 1
         recording = await self._instance.reset(scenario, "interop")
         self._recording, self.steps, self.total, self.done = recording, 0, 0.0, False
         return Start(scenario, recording.first, recording.tools)
@@ -135,7 +142,7 @@ class EpisodeThread:
             raise
 
     async def _make(self, source: EpisodeSource) -> Episode:
-        return Episode(source)
+        return Episode(source, await ask(source.make))
 
     def call(self, work: Callable[[Episode], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of an operation on the episode. Raises WaitTimeout if it exceeds the step timeout."""

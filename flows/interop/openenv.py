@@ -140,7 +140,7 @@ class OpenEnvServer:
         except WebSocketDisconnect:
             pass
         except CapacityReached as error:
-            limit = {"active_sessions": len(self.sessions), "max_sessions": self.sessions.limits.sessions}
+            limit = {"active_sessions": len(self.sessions), "max_sessions": self.sessions.most}
             await _send_error(socket, str(error), "CAPACITY_REACHED", **limit)
         except InvalidRequest as error:
             await _send_error(socket, str(error), "SESSION_ERROR")

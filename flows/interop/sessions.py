@@ -93,6 +93,11 @@ class Sessions:
         self._opening = 0
         self._by_name = asyncio.Lock()
 
+    @property
+    def most(self) -> int:
+        """Return the maximum number of sessions: that of the server, or of the environment's instances."""
+        return min(self.limits.sessions, self.source.instances or self.limits.sessions)
+
     def __len__(self) -> int:
         return len(self._sessions)
 
@@ -102,10 +107,10 @@ class Sessions:
 
     async def open(self, id: str = "", *, attached: bool = False) -> Session:
         """Create a session with an instance of its own. Raises CapacityReached, and the errors of the environment."""
-        if len(self._sessions) + self._opening >= self.limits.sessions:
+        if len(self._sessions) + self._opening >= self.most:
+            reason = "--sessions" if self.most == self.limits.sessions else f"instances of {self.source.name}"
             raise CapacityReached(
-                f"{self.limits.sessions} sessions are open, the maximum of this server (--sessions); close one, or try "
-                "again later"
+                f"{self.most} sessions are open, the maximum of this server ({reason}); close one, or try again later"
             )
         self._opening += 1
         try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SPLIT = "train"
 """Default split."""
+Inspected = tuple[tuple[Scenario, ...], tuple[dict[str, Any], ...], int | None]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class EpisodeSource:
     """Maximum number of actions of an episode."""
     step_timeout: float | None = None
     """Time limit of a reset or step in seconds; None: no limit."""
+    instances: int | None = None
+    """Maximum number of instances that the environment allows at once (`components.rollout.pool`); None: no limit."""
 
     @property
     def takes_text(self) -> bool:
@@ -82,7 +85,7 @@ def of_spec(spec: ExperimentSpec, split: str = SPLIT) -> EpisodeSource:
     factory = spec.environment.factory()
     name = (registered_name(factory) or spec.environment.target).rpartition(".")[2]
     EpisodeReward(spec.reward.build())  # raises SpecError for a reward that scores no single episode
-    scenarios, tools = _inspect(spec.environment.build, name, split)
+    scenarios, tools, instances = _inspect(spec.environment.build, name, split)
     return EpisodeSource(
         name=name,
         description=" ".join((inspect.getdoc(factory) or name).split("\n\n")[0].split()),
@@ -93,25 +96,26 @@ def of_spec(spec: ExperimentSpec, split: str = SPLIT) -> EpisodeSource:
         tools=tools,
         max_turns=spec.agent.max_turns,
         step_timeout=spec.collect.step_timeout,
+        instances=instances,
     )
 
 
-def _inspect(
-    make: Callable[[], Environment], name: str, split: str
-) -> tuple[tuple[Scenario, ...], tuple[dict[str, Any], ...]]:
-    """Return the scenarios of a split, and the tools of the first one, from an instance that is closed afterwards."""
+def _inspect(make: Callable[[], Environment], name: str, split: str) -> Inspected:
+    """Return the scenarios of a split, the tools of the first one, and the limit of instances, from an instance that is
+    closed afterwards."""
     from components.aio import run
+    from components.rollout.agent import ask
     from flows.qualification.recording import TestedInstance
 
-    async def inspect_instance() -> tuple[tuple[Scenario, ...], tuple[dict[str, Any], ...]]:
-        instance = TestedInstance(make())
+    async def inspect_instance() -> Inspected:
+        instance = TestedInstance(await ask(make))
         try:
             scenarios = tuple(await instance.scenarios(split))
             if not scenarios:
-                raise SpecError(
-                    [Problem("--split", f"{split!r}: {name} has no scenarios in it; expected train or heldout")]
-                )
-            return scenarios, tuple((await instance.reset(scenarios[0], "interop")).tools)
+                message = f"{split!r}: {name} has no scenarios in it; expected train or heldout"
+                raise SpecError([Problem("--split", message)])
+            tools = tuple((await instance.reset(scenarios[0], "interop")).tools)
+            return scenarios, tools, getattr(instance.environment, "instances", None)
         finally:
             await instance.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +96,30 @@ def test_rewards_of_steps_pass_through_for_a_reward_of_steps(episode):
     thread = episode(reward=Returned)
     reset(thread)
     assert [step(thread, text).reward for text in ("tick", "bad", "stop")] == pytest.approx([0.25, 0.0, 0.25])
+
+
+def test_an_instance_is_replaced_after_its_episodes_and_limits_sessions():
+    class Fragile(Clock):
+        good_for = 2
+        made = 0
+
+        def __init__(self):
+            Fragile.made += 1
+
+    thread = EpisodeThread(replace(source(), make=Fragile))
+    for seed in range(5):
+        reset(thread, seed)
+    assert Fragile.made == 3
+    thread.close()
+    assert Sessions(replace(source(), instances=1), Limits(sessions=4)).most == 1
+
+
+def test_an_environment_that_cannot_be_built_is_an_environment_failure():
+    def make():
+        raise RuntimeError("no licence")
+
+    with pytest.raises(EnvironmentFailed, match="no licence"):
+        EpisodeThread(replace(source(), make=make))
 
 
 def test_an_episode_is_truncated_after_max_turns_and_scored(episode):
@@ -231,18 +256,13 @@ def test_wrong_options_name_what_is_expected(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_steps_of_the_environment_are_validated(episode):
+def test_steps_of_the_environment_are_validated():
     class Broken(Clock):
         def step(self, action):
             return Step([{"role": "nobody", "content": "x"}])
 
-    broken = source()
-    thread = EpisodeThread(EpisodeSource(**{**vars_of(broken), "make": Broken}))
+    thread = EpisodeThread(replace(source(), make=Broken))
     reset(thread)
     with pytest.raises(EnvironmentFailed, match="nobody"):
         step(thread, "tick")
     thread.close()
-
-
-def vars_of(one: EpisodeSource) -> dict:
-    return {name: getattr(one, name) for name in EpisodeSource.__dataclass_fields__}
