@@ -34,9 +34,9 @@ def serve(source: EpisodeSource, options: argparse.Namespace) -> None:
     from components.environments.optional_packages import import_optional
     from flows.interop.listening import listen
     from flows.interop.listening import serve as serve_app
-    from flows.interop.sessions import Limits
+    from flows.interop.sessions import SessionLimits
 
-    limits = Limits(options.sessions, options.idle_timeout)
+    limits = SessionLimits(options.sessions, options.idle_timeout)
     name = f"{source.name} ({source.split}, {len(source.scenarios)} scenarios)"
     if options.stdio:
         from flows.interop.mcp import serve_stdio

@@ -73,9 +73,9 @@ def from_message(data: Mapping[str, Any]) -> Action:
             raise InvalidRequest(f"tool_calls[{index}] = {call!r:.80}: expected {expected}")
         parsed.append((function["name"], function.get("arguments", {})))
     action = tool_calls(parsed, content or "") if parsed else message(content or "")
-    for call, given in zip(action.get("tool_calls", ()), calls, strict=False):
-        if isinstance(given.get("id"), str):
-            call["id"] = given["id"]
+    for call, source in zip(action.get("tool_calls", ()), calls, strict=False):
+        if isinstance(source.get("id"), str):
+            call["id"] = source["id"]
     return action
 
 

@@ -1,6 +1,6 @@
 """Episodes of one environment instance, with the reward and the end that a program of others expects.
 
-`Episode` runs on one event loop. `EpisodeThread` gives an episode a thread and a loop of its own: a slow step blocks no
+`ServedEpisode` runs on one event loop. `EpisodeThread` gives it a thread and a loop of its own: a slow step blocks no
 other episode, and an environment whose resources belong to a thread or a loop (SQLite, sockets) works unchanged.
 """
 
@@ -70,7 +70,7 @@ class Transition:
         return _as_text(self.messages)
 
 
-class Episode:
+class ServedEpisode:
     """Episodes of one instance, one after the other."""
 
     def __init__(self, source: EpisodeSource, environment: Environment):
@@ -141,10 +141,10 @@ class EpisodeThread:
             self._stop()
             raise
 
-    async def _make(self, source: EpisodeSource) -> Episode:
-        return Episode(source, await ask(source.make))
+    async def _make(self, source: EpisodeSource) -> ServedEpisode:
+        return ServedEpisode(source, await ask(source.make))
 
-    def call(self, work: Callable[[Episode], Coroutine[Any, Any, Result]]) -> Result:
+    def call(self, work: Callable[[ServedEpisode], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of an operation on the episode. Raises WaitTimeout if it exceeds the step timeout."""
         future = self._submit(work(self.episode))
         try:
@@ -155,7 +155,7 @@ class EpisodeThread:
             future.cancel()
             raise self._timed_out() from None
 
-    async def call_async(self, work: Callable[[Episode], Coroutine[Any, Any, Result]]) -> Result:
+    async def call_async(self, work: Callable[[ServedEpisode], Coroutine[Any, Any, Result]]) -> Result:
         """Return the same without blocking the caller's event loop."""
         future = self._submit(work(self.episode))
         try:

@@ -26,7 +26,7 @@ from components.redaction import mask_text
 from flows.interop import actions
 from flows.interop.episode import Transition
 from flows.interop.invalid_request import InvalidRequest
-from flows.interop.sessions import CapacityReached, Limits, Session, Sessions
+from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource
 
 PATH = "/mcp"
@@ -55,7 +55,7 @@ EPISODE_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 """Description and arguments of the tools of the episode."""
 
 
-def create_mcp_app(source: EpisodeSource, limits: Limits | None = None) -> Any:
+def create_mcp_app(source: EpisodeSource, limits: SessionLimits | None = None) -> Any:
     """Return the ASGI application for streamable HTTP at `PATH`."""
     sessions = Sessions(source, limits)
     server = McpServer(sessions).server(http=True)
@@ -72,7 +72,7 @@ def serve_stdio(source: EpisodeSource) -> None:
     from components.aio import run
 
     stdio = import_optional("mcp.server.stdio", PACKAGE, NEEDED_BY)
-    server = McpServer(Sessions(source, Limits(sessions=1, idle=float(2**31)))).server(http=False)
+    server = McpServer(Sessions(source, SessionLimits(sessions=1, idle=float(2**31)))).server(http=False)
 
     async def serve() -> None:
         async with stdio.stdio_server() as (reads, writes):

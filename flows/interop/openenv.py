@@ -26,7 +26,7 @@ from flows.interop import openenv_messages as messages
 from flows.interop.invalid_request import InvalidRequest
 from flows.interop.openenv_messages import AnyAction, ResetData, StateData, StepBody, TextAction
 from flows.interop.openenv_rpc import JsonRpc
-from flows.interop.sessions import CapacityReached, Limits, Session, Sessions
+from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource
 
 DEFAULT = "default"
@@ -35,7 +35,7 @@ VERSION = "1.0.0"
 """Version of the HTTP interface of OpenEnv's servers."""
 
 
-def create_app(source: EpisodeSource, limits: Limits | None = None) -> FastAPI:
+def create_app(source: EpisodeSource, limits: SessionLimits | None = None) -> FastAPI:
     """Return the application."""
     sessions = Sessions(source, limits)
 

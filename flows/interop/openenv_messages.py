@@ -43,17 +43,17 @@ class AnyAction(_Message):
 
     @model_validator(mode="after")
     def _one_form(self) -> AnyAction:
-        given = [name for name in ("tool_name", "message", "tool_calls") if getattr(self, name) is not None]
+        fields = [name for name in ("tool_name", "message", "tool_calls") if getattr(self, name) is not None]
         expected = "expected message, or tool_name with arguments, or tool_calls"
         if self.type == "list_tools":
-            if given:
-                raise ValueError(f"list_tools takes no {given[0]}")
+            if fields:
+                raise ValueError(f"list_tools takes no {fields[0]}")
         elif self.type == "call_tool" and self.tool_name is None:
             raise ValueError("call_tool has no tool_name")
-        elif not given:
+        elif not fields:
             raise ValueError(f"no action; {expected}")
-        elif "tool_name" in given and len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} together; {expected}")
+        elif "tool_name" in fields and len(fields) > 1:
+            raise ValueError(f"{' and '.join(fields)} together; {expected}")
         elif self.arguments and self.tool_name is None:
             raise ValueError("arguments without tool_name")
         return self

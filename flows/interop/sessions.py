@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flows.interop.episode import Episode, EpisodeThread, Start
+from flows.interop.episode import EpisodeThread, ServedEpisode, Start
 from flows.interop.source import EpisodeSource
 
 Result = TypeVar("Result")
@@ -29,8 +29,8 @@ class CapacityReached(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a server."""
+class SessionLimits:
+    """SessionLimits of a server."""
 
     sessions: int = SESSIONS
     """Maximum number of sessions."""
@@ -53,7 +53,7 @@ class Session:
         self._lock = asyncio.Lock()
 
     @property
-    def episode(self) -> Episode:
+    def episode(self) -> ServedEpisode:
         """Return the episode, for its counters."""
         return self._thread.episode
 
@@ -65,7 +65,7 @@ class Session:
         self.episode_id = episode_id or secrets.token_hex(8)
         return self.start
 
-    async def call(self, work: Callable[[Episode], Coroutine[Any, Any, Result]]) -> Result:
+    async def call(self, work: Callable[[ServedEpisode], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of an operation on the episode."""
         async with self._lock:
             self.used = time.monotonic()
@@ -87,8 +87,8 @@ class Session:
 class Sessions:
     """Sessions of one server, at most `limits.sessions` at once."""
 
-    def __init__(self, source: EpisodeSource, limits: Limits | None = None):
-        self.source, self.limits = source, limits or Limits()
+    def __init__(self, source: EpisodeSource, limits: SessionLimits | None = None):
+        self.source, self.limits = source, limits or SessionLimits()
         self._sessions: dict[str, Session] = {}
         self._opening = 0
         self._by_name = asyncio.Lock()

@@ -18,7 +18,7 @@ from flows import environment as command
 from flows.interop import actions
 from flows.interop.episode import EpisodeThread
 from flows.interop.invalid_request import InvalidRequest
-from flows.interop.sessions import CapacityReached, Limits, Sessions
+from flows.interop.sessions import CapacityReached, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource, load
 from tests.conformance.reference_episodes import WRONG, reference
 
@@ -111,7 +111,7 @@ def test_an_instance_is_replaced_after_its_episodes_and_limits_sessions():
         reset(thread, seed)
     assert Fragile.made == 3
     thread.close()
-    assert Sessions(replace(source(), instances=1), Limits(sessions=4)).most == 1
+    assert Sessions(replace(source(), instances=1), SessionLimits(sessions=4)).most == 1
 
 
 def test_an_environment_that_cannot_be_built_is_an_environment_failure():
@@ -203,7 +203,7 @@ def test_an_invalid_message_is_refused_with_its_part(message):
 
 def test_sessions_are_separate_limited_and_closed_when_idle():
     async def use() -> None:
-        sessions = Sessions(source(), Limits(sessions=2, idle=0.2))
+        sessions = Sessions(source(), SessionLimits(sessions=2, idle=0.2))
         async with sessions.running():
             first, second = await sessions.open(attached=True), await sessions.open(attached=True)
             with pytest.raises(CapacityReached, match="2 sessions are open"):

@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from flows.interop.listening import serving
 from flows.interop.mcp import PATH, create_mcp_app
-from flows.interop.sessions import Limits
+from flows.interop.sessions import SessionLimits
 from flows.interop.source import load
 from tests.conformance.mcp_environment import EPISODE, play
 from tests.conformance.reference_episodes import overrides_of, reference
@@ -27,7 +27,7 @@ CODE = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def url():
-    with serving(create_mcp_app(load(overrides_of("shop")), Limits(sessions=4))) as address:
+    with serving(create_mcp_app(load(overrides_of("shop")), SessionLimits(sessions=4))) as address:
         yield address + PATH
 
 
@@ -104,7 +104,7 @@ def test_a_client_that_leaves_frees_its_session():
             async with Client(url, mode="legacy") as client:
                 assert not (await client.call_tool("episode_reset", {"seed": seed})).is_error
 
-    with serving(create_mcp_app(load(["environment=guess"]), Limits(sessions=1))) as address:
+    with serving(create_mcp_app(load(["environment=guess"]), SessionLimits(sessions=1))) as address:
         asyncio.run(ask(address + PATH))
 
 
@@ -118,7 +118,7 @@ def test_an_idle_episode_is_closed():
                 if result.is_error:
                     return text(result)
 
-    with serving(create_mcp_app(load(["environment=guess"]), Limits(idle=0.5))) as address:
+    with serving(create_mcp_app(load(["environment=guess"]), SessionLimits(idle=0.5))) as address:
         assert "score before reset" in asyncio.run(ask(address + PATH))
 
 

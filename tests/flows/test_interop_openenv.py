@@ -22,7 +22,7 @@ from components.environments.adapters.openenv import OpenEnv
 from components.trajectories.schema import Scenario
 from flows.interop.listening import serving
 from flows.interop.openenv import create_app
-from flows.interop.sessions import Limits
+from flows.interop.sessions import SessionLimits
 from flows.interop.source import load
 from tests.conformance.openenv_environment import action_of, ask, compare, python, request_of
 from tests.conformance.reference_episodes import overrides_of, reference
@@ -35,7 +35,7 @@ def urls():
     """A server of an environment with tools, and of one with text, each with two sessions at most."""
     with contextlib.ExitStack() as stack:
         yield {
-            name: stack.enter_context(serving(create_app(load(overrides_of(name)), Limits(sessions=4))))
+            name: stack.enter_context(serving(create_app(load(overrides_of(name)), SessionLimits(sessions=4))))
             for name in ("shop", "maze")
         }
 
@@ -133,7 +133,7 @@ def test_sessions_beyond_the_maximum_are_refused(urls):
 
 def test_an_idle_connection_is_closed_with_a_reason():
     with (
-        serving(create_app(load(["environment=guess"]), Limits(idle=0.5))) as url,
+        serving(create_app(load(["environment=guess"]), SessionLimits(idle=0.5))) as url,
         connect(url.replace("http", "ws") + "/ws") as connection,
     ):
         response = json.loads(connection.recv())

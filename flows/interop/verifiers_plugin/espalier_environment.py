@@ -123,9 +123,12 @@ class EspalierHarness(vf.Harness[EspalierHarnessConfig]):
                 result["reward"] += step["reward"]
                 result["success"] = bool(info["info"].get("success", False))
                 result["truncated"], done = info["truncated"], step["done"]
-                said = {"role": "assistant", "content": answer.get("content") or "", "tool_calls": calls}
-                kept = [] if info["new_context"] else [*messages, {k: v for k, v in said.items() if v is not None}]
-                messages = [*kept, *info["messages"]]
+                message = {
+                    "role": "assistant",
+                    "content": action["message"],
+                    **({"tool_calls": calls} if calls else {}),
+                }
+                messages = [*([] if info["new_context"] else [*messages, message]), *info["messages"]]
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
