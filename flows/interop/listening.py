@@ -26,6 +26,11 @@ def listen(port: int) -> socket.socket:
         ) from None
 
 
+def address(listener: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    return f"http://{HOST}:{listener.getsockname()[1]}"
+
+
 def serve(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. ready: called with the URL once the server accepts connections.
 
@@ -38,35 +43,33 @@ def serve(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> No
 @contextlib.contextmanager
 def serving(app: Any, port: int = 0) -> Iterator[str]:
     """Serve in a thread while the block runs; yield the URL. Raises ResourceError if the port is in use."""
-    started, urls = threading.Event(), list[str]()
+    started = threading.Event()
     with listen(port) as listener:
-        server = _server(app, listener, lambda url: (urls.append(url), started.set()))
+        server = _server(app, listener, lambda url: started.set())
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True, name="environment-server")
         thread.start()
         try:
             while not started.wait(0.1):
                 if not thread.is_alive():
                     raise ResourceError("the server of the environment did not start; the log has the reason")
-            yield urls[0]
+            yield address(listener)
         finally:
             server.should_exit = True
             thread.join(STOP)
 
 
-def _server(app: Any, listener: socket.socket, ready: Callable[[str], Any]) -> Any:
+def _server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> Any:
     import uvicorn
 
     from components.inference.access import AccessMiddleware
-
-    port = listener.getsockname()[1]
 
     class Announcing(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                ready(f"http://{HOST}:{port}")
+                ready(address(listener))
 
-    access = AccessMiddleware(app, host=HOST, port=port, key=None, option="")
+    access = AccessMiddleware(app, host=HOST, port=listener.getsockname()[1], key=None, option="")
     config = uvicorn.Config(
         access,
         log_config=None,

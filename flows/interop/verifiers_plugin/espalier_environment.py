@@ -117,7 +117,8 @@ class EspalierHarness(vf.Harness[EspalierHarnessConfig]):
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=text[-2000:])
                     answer = (await response.json())["choices"][0]["message"]
                 calls = answer.get("tool_calls") or None
-                action = {"message": answer.get("content") or "", **({"tool_calls": calls} if calls else {})}
+                called = {"tool_calls": calls} if calls else {}
+                action = {"message": answer.get("content") or "", **called}
                 step = await _exchange(socket, "step", action)
                 info = step["metadata"]
                 result["reward"] += step["reward"]
