@@ -63,20 +63,32 @@ class AccessMiddleware:
 
     host, port: address of the server. key: API key that clients send as `Authorization: Bearer KEY`; None requires no
     key. allowed_hosts: additional values of Host, `NAME` (any port) or `NAME:PORT`; if empty, a non-loopback address
-    allows any Host.
+    allows any Host. option: command-line option that allows more hosts, for the message; empty if there is none.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, key: str | None, allowed_hosts: Collection[str] = ()):
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        key: str | None,
+        allowed_hosts: Collection[str] = (),
+        option: str = "--allowed-host NAME",
+    ):
         self._app = app
         self._port = port
         self._key = key.encode() if key is not None else None
         self._allowed = {name.lower() for name in allowed_hosts}
+        self._remedy = f", or start it with {option}" if option else ""
         self._any_host = not is_loopback(host) and not self._allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope) if scope["type"] == "http" else None
+        error = self._error(scope) if scope["type"] in ("http", "websocket") else None
         if error is None:
             await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # before the handshake: HTTP 403
         else:
             status, message, code = error
             headers = {"www-authenticate": "Bearer"} if status == 401 else {}
@@ -92,8 +104,8 @@ class AccessMiddleware:
         if len(hosts) != 1 or not self._host_allowed(hosts[0]):
             shown = hosts[0][:100] if hosts else ""
             message = (
-                f"Host: {shown!r} is not this server. Use its address 127.0.0.1 or localhost with port {self._port}, "
-                "or start it with --allowed-host NAME"
+                f"Host: {shown!r} is not this server. Use its address 127.0.0.1 or localhost with port {self._port}"
+                f"{self._remedy}"
             )
             return 421, message, "host_not_allowed"
         if any(not _same_origin(origin.decode("latin-1"), hosts[0]) for origin in headers.get(b"origin", [])):

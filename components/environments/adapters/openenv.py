@@ -3,7 +3,7 @@
 An OpenEnv server runs separately. Each instance of this class holds one WebSocket connection, which is one environment
 on the server. The server defines actions by a JSON schema, which becomes the agent's only tool, `act`. If an action is
 a single text, a plain message is accepted too. If the actions of a server are tool calls (MCP), the agent gets these
-tools.
+tools, and a plain message is accepted if an action may be one.
 
 The OpenEnv package is not required: the protocol is a few JSON messages. A server error raises EnvironmentFailed, or
 EnvironmentUnavailable if the server is full, overloaded or unreachable. Invalid actions are reported to the agent and
@@ -46,6 +46,8 @@ HIDDEN = ("metadata", "type")
 """Fields of an action that are not shown to the agent."""
 TOOL_FIELDS = {"tool_name", "arguments"}
 """Fields of an action that is a tool call."""
+TEXT_FIELD = "message"
+"""Field of an action that is a message, on a server whose other actions are tool calls."""
 
 
 @registered("environment.openenv")
@@ -101,7 +103,7 @@ class OpenEnv:
         self._uses_tools = False
         """True if the actions of the server are tool calls."""
         self._text = ""
-        """Name of the only field of an action, if it is a text; otherwise empty."""
+        """Name of the field of an action that takes a plain message; empty if there is none."""
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,9 +118,11 @@ class OpenEnv:
         if self._tools is None:
             action = await self._schema()
             fields = {name: field for name, field in (action.get("properties") or {}).items() if name not in HIDDEN}
-            self._uses_tools = not fields or set(fields) == TOOL_FIELDS
+            self._uses_tools = not fields or set(fields) >= TOOL_FIELDS
             self._tools = await self._list_tools() if self._uses_tools else [_act(action, fields)]
-            if not self._uses_tools and len(fields) == 1:
+            if self._uses_tools:
+                self._text = TEXT_FIELD if TEXT_FIELD in fields else ""
+            elif len(fields) == 1:
                 ((name, schema),) = fields.items()
                 self._text = name if schema.get("type") == "string" else ""
         return self._tools

@@ -15,6 +15,9 @@ from components.trajectories.schema import Failure, Score, Trajectory
 class Returned:
     """Reward reported by the environment. An episode without `reward` and step rewards is unscored with that reason."""
 
+    of_steps = True
+    """The reward of an episode is the sum of the rewards of its steps."""
+
     def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
         """Return one score for each trajectory."""
         return [_score(trajectory) for trajectory in group]

@@ -1,0 +1,1 @@
+"""Interoperability: environments of Espalier for programs of others, over OpenEnv, MCP, Gymnasium and verifiers."""

@@ -1,0 +1,84 @@
+"""HTTP server of an application on 127.0.0.1, for programs on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from components.errors import ResourceError
+
+HOST = "127.0.0.1"
+STOP = 20.0
+"""Seconds to wait for the end of a server in a thread."""
+
+
+def listen(port: int) -> socket.socket:
+    """Return a listening socket. port: 0 for any free one. Raises ResourceError if the port is in use."""
+    try:
+        return socket.create_server((HOST, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ResourceError(
+            f"--port {port}: cannot listen on {HOST} ({reason}); choose another port, or 0 for any free one"
+        ) from None
+
+
+def address(listener: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    return f"http://{HOST}:{listener.getsockname()[1]}"
+
+
+def serve(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. ready: called with the URL once the server accepts connections.
+
+    Requests from web pages of other origins, and requests that name another host, are rejected.
+    """
+    with listener:
+        _server(app, listener, ready).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def serving(app: Any, port: int = 0) -> Iterator[str]:
+    """Serve in a thread while the block runs; yield the URL. Raises ResourceError if the port is in use."""
+    started = threading.Event()
+    with listen(port) as listener:
+        server = _server(app, listener, lambda url: started.set())
+        thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True, name="environment-server")
+        thread.start()
+        try:
+            while not started.wait(0.1):
+                if not thread.is_alive():
+                    raise ResourceError("the server of the environment did not start; the log has the reason")
+            yield address(listener)
+        finally:
+            server.should_exit = True
+            thread.join(STOP)
+
+
+def _server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> Any:
+    import uvicorn
+
+    from components.inference.access import AccessMiddleware
+
+    class Announcing(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                ready(address(listener))
+
+    access = AccessMiddleware(app, host=HOST, port=listener.getsockname()[1], key=None, option="")
+    config = uvicorn.Config(
+        access,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="websockets-sansio",
+        lifespan="on",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+    )
+    return Announcing(config)

@@ -1,0 +1,122 @@
+"""Source of episodes for programs of others: a configured environment, its scenarios, its reward and its turn limit.
+
+    source = load(["environment=shop", "environment.train=64", "reward=outcome"])
+
+The overrides are those of `flows.run`. A scenario is chosen by its id or by a seed: seed N is scenario N modulo the
+number of scenarios of the split. An episode ends after `agent.max_turns` actions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.environments.protocol import ACT_TOOL, Environment
+from components.errors import Problem, SpecError
+from components.specs.base import nearest
+from components.specs.registered import registered_name
+from components.trajectories.schema import Scenario
+from flows.interop.invalid_request import InvalidRequest
+
+if TYPE_CHECKING:
+    from flows.experiment.spec import ExperimentSpec
+
+SPLIT = "train"
+"""Default split."""
+Inspected = tuple[tuple[Scenario, ...], tuple[dict[str, Any], ...], int | None]
+
+
+@dataclass(frozen=True)
+class EpisodeSource:
+    """Configured environment with the scenarios of one split."""
+
+    name: str
+    """Name of the environment: `shop`."""
+    description: str
+    """First paragraph of its documentation."""
+    make: Callable[[], Environment]
+    """Factory of instances; each serves one episode at a time."""
+    make_reward: Callable[[], Any]
+    """Factory of the reward that scores an episode."""
+    split: str
+    scenarios: tuple[Scenario, ...]
+    tools: tuple[dict[str, Any], ...]
+    """Tools of the first scenario, in OpenAI's format; other scenarios may have others."""
+    max_turns: int
+    """Maximum number of actions of an episode."""
+    step_timeout: float | None = None
+    """Time limit of a reset or step in seconds; None: no limit."""
+    instances: int | None = None
+    """Maximum number of instances that the environment allows at once (`components.rollout.pool`); None: no limit."""
+
+    @property
+    def takes_text(self) -> bool:
+        """True if actions are text: the environment has no tools, or only the tool `act`."""
+        return [tool["function"]["name"] for tool in self.tools] in ([], [ACT_TOOL])
+
+    def scenario(self, *, id: str | None = None, seed: int | None = None) -> Scenario:
+        """Return a scenario by id, or by seed modulo the number of scenarios. Raises InvalidRequest for an unknown
+        id."""
+        if id is None:
+            return self.scenarios[(seed or 0) % len(self.scenarios)]
+        for scenario in self.scenarios:
+            if scenario.id == id:
+                return scenario
+        close = nearest(id, [scenario.id for scenario in self.scenarios])
+        hint = f". Did you mean {close!r}?" if close else ""
+        raise InvalidRequest(f"scenario = {id!r:.100}: {self.name} has no such scenario in split {self.split}{hint}")
+
+
+def load(overrides: Sequence[str], split: str = SPLIT, config_dir: str | Path | None = None) -> EpisodeSource:
+    """Return the source that overrides describe, such as `environment=shop`. Raises SpecError, ResourceError, and
+    EnvironmentFailed if the environment cannot start an episode."""
+    from flows.experiment.compose import check
+
+    return of_spec(check(list(overrides), config_dir=config_dir)[0], split)
+
+
+def of_spec(spec: ExperimentSpec, split: str = SPLIT) -> EpisodeSource:
+    """Return the source of an experiment's environment, reward and turn limit."""
+    from flows.interop.reward import EpisodeReward
+
+    factory = spec.environment.factory()
+    name = (registered_name(factory) or spec.environment.target).rpartition(".")[2]
+    EpisodeReward(spec.reward.build())  # raises SpecError for a reward that scores no single episode
+    scenarios, tools, instances = _inspect(spec.environment.build, name, split)
+    return EpisodeSource(
+        name=name,
+        description=" ".join((inspect.getdoc(factory) or name).split("\n\n")[0].split()),
+        make=spec.environment.build,
+        make_reward=spec.reward.build,
+        split=split,
+        scenarios=scenarios,
+        tools=tools,
+        max_turns=spec.agent.max_turns,
+        step_timeout=spec.collect.step_timeout,
+        instances=instances,
+    )
+
+
+def _inspect(make: Callable[[], Environment], name: str, split: str) -> Inspected:
+    """Return the scenarios of a split, the tools of the first one, and the limit of instances, from an instance that is
+    closed afterwards."""
+    from components.aio import run
+    from components.rollout.agent import ask
+    from flows.qualification.recording import TestedInstance
+
+    async def inspect_instance() -> Inspected:
+        instance = TestedInstance(await ask(make))
+        try:
+            scenarios = tuple(await instance.scenarios(split))
+            if not scenarios:
+                message = f"{split!r}: {name} has no scenarios in it; expected train or heldout"
+                raise SpecError([Problem("--split", message)])
+            tools = tuple((await instance.reset(scenarios[0], "interop")).tools)
+            return scenarios, tools, getattr(instance.environment, "instances", None)
+        finally:
+            await instance.close()
+
+    return run(inspect_instance())

@@ -1,0 +1,1 @@
+"""Plugin of the package verifiers; runs in its interpreter, which needs nothing else of Espalier."""
