@@ -12,9 +12,11 @@ Everything is validated before the server answers. Exit codes are those of `flow
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from components.errors import EspalierError, Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
@@ -51,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(overrides: Sequence[str], config_dir: str | None, limit: int) -> None:
     """Serve the experiments of a command line until standard input ends. Raises SpecError and ResourceError."""
+    with offered(overrides, config_dir, limit) as server:
+        server.run("stdio")
+
+
+@contextlib.contextmanager
+def offered(overrides: Sequence[str], config_dir: str | None, limit: int) -> Iterator[Any]:
+    """Yield the MCP server of a command line; its runs end with the context. Raises SpecError and ResourceError."""
     from components.environments.optional_packages import import_optional
     from flows.agent_tools.jobs import Jobs
     from flows.agent_tools.permissions import Permissions
@@ -71,7 +80,7 @@ def serve(overrides: Sequence[str], config_dir: str | None, limit: int) -> None:
         server.tool(description=inspect.getdoc(tool))(reporting_errors(tool, tool_error))
     print(f"offers {', '.join(permitted.specs)} on standard input and output", file=sys.stderr, flush=True)
     try:
-        server.run("stdio")
+        yield server
     finally:
         jobs.close()
 

@@ -36,6 +36,10 @@ SHORTEST_SECRET = 6
 """Minimum length of a masked value in characters: masking the value of DEBUG=1 would mask every 1."""
 NO_SESSION = 404
 """HTTP status for a call in a session that the server does not have."""
+BAD_REQUEST = 400
+"""Lowest HTTP status of an error."""
+UNAUTHORIZED = (401, 403)
+"""HTTP statuses for missing or insufficient credentials."""
 CLOSE = 5.0
 """Timeout for the exit of a server, in seconds; it is then killed."""
 REFUSED = (-32602, -32601)
@@ -212,11 +216,10 @@ class McpSession:
             if self._status == NO_SESSION:
                 raise self._lost(f"lost the session at {action}: {error}") from None
             if self._status in PASSING or error.code == CLOSED:
-                status = f" (HTTP {self._status})" if self._status in PASSING else ""
-                raise self._lost(f"failed at {action}: {error}{status}") from None
+                raise self._lost(f"failed at {action}: {error}{self._status_text()}") from None
             if error.code in REFUSED:
                 raise _Refused(self._printable(str(error))) from None
-            raise self._failed(f"failed at {action}: {error}") from None
+            raise self._failed(f"failed at {action}: {error}{self._status_text()}") from None
         except (RuntimeError, ValueError) as error:  # a response that violates the protocol or the schema of the tool
             if isinstance(error, EnvironmentFailed):
                 raise
@@ -234,8 +237,17 @@ class McpSession:
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
             return ResourceError(f"environment.command: {self._address}: {error.strerror}; cannot start the program")
         return (self._lost if unavailable else self._failed)(
-            f"failed to open a session: {type(error).__name__}: {error}"
+            f"failed to open a session: {type(error).__name__}: {error}{self._status_text()}"
         )
+
+    def _status_text(self) -> str:
+        """Return the HTTP status of an error, with what to do where the server requires credentials."""
+        if self._status < BAD_REQUEST:
+            return ""
+        credentials = (
+            "; expected credentials: set environment.headers={Authorization: VARIABLE}; OAuth is not supported"
+        )
+        return f" (HTTP {self._status}{credentials if self._status in UNAUTHORIZED else ''})"
 
     def _lost(self, action: str) -> EnvironmentFailed:
         """Return EnvironmentUnavailable for a server over HTTP, which may return; EnvironmentFailed for a
