@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.conformance.report import Case, Report, show
+from tests.conformance.report import Case, Report, Unavailable, show
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "@modelcontextprotocol/conformance"
@@ -74,10 +74,6 @@ SERVER_REFUSED = {
     "prompts-get-": NO_PROMPTS,
 }
 REFUSED = {"client": CLIENT_REFUSED, "server": SERVER_REFUSED}
-
-
-class Unavailable(Exception):
-    """The suite cannot run here; the message says why."""
 
 
 class Suite:

@@ -19,6 +19,10 @@ SHOWN = 110
 """Maximum number of characters of a reason in a table; JSON has all of it."""
 
 
+class Unavailable(Exception):
+    """A suite cannot run here; the message says why."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One case of a suite. reason: why it failed, was refused or skipped."""
