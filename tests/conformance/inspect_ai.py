@@ -51,7 +51,16 @@ def run_inspect(python: Path, task: str, items: Sequence[policy.Item], url: str)
         command = [
             *(python, "-m", "inspect_ai", "eval", f"{TASKS}@{task}", "-T", f"items={file}"),
             *("--model", f"openai-api/espalier/{policy.NAME}", "--model-base-url", url, "--temperature", "0"),
-            *("--max-tokens", str(policy.MAX_TOKENS), "--epochs", str(EPOCHS), "--max-retries", "0"),
+            *(
+                "--max-tokens",
+                str(policy.MAX_TOKENS),
+                "--epochs",
+                str(EPOCHS),
+                "--max-retries",
+                "0",
+                "-M",
+                "strict_tools=false",
+            ),
             *("--log-format", "json", "--log-dir", str(Path(folder) / "logs"), "--display", "plain"),
         ]
         environment = {
