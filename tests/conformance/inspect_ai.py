@@ -1,6 +1,6 @@
 """Inspect evaluates a served policy, and agrees with `flows.evaluate` scenario by scenario.
 
-    python -m tests.conformance.inspect_ai --python PYTHON [--model tiny] [--items 8] [--root FOLDER] [--json]
+    python -m tests.conformance.inspect_ai --python PYTHON [--model tiny] [--items 4] [--root FOLDER] [--json]
 
 PYTHON is the interpreter of an environment with `inspect-ai` and `openai`; it is not Espalier's. `flows.evaluate` plays
 held-out scenarios greedily; `inspect eval` asks a server of the same model through its provider `openai-api`, in two
@@ -120,7 +120,7 @@ def cases(python: Path, root: Path, model: str, items: int) -> list[Case]:
     return results
 
 
-def report(python: Path, root: Path | None = None, model: str = "smollm2", items: int = 8) -> Report:
+def report(python: Path, root: Path | None = None, model: str = "smollm2", items: int = 4) -> Report:
     """Return the comparison of all scenarios."""
     try:
         version = version_of(python, "inspect-ai")
@@ -134,7 +134,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the comparisons with evaluation programs share."""
     parser.add_argument("--python", type=Path, required=True, help="interpreter of an environment with the program")
     parser.add_argument("--model", choices=tuple(policy.MODELS), default="smollm2", help="tiny: random weights")
-    parser.add_argument("--items", type=int, default=8, help="scenarios of each environment (default: 8)")
+    parser.add_argument("--items", type=int, default=4, help="scenarios of each environment (default: 4)")
     parser.add_argument("--root", type=Path, help="folder of the evaluations, which are reused; none: a temporary one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

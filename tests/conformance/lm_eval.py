@@ -1,6 +1,6 @@
 """lm-evaluation-harness evaluates a served policy, and agrees with `flows.evaluate` and with transformers.
 
-    python -m tests.conformance.lm_eval --python PYTHON [--model tiny] [--items 8] [--root FOLDER] [--json]
+    python -m tests.conformance.lm_eval --python PYTHON [--model tiny] [--items 4] [--root FOLDER] [--json]
 
 PYTHON is the interpreter of an environment with `lm-eval[api]` and `transformers`; it is not Espalier's.
 `local-chat-completions` generates answers to the scenarios that `flows.evaluate` played greedily: text and score must
@@ -151,7 +151,7 @@ def likelihoods(model: Path, table: Sequence[dict[str, Any]]) -> list[list[float
     return results
 
 
-def report(python: Path, root: Path | None = None, model: str = "smollm2", items: int = 8) -> Report:
+def report(python: Path, root: Path | None = None, model: str = "smollm2", items: int = 4) -> Report:
     """Return the comparison of all scenarios."""
     try:
         version = version_of(python, "lm_eval")

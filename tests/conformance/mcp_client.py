@@ -51,6 +51,9 @@ async def play(url: str, calls: list[dict[str, object]]) -> list[str]:
 
 
 def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: MCP_CONFORMANCE_SCENARIO=NAME python -m tests.conformance.mcp_client URL", file=sys.stderr)
+        return 2
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     try:
         results = asyncio.run(play(sys.argv[1], CALLS.get(scenario, AUTHORIZED)))

@@ -17,6 +17,8 @@ from tests.conformance.report import Case, Report, Unavailable
 ROOT = Path(__file__).resolve().parents[2]
 NPM = ROOT / ".conformance"
 """Folder of the npm packages."""
+RUNS = NPM / "runs"
+"""Folder of the evaluations with which suites are compared."""
 PYTHONS = ROOT / ".venv-conformance"
 """Folder of the Python environments, one for each requirements file."""
 NPM_PACKAGES = ("@modelcontextprotocol/conformance@0.1.16", "node@22")
@@ -144,29 +146,34 @@ def _equal(name: str, differences: int, total: int | None) -> Case:
     return Case(name, "failed", f"{differences}{f' of {total}' if total else ''} differ")
 
 
-def open_responses_report(command: str, value: Values) -> Report:
-    """Return the report of Open Responses: its cases on each policy."""
-    if "skipped" in value:
-        return Report("Open Responses", "", command, reason=value["skipped"])
-    cases = [
-        Case(f"{policy}: {case['id']}", case["status"], case["reason"])
-        for policy, listed in value["policies"].items()
-        for case in listed
+def discovered(listed: list[Suite]) -> list[Suite]:
+    """Return the listed suites whose runner exists, then those of other runners of this folder, without arguments.
+
+    A runner is a program that ends with `show(report, …)`.
+    """
+    folder_of_runners = Path(__file__).parent
+    runners = [
+        path.stem
+        for path in sorted(folder_of_runners.glob("*.py"))
+        if "__main__" in (text := path.read_text()) and "import argparse" in text and "show(" in text
     ]
-    return Report("Open Responses", value["suite"][:12], command, cases)
+    listed = [suite for suite in listed if (folder_of_runners / f"{suite.module}.py").exists()]
+    modules = {suite.module for suite in listed}
+    others = [Suite(name.replace("_", " "), name, list) for name in runners if name not in modules]
+    return listed + others
 
 
-SUITES = [
+LISTED = [
     Suite("MCP client", "mcp", lambda: ["client"]),
     Suite("MCP server", "mcp", lambda: ["server"]),
-    Suite("Inspect", "inspect_ai", lambda: ["--python", python_of("inspect")]),
-    Suite("lm-eval", "lm_eval", lambda: ["--python", python_of("lm-eval")]),
+    Suite("Inspect", "inspect_ai", lambda: ["--python", python_of("inspect"), "--root", str(RUNS)]),
+    Suite("lm-eval", "lm_eval", lambda: ["--python", python_of("lm-eval"), "--root", str(RUNS)]),
     Suite(
         "Open Responses",
         "open_responses",
         lambda: ["--suite", folder("OPEN_RESPONSES", "a checkout of openresponses/openresponses")],
-        open_responses_report,
     ),
     Suite("tau-bench", "tau_bench", lambda: ["--data", folder("TAU_BENCH", "the data of tau-bench")], tau_report),
     Suite("RL libraries", "algorithms", rl_libraries),
 ]
+SUITES = discovered(LISTED)

@@ -536,3 +536,12 @@ def test_no_process_is_left_running(file):
     ]
     assert not [line for line in running if SERVER.encode() in line]
     assert module.SYSTEM
+
+
+def test_missing_credentials_name_the_status_and_the_key(file):
+    """The SDK says only that the server returned an error."""
+    hint = r"HTTP 401; expected credentials: set environment.headers=\{Authorization: VARIABLE\}"
+    with line() as (between, url):
+        between.faults = iter([status(401)])
+        with pytest.raises(EnvironmentFailed, match=hint):
+            play(Mcp(file, url=url))
