@@ -155,7 +155,7 @@ def discovered(listed: list[Suite]) -> list[Suite]:
     runners = [
         path.stem
         for path in sorted(folder_of_runners.glob("*.py"))
-        if "__main__" in (text := path.read_text()) and "import argparse" in text and "show(" in text
+        if '\nif __name__ == "__main__":' in (text := path.read_text()) and "show(" in text
     ]
     listed = [suite for suite in listed if (folder_of_runners / f"{suite.module}.py").exists()]
     modules = {suite.module for suite in listed}

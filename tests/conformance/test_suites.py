@@ -25,7 +25,7 @@ def test_a_suite_without_its_data_is_skipped_with_the_variable(monkeypatch, caps
 
 def test_every_runner_of_the_folder_is_a_suite():
     runners = {path.stem for path in Path(suites.__file__).parent.glob("*.py") if "show(" in path.read_text()}
-    runners -= {"report", "test_report", "suites", "test_suites"}
+    runners -= {"report", "suites", "test_report", "test_suites"}
     assert runners | {"tau_bench"} == {suite.module for suite in suites.SUITES}
     assert len({suite.name for suite in suites.SUITES}) == len(suites.SUITES)
 
