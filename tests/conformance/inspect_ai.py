@@ -16,6 +16,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,10 +116,33 @@ def cases(python: Path, root: Path, model: str, items: int) -> list[Case]:
         evaluation = policy.evaluate(root, model, environment, items)
         with policy.served(evaluation.model) as url:
             samples = run_inspect(python, environment, evaluation.items, url)
+            strict = strict_tools(url)
         for item in evaluation.items:
             difference = compare(item, [sample for sample in samples if sample["id"] == item.id])
             results.append(Case(item.id, "failed" if difference else "passed", difference))
-    return results
+    return [*results, strict]
+
+
+def strict_tools(url: str) -> Case:
+    """Return the case of Inspect's default, tools with `strict: true`; the tasks run with `-M strict_tools=false`."""
+    function = {"name": "look", "description": "looks", "parameters": {"type": "object", "properties": {}}}
+    body = {
+        "model": policy.NAME,
+        "messages": [{"role": "user", "content": "Look."}],
+        "tools": [{"type": "function", "function": {**function, "strict": True}}],
+        "max_tokens": 1,
+    }
+    request = urllib.request.Request(
+        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    name = "strict tools"
+    try:
+        urllib.request.urlopen(request).close()
+    except urllib.error.HTTPError as error:
+        message = str(json.load(error)["error"]["message"])
+        reason = f"HTTP {error.code}: {message}; Inspect has -M strict_tools=false"
+        return Case(name, "refused" if error.code == 400 and "strict" in message else "failed", reason)
+    return Case(name, "passed")
 
 
 def report(python: Path, root: Path | None = None, model: str = "smollm2", items: int = 4) -> Report:
