@@ -83,7 +83,7 @@ def cases_text(report: Report) -> str:
 
 
 def suites_text(reports: Sequence[Report]) -> str:
-    """Return one line for each suite, then its cases that were refused, failed or skipped."""
+    """Return one line for each suite, then its cases that did not pass, grouped by the reason."""
     header = ("suite", "version", "cases", "passed", "failed", "refused", "skipped", "command")
     rows = [
         (
@@ -97,7 +97,11 @@ def suites_text(reports: Sequence[Report]) -> str:
     ]
     lines = [table(header, rows)]
     for report in reports:
-        notes = [f"  {case.outcome} {case.name}: {case.reason}" for case in report.cases if case.outcome != "passed"]
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for case in report.cases:
+            if case.outcome != "passed":
+                grouped.setdefault((case.outcome, case.reason), []).append(case.name)
+        notes = [f"  {outcome} {', '.join(names)}: {reason}" for (outcome, reason), names in grouped.items()]
         if report.reason:
             notes = [f"  skipped: {report.reason}"]
         lines += ["", report.suite, *notes] if notes else []

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def run(suite: Suite) -> Report:
             timeout=TIMEOUT,
             check=False,
         )
-        return suite.convert(command, json.loads(ended.stdout.strip().splitlines()[-1]))
+        report = suite.convert(command, json.loads(ended.stdout.strip().splitlines()[-1]))
+        return replace(report, suite=suite.name, command=command) if suite in LISTED else report
     except Unavailable as error:
         return Report(suite.name, "", command, reason=str(error))
     except subprocess.TimeoutExpired:
@@ -97,8 +98,10 @@ def run(suite: Suite) -> Report:
 
 
 def _shown(argument: str) -> str:
-    """Return an argument as the table shows it: paths in the checkout are relative."""
-    return str(Path(argument).relative_to(ROOT)) if argument.startswith(f"{ROOT}/") else argument
+    """Return an argument as the table shows it: paths in the checkout are relative, others are FOLDER."""
+    if argument.startswith(f"{ROOT}/"):
+        return str(Path(argument).relative_to(ROOT))
+    return "FOLDER" if os.path.isabs(argument) else argument
 
 
 def folder(variable: str, content: str) -> str:
