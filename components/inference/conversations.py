@@ -96,11 +96,15 @@ class Conversations:
         turn = sum(message["role"] == "assistant" for message in request.messages)
         text = self._chat.text_of(sampled[:-1] if stopped else sampled)
         before = text_before(text, request.stop)
-        message = self._chat.parse_text(text if before is None else before, turn)
+        text = text if before is None else before
+        if request.form.without_calls:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+        else:
+            message = self._chat.parse_text(text, turn)
         self.record_response(request, message, prompt + sampled)
         ended = stopped or before is not None
         reason = "length" if not ended else "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy)
+        return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy, altered=request.altered)
 
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from components.inference.response_form import FREE, NO_CHANGE, LogitChange, ResponseForm
+
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
 
@@ -77,6 +79,15 @@ class ChatRequest:
     listener: Callable[[Increment], None] | None = field(default=None, compare=False, repr=False)
     """Callback for the tokens of the response as they are sampled, in the event loop of the request. It does not affect
     the response. Engines that do not stream never call it."""
+    form: ResponseForm = FREE
+    """Form that the response is held to."""
+    change: LogitChange = NO_CHANGE
+
+    @property
+    def altered(self) -> bool:
+        """True if the response is no sample of the policy's distribution: its form excludes tokens, or logits are
+        changed."""
+        return self.form.constrained or self.change != NO_CHANGE
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,6 +118,8 @@ class ChatCompletion:
     """Version of the policy that generated the response."""
     usage: ReportedTokens | None = None
     """Counts of a server that returns no token ids; None if the token ids are the counts, or if nothing is known."""
+    altered: bool = False
+    """True if the request altered the policy's distribution (`ChatRequest.altered`): the tokens are not trained on."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from components.chat_client import empty_answer
 from components.inference.protocol import ChatRequest, ReportedTokens
+from components.inference.response_form import ANY_OBJECT
 
 
 def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
@@ -25,7 +26,25 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
         body["tools"] = request.tools
     if request.stop:
         body["stop"] = list(request.stop)
-    return body | sampling.cuts
+    return body | sampling.cuts | _form(request)
+
+
+def _form(request: ChatRequest) -> dict[str, Any]:
+    """Return the parameters of the response's form and of changed logits."""
+    body: dict[str, Any] = {}
+    if request.form.json_schema is not None:
+        schema = {"name": request.form.schema_name, "schema": request.form.schema, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if request.form.json_schema == ANY_OBJECT:
+            body["response_format"] = {"type": "json_object"}
+    if request.form.calls:
+        names, offered = request.form.calls, {tool["function"]["name"] for tool in request.tools}
+        single = {"type": "function", "function": {"name": names[0]}}
+        body["tool_choice"] = "required" if set(names) == offered else single
+    if request.change.bias:
+        body["logit_bias"] = {str(token): value for token, value in request.change.bias}
+    penalties = {"presence_penalty": request.change.presence, "frequency_penalty": request.change.frequency}
+    return body | {name: value for name, value in penalties.items() if value}
 
 
 def message_of(choice: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -154,6 +154,11 @@ def engine_tool(data: dict[str, Any], path: str, strict: bool, problems: list[Pr
         return {}
     check_function({"name": tool.name, "parameters": tool.parameters}, path, problems)
     if tool.strict and not strict:
-        problems.append(Problem(f"{path}.strict", "arguments are not held to the schema by this server; send false"))
+        problems.append(
+            Problem(
+                f"{path}.strict",
+                "needs tool_choice: required, or a function",
+            )
+        )
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import Problem, SpecError
+from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.response_items import Messages, add_item, engine_tool
 from components.inference.wire import (
@@ -47,13 +48,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning": (None, {}, {"effort": None}, {"effort": None, "summary": None}),
     "service_tier": (None, "auto", "default"),
     "stream_options": (None, {}, {"include_obfuscation": False}),
-    "text": (None, {}, {"format": {"type": "text"}}),
-    "tool_choice": (None, "auto"),
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
 
+_TEXT = {"type": "text"}
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that requests log-probabilities."""
 
@@ -97,6 +97,9 @@ class ResponsesRequest:
     """Tools as in the request."""
     stored: bool
     """True if the server stores the response."""
+    tool_choice: Any
+    text_format: Any
+    """As in the request."""
 
     @property
     def stream(self) -> bool:
@@ -123,7 +126,8 @@ def read_request(
     sampled_arguments: call arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
     problems = unsupported(body, _NEUTRAL)
-    supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    separate = {*_NEUTRAL, *request_forms.RESPONSES_FIELDS}
+    supported = {name: value for name, value in body.items() if name not in separate}
     try:
         parsed = validate(ResponseBody, supported, configuration=False)
     except SpecError as error:
@@ -142,16 +146,20 @@ def read_request(
     items = [{"role": "user", "content": parsed.input}] if isinstance(parsed.input, str) else parsed.input
     for index, item in enumerate(items):
         add_item(item, conversation, f"input.{index}", sampled_arguments, problems)
-    tools = [
-        engine_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(parsed.tools or [])
-    ]
+    strict = strict_tools or request_forms.forces_call(body.get("tool_choice"))
+    tools = [engine_tool(tool, f"tools.{index}", strict, problems) for index, tool in enumerate(parsed.tools or [])]
+    form = request_forms.responses_form(body, tools, problems)
     if problems:
         raise SpecError(problems)
     first = [{"role": "system", "content": parsed.instructions}] if parsed.instructions else []
     sampling = parsed.sampling(parsed.max_output_tokens or default_max_tokens)
-    request = ChatRequest([*first, *conversation], tools, policy(parsed.model), sampling, parsed.sampling_seed())
+    offered = [] if form.calls == () else tools
+    messages = [*first, *conversation]
+    request = ChatRequest(messages, offered, policy(parsed.model), sampling, parsed.sampling_seed(), form=form)
     stored = earlier is not None and parsed.store is not False
-    return ResponsesRequest(request, conversation, parsed, [_listed(tool) for tool in parsed.tools or []], stored)
+    listed = [_listed(tool) for tool in parsed.tools or []]
+    choice, text = body.get("tool_choice") or "auto", body.get("text") or {}
+    return ResponsesRequest(request, conversation, parsed, listed, stored, choice, text.get("format") or _TEXT)
 
 
 def response_body(
@@ -199,9 +207,9 @@ def unfinished_body(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str,
         "frequency_penalty": 0.0,
         "reasoning": {"effort": None, "summary": None},
         "tools": parsed.tools,
-        "tool_choice": "auto",
+        "tool_choice": parsed.tool_choice,
         "parallel_tool_calls": True,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": parsed.text_format},
         "truncation": "disabled",
         "background": False,
         "service_tier": "default",

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import Problem, SpecError
+from components.inference import request_forms
 from components.inference.text_prompts import TokenTexts
 from components.inference.text_protocol import TextCompletion, TextRequest, TokenLogprobs
 from components.inference.wire import (
@@ -42,9 +43,6 @@ DEFAULT_MAX_TOKENS = 16
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
     "suffix": (None, ""),
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
@@ -99,11 +97,13 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str]) -> Completi
     policy: returns the version of a model name.
     """
     problems = unsupported(body, _NEUTRAL)
-    supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    separate = {*_NEUTRAL, *request_forms.LOGIT_FIELDS}
+    supported = {name: value for name, value in body.items() if name not in separate}
     try:
         parsed = validate(CompletionBody, supported, configuration=False)
     except SpecError as error:
         raise SpecError([*problems, *error.problems]) from None
+    change = request_forms.logit_change(body, True, problems)
     prompt = parsed.prompt
     single = isinstance(prompt, str) or isinstance(prompt[0], int)
     prompts: list[Any] = [prompt] if single else list(prompt)
@@ -120,7 +120,7 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str]) -> Completi
     stop = (parsed.stop,) if isinstance(parsed.stop, str) else tuple(parsed.stop or ())
     scores = bool(parsed.echo) and parsed.logprobs is not None
     requests = [
-        TextRequest(prompt, version, sampling, seed + index, stop, alternatives=parsed.logprobs, scores_prompt=scores)
+        TextRequest(prompt, version, sampling, seed + index, stop, change, parsed.logprobs, scores)
         for prompt in prompts
         for index in range(count)
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from components.inference.protocol import BASE_POLICY, Sampling
+from components.inference.response_form import NO_CHANGE, LogitChange
 
 TokenLogprobs = list[tuple[int, float]]
 """Token ids with their log-probabilities, the most likely first."""
@@ -27,6 +28,7 @@ class TextRequest:
     seed: int = 0
     stop: tuple[str, ...] = ()
     """Strings that end the completion; its text ends before the first one."""
+    change: LogitChange = NO_CHANGE
     alternatives: int | None = None
     """Number of most likely tokens to return for each token; None returns none."""
     scores_prompt: bool = False

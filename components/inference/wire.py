@@ -1,8 +1,8 @@
 """Conversion between OpenAI's chat completions JSON and the engine protocol.
 
 Every parameter of a request is either supported or rejected with its name and reason; none is ignored. Unsupported
-parameters are accepted at their neutral value (`logit_bias: null`), because clients send such values by default. The
-size of a request is limited, and so are the sampler's parameters. Extensions, as in vLLM: `top_k`, `min_p`, and
+parameters are accepted at their neutral value (`service_tier: "auto"`), because clients send such values by default.
+The size of a request is limited, and so are the sampler's parameters. Extensions, as in vLLM: `top_k`, `min_p`, and
 `return_token_ids`, which adds `prompt_token_ids` and `token_ids` to the response.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
+from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.inference.strict_json import parse
 from components.specs import Spec, validate
@@ -68,15 +69,10 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
-    "presence_penalty": (None, 0),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
-    "tool_choice": (None, "auto"),
     "top_logprobs": (None, 0),
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
@@ -204,11 +200,13 @@ def read_request(
 ) -> ChatCompletionsRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
-    policy: returns the version of a model name. strict_tools: allow `strict` in tools. sampled_arguments: call
+    policy: returns the version of a model name. strict_tools: the server records responses
+    for training: allow `strict` in tools, and no changes of logits. sampled_arguments: call
     arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
     problems = unsupported(body, _NEUTRAL)
-    supported = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    separate = {*_NEUTRAL, *request_forms.CHAT_FIELDS, *request_forms.LOGIT_FIELDS}
+    supported = {name: value for name, value in body.items() if name not in separate}
     try:
         chat = validate(ChatBody, supported, configuration=False)
     except SpecError as error:
@@ -217,7 +215,10 @@ def read_request(
         _message(message, f"messages.{index}", sampled_arguments, problems)
         for index, message in enumerate(chat.messages)
     ]
-    tools = [_tool(tool, f"tools.{index}", strict_tools, problems) for index, tool in enumerate(chat.tools or [])]
+    strict = strict_tools or request_forms.forces_call(body.get("tool_choice"))
+    tools = [_tool(tool, f"tools.{index}", strict, problems) for index, tool in enumerate(chat.tools or [])]
+    form = request_forms.chat_form(body, tools, problems)
+    change = request_forms.logit_change(body, not strict_tools, problems)
     if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
         problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
     if chat.stream_options and not chat.stream:
@@ -227,10 +228,10 @@ def read_request(
     sampling = chat.sampling(chat.max_completion_tokens or chat.max_tokens or default_max_tokens)
     version, seed = policy(chat.model), chat.sampling_seed()
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
+    offered = [] if form.calls == () else tools
+    request = ChatRequest(messages, offered, version, sampling, seed, stop=stop, form=form, change=change)
     return ChatCompletionsRequest(
-        requests=[
-            ChatRequest(messages, tools, version, sampling, seed + index, stop=stop) for index in range(chat.n or 1)
-        ],
+        requests=[replace(request, seed=seed + index) for index in range(chat.n or 1)],
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
         logprobs=bool(chat.logprobs),
@@ -321,7 +322,12 @@ def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]
         return tool
     check_function(function, f"{path}.function", problems)
     if function.get("strict") and not strict:
-        problems.append(Problem(f"{path}.function.strict", "arguments are not held to the schema by this server"))
+        problems.append(
+            Problem(
+                f"{path}.function.strict",
+                "needs tool_choice: required, or a function",
+            )
+        )
     return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
 
 

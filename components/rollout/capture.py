@@ -19,11 +19,11 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from components.errors import CallLimitReached, ContextOverflow, EngineError, ResourceError, SpecError
-from components.inference.protocol import MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
+from components.inference.protocol import FREE, MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
 from components.rollout.recorder import Recorder
 from components.rollout.usage import ReportedUsage
 from components.trajectories.schema import History
@@ -35,7 +35,7 @@ class Capture:
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, most_calls: int):
         self.recorder = Recorder()
-        self.calls = self.answers = self.sampled = self.truncated = 0
+        self.calls = self.answers = self.sampled = self.truncated = self.constrained = 0
         self.usage = ReportedUsage()
         self.exhausted = False
         self.failed: Exception | None = None
@@ -132,7 +132,9 @@ class Capture:
     def _number(self, request: ChatRequest) -> tuple[str, int]:
         """Return the digest of the request's content and its lowest free draw number. Repeating a cancelled request
         reuses its number and so gets the same response."""
-        content = [request.messages, request.tools] + ([] if request.agent == MAIN else [request.agent])
+        content: list[Any] = [request.messages, request.tools] + ([] if request.agent == MAIN else [request.agent])
+        if request.form != FREE:
+            content.append(asdict(request.form))
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         taken = self._asked[digest]
         number = next(number for number in range(len(taken) + 1) if number not in taken)
@@ -160,6 +162,7 @@ class Capture:
         self.answers += 1
         self.sampled += completion.sampled_tokens
         self.truncated += completion.finish_reason == "length"
+        self.constrained += completion.altered
         self.usage.add(completion)
 
     def close(self) -> None:

@@ -119,6 +119,7 @@ class OwnAgent:
                 "turns": float(capture.answers),
                 "sampled_tokens": float(capture.sampled),
                 "truncated": float(capture.truncated),
+                **({"constrained": float(capture.constrained)} if capture.constrained else {}),
                 **capture.usage.metrics(),
                 "histories": float(len(histories)),
             },

@@ -48,6 +48,7 @@ class Recorder:
         answer = to_message(completion.message)
         answer.span = (start, len(history.token_ids)) if completion.token_ids else None
         answer.finish_reason = completion.finish_reason
+        answer.trained = not (completion.altered and completion.token_ids)
         history.messages.append(answer)
         return history
 

@@ -64,7 +64,8 @@ class Message:
     finish_reason: str | None = None
     """Finish reason of a sampled message: `stop`, `tool_calls` or `length`."""
     trained: bool = True
-    """False for an assistant message of imported data that is context only: it is never trained on."""
+    """False for an assistant message that is context only and never trained on: in imported data, or a response that is
+    no sample of the policy's own distribution, because its form was enforced."""
 
 
 @dataclass(slots=True)
@@ -81,10 +82,10 @@ class History:
     """Name of the agent. Sub-agents and compacted contexts have separate histories."""
 
     def sampled_mask(self) -> list[bool]:
-        """Return a (T,) mask, True for sampled tokens."""
+        """Return a (T,) mask, True for sampled tokens, except those of messages that are never trained on."""
         mask = [False] * len(self.token_ids)
         for message in self.messages:
-            if message.span is not None:
+            if message.span is not None and message.trained:
                 start, end = message.span
                 mask[start:end] = [True] * (end - start)
         return mask

@@ -283,10 +283,11 @@ def test_items_are_understood(client, engine):
     [
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.0.defer_loading"),
-        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
@@ -331,7 +332,7 @@ def test_a_server_without_episodes_remembers_nothing_and_says_so():
                 ask(client, **option)
             assert caught.value.param == next(iter(option))
         strict = {**WEATHER, "strict": True}
-        with pytest.raises(openai.BadRequestError, match="not held to the schema"):
+        with pytest.raises(openai.BadRequestError, match="needs tool_choice"):
             ask(client, tools=[strict])
 
 

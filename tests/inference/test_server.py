@@ -17,6 +17,7 @@ from components.errors import ContextOverflow, EngineError, ResourceError, Stale
 from components.inference import server as server_module
 from components.inference.app import AppOptions
 from components.inference.protocol import ChatCompletion, ChatRequest
+from components.inference.response_form import LogitChange, ResponseForm
 from components.inference.server import ListenOptions, ModelServer
 
 WEATHER = {
@@ -257,11 +258,10 @@ def test_models_are_listed(client):
     [
         ({"stop": [""]}, "stop.0"),
         ({"stop": ["a"] * 17}, "stop"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logit_bias": {"5": 10}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
-        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"extra_body": {"min_p": 1.5}}, "min_p"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
@@ -283,6 +283,17 @@ def test_what_cannot_be_done_is_refused_by_name(client, engine, options, param):
     assert not engine.requests
 
 
+def test_forms_and_changed_logits_reach_the_engine(client, engine):
+    ask(client, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}})
+    ask(client, tools=[WEATHER], tool_choice="none")
+    ask(client, response_format={"type": "json_object"}, logit_bias={"5": 10}, presence_penalty=0.5, n=2)
+    call, none, *objects = engine.requests
+    assert (call.form, call.altered) == (ResponseForm(calls=("weather",)), True)
+    assert (none.form, none.tools, none.altered) == (ResponseForm(calls=()), [], False)
+    assert [request.form for request in objects] == [ResponseForm(json_schema='{"type": "object"}')] * 2
+    assert objects[1].change == LogitChange(((5, 10.0),), presence=0.5)
+
+
 def test_values_that_change_nothing_pass(client, engine):
     neutral = {
         "stop": None,
@@ -294,6 +305,7 @@ def test_values_that_change_nothing_pass(client, engine):
         "user": "someone",
     }
     assert ask(client, **neutral).choices[0].message.content == "hello 5"
+    assert not engine.requests[-1].altered
 
 
 def test_all_mistakes_are_reported_at_once(client):

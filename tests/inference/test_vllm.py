@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitTimeout
+from components.errors import ContextOverflow, ResourceError, SpecError, StalePolicy, WaitTimeout
 from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
+from components.inference.response_form import LogitChange, ResponseForm
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.routing import Router
 from components.inference.vllm.server import VllmServer, environment, options
@@ -113,6 +114,23 @@ def test_an_answer_is_asked_for_and_given_in_tokens(start, connect):
     assert "top_p" not in seen(server, "/v1/completions")[-1]
     with pytest.raises(ContextOverflow, match=r"model.max_length is 512"):
         ask(engine, ChatRequest([{"role": "user", "content": "a" * 600}]))
+
+
+def test_a_form_and_changed_logits_are_the_servers_parameters(start, connect):
+    server = start()
+    engine = connect(server)
+    form = ResponseForm(json_schema='{"type": "object"}', schema_name="answer")
+    change = LogitChange(((5, 1.0),), presence=0.5, frequency=-0.5)
+    answer = ask(engine, replace(HELLO, form=form, change=change))
+    asked = seen(server, "/v1/completions")[-1]
+    schema = {"name": "answer", "schema": {"type": "object"}}
+    assert asked["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert asked["logit_bias"] == {"5": 1.0}
+    assert (asked["presence_penalty"], asked["frequency_penalty"]) == (0.5, -0.5)
+    assert answer.altered
+    assert not ask(engine).altered
+    with pytest.raises(SpecError, match="tool_choice: a call cannot be required of a vLLM server"):
+        ask(engine, replace(HELLO, form=ResponseForm(calls=("weather",))))
 
 
 def test_an_adapter_becomes_the_policy_and_every_answer_is_its_own(start, connect, adapter_dir):

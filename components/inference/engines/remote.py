@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -101,7 +102,7 @@ class RemoteEngine:
             body |= {"logprobs": True, "return_token_ids": True}
 
         def read(completion: dict[str, Any]) -> ChatCompletion:
-            return _completion(completion, request.policy, self.spec)
+            return replace(_completion(completion, request.policy, self.spec), altered=request.altered)
 
         return await self._client.complete(body, read, _stale)
 

@@ -18,12 +18,14 @@ from typing import Any
 import torch
 
 from components.errors import EngineError
+from components.inference.grammar import Matcher
 from components.inference.growing_text import GrowingText
 from components.inference.protocol import ChatRequest
 from components.inference.stop_strings import StopDetector
 from components.inference.text_protocol import TextRequest, TokenLogprobs
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.likeliest import likeliest
+from components.inference.transformers.logit_changes import LogitEditor
 from components.inference.transformers.sampling import distributions, draw
 
 PREFILL_TOKENS = 4096
@@ -62,6 +64,10 @@ class Row:
     """Text so far; None if nobody listens."""
     cached: int = 0
     """Number of leading tokens whose keys and values are in the slot."""
+    matcher: Matcher | None = None
+    """Allowed tokens of a response with a form; None allows all."""
+    change: LogitEditor | None = None
+    """Biases and penalties; None without any."""
     alternatives: int | None = None
     """Number of most likely tokens to record for each token; None records none."""
     likeliest: list[TokenLogprobs] = field(default_factory=list)
@@ -265,11 +271,14 @@ class Batch:
         logits_BV = self._decode_logits().float()
         rows = list(self.active)
         samplings = [row.request.sampling for row in rows]
+        for index, row in enumerate(rows):
+            if row.change is not None or row.matcher is not None:
+                edit(row, logits_BV[index])
         tokens, logprobs = draw(logits_BV, samplings, [row.uniform.random() for row in rows])
         self.counters["sampled_tokens"] += len(rows)
         for index, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
             if math.isnan(logprob):
-                self.fail(row, EngineError("the model's logits are not finite"))
+                self.fail(row, row.error or EngineError("the model's logits are not finite"))
                 done.append(row)
                 continue
             row.sampled.append(token)
@@ -277,6 +286,8 @@ class Batch:
             if row.alternatives is not None:
                 logps_1V = distributions(logits_BV[index : index + 1], samplings[index : index + 1])
                 row.likeliest += likeliest(logps_1V, row.alternatives)
+            if row.matcher is not None:
+                row.matcher.append(token)
             stopped = token in self.stop_ids or (row.stop is not None and row.stop.reached(row.sampled))
             if stopped or len(row.sampled) >= row.limit:
                 self.park(row)
@@ -292,6 +303,20 @@ class Batch:
             else:
                 self.fail(row, EngineError("the model's logits are not finite"))
         return done
+
+
+def edit(row: Row, logits_V: torch.Tensor) -> None:
+    """Change the logits of a row's next token as its request demands. If its form cannot be enforced any further, the
+    row fails: its error is set, and its logits are NaN."""
+    if row.change is not None:
+        row.change.apply(logits_V, row.sampled)
+    if row.matcher is not None:
+        try:
+            allowed_V = torch.from_numpy(row.matcher.allowed()).to(logits_V.device)
+            logits_V.masked_fill_(~allowed_V, -torch.inf)
+        except ValueError as error:
+            row.error = EngineError(f"the form of the response cannot be enforced any further: {error}")
+            logits_V.fill_(torch.nan)
 
 
 def missing(row: Row) -> int:

@@ -8,6 +8,9 @@ system message.
 Tokens are exact: a conversation that continues a response of this engine continues from the tokens of that response,
 which are never retokenized (`conversations`).
 
+A response that must have a form, and logits that a request changes, are described in `components.inference.grammar`
+and `logit_changes`; log-probabilities are always of the distribution that was sampled from.
+
 A request that cannot be rendered, does not fit, or has logits that are not finite fails alone and does not affect the
 others of its batch. The worker thread also tokenizes prompts, so that long ones do not block the event loop.
 
@@ -28,8 +31,17 @@ from pathlib import Path
 
 import torch
 
-from components.errors import ArtifactError, ContextOverflow, EngineBusy, EngineError, PromptRefused, StalePolicy
+from components.errors import (
+    ArtifactError,
+    ContextOverflow,
+    EngineBusy,
+    EngineError,
+    PromptRefused,
+    SpecError,
+    StalePolicy,
+)
 from components.inference.conversations import Conversations, stop_ids
+from components.inference.grammar import Grammars
 from components.inference.growing_text import GrowingText
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
 from components.inference.stop_strings import StopDetector, text_before
@@ -37,6 +49,7 @@ from components.inference.text_prompts import added_tokens, text_prompt
 from components.inference.text_protocol import TextCompletion, TextRequest
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
+from components.inference.transformers.logit_changes import LogitEditor
 from components.models import attention, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
@@ -91,6 +104,7 @@ class TransformersEngine:
             self.model, slots=self.slots, max_length=self.max_length, device=self.device, stop_ids=self.stop_ids
         )
         self.counters = self.batch.counters
+        self._grammars = Grammars(self.format, self._vocabulary, self.stop_ids)
 
     @property
     def policy(self) -> str:
@@ -124,7 +138,8 @@ class TransformersEngine:
         self.release()
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError."""
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError, and
+        SpecError for a form that cannot be enforced."""
         row = await self._sampled(request)
         return self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
 
@@ -268,7 +283,10 @@ class TransformersEngine:
                 continue
             try:
                 row.prompt, row.limit = self._prompt(row.request)
-            except EngineError as error:
+                row.change = LogitEditor.of(row.request.change, self._vocabulary)
+                if isinstance(row.request, ChatRequest) and row.request.form.constrained:
+                    row.matcher = self._grammars.matcher(row.request.form, row.request.tools)
+            except (EngineError, SpecError) as error:
                 row.error = error
             except Exception as error:
                 logger.exception("a prompt cannot be tokenized")

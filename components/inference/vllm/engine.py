@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.errors import ContextOverflow, EngineError, Problem, ResourceError, SpecError, StalePolicy
 from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.vllm.client import UnknownAdapter, VllmClient
@@ -188,6 +188,16 @@ class VllmEngine:
         }
         if sampling.temperature:
             body |= sampling.cuts
+        if request.form.calls:
+            text = "a call cannot be required of a vLLM server; leave it out, or use inference=embedded"
+            raise SpecError([Problem("tool_choice", text)])
+        if request.form.json_schema is not None:
+            schema = {"name": request.form.schema_name, "schema": request.form.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if request.change.bias:
+            body["logit_bias"] = {str(token): value for token, value in request.change.bias}
+        penalties = {"presence_penalty": request.change.presence, "frequency_penalty": request.change.frequency}
+        body |= {name: value for name, value in penalties.items() if value}
         if request.stop:
             body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
         return body

@@ -1,0 +1,184 @@
+"""Grammars of response forms in the model's own format, and masks of the tokens that they allow.
+
+The masks are llguidance's (https://github.com/guidance-ai/llguidance): after each token, those that can continue a text
+of the grammar, and the end of the turn where the text is complete. A call has the format that `ChatFormat` parses,
+with arguments of the tool's schema. Schemas with keywords that llguidance cannot enforce are rejected, so every
+response that ends validates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from components.errors import Problem, SpecError
+from components.inference.response_form import ResponseForm
+from components.inference.token_bytes import TokenBytes
+from components.trajectories.chat import ChatFormat
+
+NEEDED = "needs the package llguidance on the server: pip install 'espalier[structured]'"
+MOST_COMPILED = 64
+"""Maximum number of grammars that stay compiled."""
+WHITESPACE = r"[\x20\x0A]{1,16}"
+"""Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
+_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Schema of a function without `parameters`."""
+_WORD = re.compile(r"[\w.-]+")
+_PLAIN = {"type", "title", "description", "properties", "required", "additionalProperties", "$defs", "definitions"}
+"""Keywords of a parameters' schema that can be written as the keyword arguments of a pythonic call."""
+
+
+class Grammars:
+    """Compiler of forms for one model. chat: its format. vocabulary: number of its logits. stop_ids: tokens that end a
+    response."""
+
+    def __init__(self, chat: ChatFormat, vocabulary: int, stop_ids: frozenset[int]):
+        self._chat = chat
+        self._vocabulary = vocabulary
+        self._stop_ids = stop_ids
+        self._tokenizer: Any = None
+        """llguidance's tokenizer, built on first use."""
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        """Matchers before the first token, by grammar."""
+
+    def matcher(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> Matcher:
+        """Return the matcher of a response. Raises SpecError for a form that cannot be enforced, or without
+        llguidance."""
+        key = "response_format" if form.json_schema is not None else "tool_choice"
+        try:
+            import llguidance
+        except ImportError:
+            raise SpecError([Problem(key, NEEDED)]) from None
+        if self._chat.channel:
+            text = "this model writes its answer in a channel, and a form cannot be enforced there; leave it out"
+            raise SpecError([Problem(key, text)])
+        if self._tokenizer is None:
+            try:
+                wrapped = llguidance.TokenizerWrapper(TokenBytes(self._chat.tokenizer, self._vocabulary))
+                stops = sorted(token for token in self._stop_ids if token < self._vocabulary)
+                self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=self._vocabulary, eos_token=stops)
+            except ValueError as error:
+                raise SpecError(
+                    [Problem(key, f"llguidance does not support this model's tokenizer: {error}")]
+                ) from None
+        compiler = llguidance.LLMatcher
+        if form.json_schema is not None:
+            grammar = compiler.grammar_from_json_schema(form.json_schema, overrides=_OPTIONS)
+        else:
+            offered = [tool["function"] for tool in tools if tool["function"]["name"] in (form.calls or ())]
+            write = tagged_calls if self._chat.native_tools else pythonic_calls
+            grammar = compiler.grammar_from_lark(write(offered))
+        special = [*self._chat.tokenizer.all_special_ids, *self._stop_ids]
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = compiler(self._tokenizer, grammar, log_level=0)
+            try:
+                Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids).allowed()
+            except ValueError as error:
+                raise SpecError([Problem(key, f"the schema cannot be enforced: {error}")]) from None
+            if len(self._compiled) >= MOST_COMPILED:
+                self._compiled.popitem(last=False)
+            self._compiled[grammar] = compiled
+        return Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids)
+
+
+class Matcher:
+    """Allowed tokens of one response as it grows."""
+
+    def __init__(self, matcher: Any, vocabulary: int, special: Sequence[int], stop_ids: Collection[int]):
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._special = sorted({token for token in special if token < vocabulary})
+        self._stops = sorted(token for token in stop_ids if token < vocabulary)
+
+    def allowed(self) -> Any:
+        """Return a (V,) mask, True for tokens that may come next. Raises ValueError if the grammar is too complex."""
+        import numpy as np
+
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise ValueError(str(self._matcher.get_error()).partition("\n")[0][:300])
+        allowed_V = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
+        allowed_V[self._special] = False  # never as text
+        allowed_V[self._stops] = self._matcher.is_accepting()
+        if not allowed_V.any():
+            raise ValueError("no token of the model continues the response")
+        return allowed_V
+
+    def append(self, token: int) -> None:
+        """Append a sampled token, which is an allowed one."""
+        self._matcher.consume_token(token)
+
+
+def tagged_calls(functions: Sequence[dict[str, Any]]) -> str:
+    """Return the Lark grammar of one call `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    rules = [f"start: {' | '.join(f'call{place}' for place in range(len(functions)))}"]
+    for place, function in enumerate(functions):
+        parameters = function.get("parameters") or NO_PARAMETERS
+        definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
+        body = {
+            **definitions,
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": {**parameters, "type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        rules.append(f'call{place}: "<tool_call>\\n" {_json(body)} "\\n</tool_call>"')
+    return "\n".join(rules)
+
+
+def pythonic_calls(functions: Sequence[dict[str, Any]]) -> str:
+    """Return the Lark grammar of one call `[name(key=value, ...)]`, with the arguments in the order of the schema.
+    Raises SpecError for a schema that is no plain object."""
+    rules = [f"start: {' | '.join(f'call{place}' for place in range(len(functions)))}"]
+    for place, function in enumerate(functions):
+        parameters = function.get("parameters") or {}
+        if more := sorted(parameters.keys() - _PLAIN):
+            text = (
+                f"the arguments of {function['name']!r} are constrained by {', '.join(more)}, which cannot be enforced "
+                "in this model's call format [name(key=value)]; use properties and required"
+            )
+            raise SpecError([Problem("tool_choice", text)])
+        definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
+        arguments = [
+            (f"argument{place}_{number}", key, schema)
+            for number, (key, schema) in enumerate((parameters.get("properties") or {}).items())
+        ]
+        required = parameters.get("required") or []
+        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+            raise SpecError([Problem("tool_choice", f"{function['name']!r}: `required` must be a list of names")])
+        if unknown := sorted(set(required) - {key for _, key, _ in arguments}):
+            text = f"{function['name']!r} requires {', '.join(unknown)}, which its properties do not list"
+            raise SpecError([Problem("tool_choice", text)])
+        for rule, key, schema in arguments:
+            value = _json({**definitions, **schema} if isinstance(schema, dict) else schema)
+            start, end = (f"{key}=", "") if _WORD.fullmatch(key) else (f"**{{{json.dumps(key)}: ", "}")
+            rules.append(f"{rule}: {_literal(start)} {value} {_literal(end) if end else ''}")
+        rules += _sequence(f"arguments{place}", [(rule, key in required) for rule, key, _ in arguments])
+        rules.append(f"call{place}: {_literal('[' + function['name'] + '(')} arguments{place} {_literal(')]')}")
+    return "\n".join(rules)
+
+
+def _sequence(name: str, items: list[tuple[str, bool]]) -> list[str]:
+    """Return rules for a comma-separated sequence: each item in order, the required ones always. `name` begins one,
+    `name_rK` and `name_fK` continue it before item K: after an item, and as the first one."""
+    rules = [f'{name}_r{len(items)}: ""', f'{name}_f{len(items)}: ""', f"{name}: {name}_f0"]
+    for place, (item, required) in enumerate(items):
+        for kind, comma in (("r", '", " '), ("f", "")):
+            taken = f"{comma}{item} {name}_r{place + 1}"
+            rules.append(f"{name}_{kind}{place}: {taken}" + ("" if required else f" | {name}_{kind}{place + 1}"))
+    return rules
+
+
+def _json(schema: Any) -> str:
+    options = {"x-guidance": _OPTIONS}
+    return f"%json {json.dumps({**options, **schema, **options} if isinstance(schema, dict) else schema)}"
+
+
+def _literal(text: str) -> str:
+    """Return a text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,176 @@
+"""Parameters of requests that change which tokens are sampled: `response_format`, `tool_choice`, `logit_bias` and
+penalties of Chat Completions, `text` and `tool_choice` of Responses.
+
+A schema may be any JSON schema that the engine enforces; `strict` makes no difference, because a schema is always
+enforced. The arguments of a required call are held to the schema of the tool. `tool_choice: "none"` offers no tools, so
+that the prompt does not show them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.errors import Problem, SpecError
+from components.inference.response_form import ANY_OBJECT, FREE, NO_CALLS, NO_CHANGE, LogitChange, ResponseForm
+from components.specs import Spec, validate
+from components.specs.validation import shortened
+
+LONGEST_SCHEMA = 100_000
+"""Maximum length of a schema in characters, as JSON text."""
+MAX_BIASES = 1024
+"""Maximum number of tokens in `logit_bias`."""
+CHAT_FIELDS = ("response_format", "tool_choice")
+RESPONSES_FIELDS = ("text", "tool_choice")
+LOGIT_FIELDS = ("logit_bias", "presence_penalty", "frequency_penalty")
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class LogitBody(Spec):
+    """Changes of the logits."""
+
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = Field(None, max_length=MAX_BIASES)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+
+class SchemaFormat(Spec):
+    """A named schema, without the schema."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["json_schema"] = "json_schema"
+
+
+class TextBody(Spec):
+    """`text` of Responses."""
+
+    format: dict[str, Any] | None = None
+    verbosity: None = None
+
+
+def forces_call(choice: Any) -> bool:
+    """Return True if a `tool_choice` demands a call, whose arguments are held to the tool's schema."""
+    return choice not in (None, "auto", "none")
+
+
+def chat_form(body: Mapping[str, Any], tools: Sequence[dict[str, Any]], problems: list[Problem]) -> ResponseForm:
+    """Return the form that a chat completions request demands. tools: offered tools in the engine's format. Adds
+    problems."""
+    wanted = body.get("response_format")
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    content = FREE
+    if kind == "json_schema" and isinstance(wanted, dict):
+        content = _schema_form(wanted.get("json_schema"), "response_format.json_schema", problems)
+    elif wanted is not None:
+        content = _plain_form(wanted, kind, "response_format", problems)
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = choice.get("function")
+    return _combined(content, _calls(choice, tools, problems), "response_format", problems)
+
+
+def responses_form(body: Mapping[str, Any], tools: Sequence[dict[str, Any]], problems: list[Problem]) -> ResponseForm:
+    """Return the form that a Responses request demands; as `chat_form`."""
+    content = FREE
+    try:
+        options = {} if body.get("text") is None else body["text"]
+        text = validate(TextBody, options, path="text", configuration=False)
+    except SpecError as error:
+        problems += error.problems
+        text = TextBody()
+    kind = (text.format or {}).get("type")
+    if kind == "json_schema":
+        content = _schema_form(text.format, "text.format", problems)
+    elif text.format is not None:
+        content = _plain_form(text.format, kind, "text.format", problems)
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"name": choice.get("name")}
+    return _combined(content, _calls(choice, tools, problems), "text.format", problems)
+
+
+def logit_change(body: Mapping[str, Any], allowed: bool, problems: list[Problem]) -> LogitChange:
+    """Return the changes of the logits that a request demands. allowed: False if the server records responses for
+    training, which uses the distribution of the experiment. Adds problems."""
+    try:
+        data = {name: body[name] for name in LOGIT_FIELDS if name in body}
+        parsed = validate(LogitBody, data, configuration=False)
+    except SpecError as error:
+        problems += error.problems
+        return NO_CHANGE
+    bias = tuple((int(token), value) for token, value in sorted((parsed.logit_bias or {}).items()) if value)
+    change = LogitChange(bias, parsed.presence_penalty or 0.0, parsed.frequency_penalty or 0.0)
+    if change != NO_CHANGE and not allowed:
+        names = {"logit_bias": change.bias, "presence_penalty": change.presence, "frequency_penalty": change.frequency}
+        text = "the experiment's collect sets the sampling distribution, which training uses; leave it out"
+        problems += [Problem(name, text) for name, value in names.items() if value]
+        return NO_CHANGE
+    return change
+
+
+def _schema_form(data: Any, path: str, problems: list[Problem]) -> ResponseForm:
+    labels = {name: value for name, value in data.items() if name != "schema"} if isinstance(data, dict) else data
+    try:
+        named = validate(SchemaFormat, labels, path=path, configuration=False)
+    except SpecError as error:
+        problems += error.problems
+        return FREE
+    schema = data.get("schema")
+    if not isinstance(schema, dict):
+        problems.append(Problem(f"{path}.schema", f"{shortened(schema)}: expected a JSON schema, an object"))
+        return FREE
+    text = json.dumps(schema)
+    if len(text) > LONGEST_SCHEMA:
+        problems.append(Problem(f"{path}.schema", f"has {len(text)} characters; expected {LONGEST_SCHEMA} at most"))
+        return FREE
+    return ResponseForm(json_schema=text, schema_name=named.name)
+
+
+def _plain_form(data: Any, kind: Any, path: str, problems: list[Problem]) -> ResponseForm:
+    """Return the form of `text` and `json_object`."""
+    if not isinstance(data, dict) or set(data) != {"type"} or kind not in ("text", "json_object"):
+        problems.append(
+            Problem(
+                path if kind in ("text", "json_object") else f"{path}.type",
+                f"{shortened(data)} is not supported; expected type 'text', 'json_object' or 'json_schema'",
+            )
+        )
+        return FREE
+    return ResponseForm(json_schema=ANY_OBJECT) if kind == "json_object" else FREE
+
+
+def _calls(choice: Any, tools: Sequence[dict[str, Any]], problems: list[Problem]) -> ResponseForm:
+    """Return the form of a tool choice: a word, or an object with the name of a function."""
+    names = tuple(tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict))
+    if choice in (None, "auto"):
+        return FREE
+    if choice == "none":
+        return NO_CALLS
+    if choice == "required":
+        if not names:
+            problems.append(Problem("tool_choice", "'required' needs tools"))
+        return ResponseForm(calls=names)
+    name = choice.get("name") if isinstance(choice, dict) else None
+    if not isinstance(name, str) or set(choice) != {"name"}:
+        expected = "'none', 'auto', 'required' or one function by its name"
+        problems.append(Problem("tool_choice", f"{shortened(choice)} is not supported; expected {expected}"))
+        return FREE
+    if name not in names:
+        problems.append(Problem("tool_choice", f"{name!r} is none of the tools: {', '.join(names) or 'none'}"))
+    return ResponseForm(calls=(name,))
+
+
+def _combined(content: ResponseForm, calls: ResponseForm, path: str, problems: list[Problem]) -> ResponseForm:
+    if content == FREE:
+        return calls
+    if calls.calls:
+        text = "a response that must call a tool has no content with a schema; send one of it and tool_choice"
+        problems.append(Problem(path, text))
+    return content

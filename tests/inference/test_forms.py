@@ -1,0 +1,408 @@
+"""Tests of responses with a form, and of changed logits, on a random model at temperature 1."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from importlib.util import find_spec
+
+import jsonschema
+import openai
+import pytest
+import torch
+
+from components.algorithms.policy_gradient.returns import turn_lengths
+from components.errors import SpecError
+from components.inference import grammar
+from components.inference.app import AppOptions
+from components.inference.protocol import ChatRequest, Sampling
+from components.inference.response_form import LogitChange, ResponseForm
+from components.inference.server import ModelServer
+from components.rollout.capture import Capture
+from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.tool_calls import read_tagged
+
+needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "kind": {"enum": ["rain", "sun", None]},
+        "hours": {"type": "array", "items": {"$ref": "#/$defs/hour"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["city", "days", "kind", "hours"],
+    "additionalProperties": False,
+    "$defs": {"hour": {"type": "object", "properties": {"at": {"type": "boolean"}}, "additionalProperties": False}},
+}
+FORECAST = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Bern", "Zürich", 'a "b"']},
+                "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                "at night": {"type": "boolean"},
+            },
+            "required": ["days"],
+            "additionalProperties": False,
+        },
+    },
+}
+PING = {"type": "function", "function": {"name": "ping"}}
+TALK = [{"role": "user", "content": "Will it rain?"}]
+
+
+def forced(name: str) -> dict:
+    return {"type": "function", "function": {"name": name}}
+
+
+def response_format(schema: dict) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def engine(base_dir):
+    from components.inference.transformers.engine import TransformersEngine
+
+    return TransformersEngine(base_dir, max_length=512, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def client(engine):
+    with (
+        ModelServer(engine, "tiny", AppOptions(decode=engine.tokenizer.decode)) as server,
+        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
+    ):
+        yield client
+
+
+def ask(client, **options):
+    return client.chat.completions.create(model="tiny", messages=TALK, **{"max_tokens": 300} | options)
+
+
+def valid(text: str, schema: dict) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+# JSON
+
+
+@needs_llguidance
+def test_every_finished_answer_validates_and_no_free_one_does(client):
+    answers = ask(client, n=100, seed=1, response_format=response_format(SCHEMA)).choices
+    finished = [choice.message.content for choice in answers if choice.finish_reason == "stop"]
+    assert len(finished) > 60, "most answers end before max_tokens"
+    assert all(valid(text, SCHEMA) for text in finished)
+    assert len(set(finished)) == len(finished), "answers are sampled"
+    assert not any(valid(choice.message.content, SCHEMA) for choice in ask(client, n=20, seed=1).choices)
+
+
+@needs_llguidance
+def test_json_object_is_any_object(client):
+    answers = ask(client, n=60, seed=2, response_format={"type": "json_object"}).choices
+    finished = [choice.message.content for choice in answers if choice.finish_reason == "stop"]
+    assert len(finished) > 5
+    assert all(isinstance(json.loads(text), dict) for text in finished)
+
+
+@needs_llguidance
+def test_a_streamed_answer_has_its_form_and_a_refusal_its_status(client):
+    chunks = ask(client, seed=1, response_format=response_format(SCHEMA), stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert valid(text, SCHEMA)
+    with pytest.raises(openai.BadRequestError):
+        ask(client, response_format=response_format({"type": "strange"}), stream=True)
+
+
+@needs_llguidance
+def test_a_greedy_answer_has_its_form(client):
+    choice = ask(client, temperature=0, response_format=response_format({"enum": ["yes", "no"]})).choices[0]
+    assert choice.message.content in ('"yes"', '"no"')
+
+
+@needs_llguidance
+def test_logprobs_are_of_the_masked_distribution(engine, reference):
+    """Two answers: their first different token has two allowed values, whose probabilities add up to 1."""
+    form = ResponseForm(json_schema=json.dumps({"enum": ["ab", "cb"]}))
+    request = ChatRequest(TALK, sampling=Sampling(temperature=0.7, max_tokens=20), form=form, seed=3)
+    answer = asyncio.run(engine.chat(request))
+    assert answer.altered
+    ids = answer.prompt_token_ids + answer.token_ids
+    with torch.inference_mode():
+        logits = reference(torch.tensor([ids])).logits[0].float() / 0.7
+    options = [engine.format.encode(letter)[0] for letter in "ac"]
+    at = 1  # after the quotation mark
+    wanted = logits[len(answer.prompt_token_ids) + at - 1][options].log_softmax(-1)
+    assert answer.token_ids[at] in options
+    assert answer.logprobs[at] == pytest.approx(float(wanted[options.index(answer.token_ids[at])]), abs=1e-4)
+    assert [value for place, value in enumerate(answer.logprobs) if place != at] == [0.0] * (len(answer.logprobs) - 1)
+
+
+@needs_llguidance
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"response_format": response_format({"type": "array", "uniqueItems": True})}, "response_format"),
+        ({"response_format": response_format({"$ref": "http://127.0.0.1:9/schema"})}, "response_format"),
+        ({"response_format": response_format({"type": "strange"})}, "response_format"),
+        ({"response_format": response_format({"$ref": ""})}, "response_format"),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"oneOf": [{}]}}}],
+            },
+            "tool_choice",
+        ),
+    ],
+)
+def test_schemas_that_cannot_be_enforced_are_refused(client, options, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **options)
+    assert caught.value.param == param, str(caught.value)
+    assert ask(client, max_tokens=2).choices, "the server goes on"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": response_format(None)}, "response_format.json_schema.schema"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes", "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": forced("pong"), "tools": [PING]}, "tool_choice"),
+        (
+            {"tool_choice": "required", "tools": [PING], "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(client, options, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **options)
+    assert caught.value.param.startswith(param), str(caught.value)
+
+
+def test_without_llguidance_the_refusal_has_the_install_command(client, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(openai.BadRequestError, match=r"pip install 'espalier\[structured\]'"):
+        ask(client, response_format={"type": "json_object"})
+    assert ask(client, response_format={"type": "text"}, max_tokens=2).choices
+
+
+# Calls
+
+
+@needs_llguidance
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("choice", ["required", forced("forecast")])
+def test_a_required_call_is_made_with_valid_arguments(client, engine, monkeypatch, native, choice):
+    """In both call formats; a single tokenizer does for both, because the formats are text."""
+    if native:
+        monkeypatch.setattr(engine.format, "native_tools", True)
+        monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
+    answers = ask(client, n=40, seed=4, tools=[FORECAST, PING], tool_choice=choice).choices
+    finished = [choice for choice in answers if choice.finish_reason != "length"]
+    assert len(finished) >= 35
+    called = set()
+    for answer in finished:
+        (call,) = answer.message.tool_calls
+        called.add(call.function.name)
+        assert not answer.message.content
+        assert answer.finish_reason == "tool_calls"
+        if call.function.name == "forecast":
+            jsonschema.validate(json.loads(call.function.arguments), FORECAST["function"]["parameters"])
+    assert called == ({"forecast", "ping"} if choice == "required" else {"forecast"})
+    assert all(choice.message.tool_calls is None for choice in ask(client, n=5, tools=[FORECAST]).choices)
+
+
+@needs_llguidance
+def test_strict_tools_are_allowed_where_a_call_is_required(client):
+    strict = {"type": "function", "function": {**PING["function"], "strict": True}}
+    assert ask(client, tools=[strict], tool_choice=forced("ping"), max_tokens=60).choices[0].message.tool_calls
+    with pytest.raises(openai.BadRequestError, match="strict"):
+        ask(client, tools=[strict])
+
+
+def test_none_offers_no_tools_and_reads_no_calls(client, engine):
+    plain = ask(client, seed=5, max_tokens=20).choices[0].message
+    chosen = ask(client, seed=5, max_tokens=20, tools=[FORECAST], tool_choice="none").choices[0].message
+    assert (chosen.content, chosen.tool_calls) == (plain.content, None)
+    request = ChatRequest(TALK, form=ResponseForm(calls=()))
+    written = engine.format.encode("[ping()]")
+    answer = engine._conversations.completion(request, [1], written, [0.0] * len(written), engine.stop_ids)
+    assert answer.message == {"role": "assistant", "content": "[ping()]"}
+    assert not answer.altered
+
+
+def test_bytes_of_tokens_are_those_of_the_text(engine):
+    """Also with the decoder of tokenizers from GGUF files: SentencePiece's steps before that of byte-level tokens."""
+    from tokenizers import decoders
+
+    from components.inference.token_bytes import PROBE, TokenBytes, _sentence_piece
+
+    tokenizer = copy.deepcopy(engine.tokenizer)
+    steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
+    for subject in (engine.tokenizer, tokenizer):
+        known = TokenBytes(subject, 300)
+        assert b"".join(known.tokens[token] for token in known(PROBE)) == PROBE.encode()
+        assert len(known.tokens) == 300
+        assert 299 in known.special_token_ids
+    assert [_sentence_piece(name) for name in ("▁Haus", "<0x0A>", "ü")] == [b" Haus", b"\n", "ü".encode()]
+
+
+def test_the_tagged_grammar_writes_what_the_parser_reads():
+    text = grammar.tagged_calls([PING["function"]])
+    assert text.startswith('start: call0\ncall0: "<tool_call>\\n" %json ')
+    assert read_tagged('<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')[1] == [("ping", "{}")]
+
+
+def test_arguments_beyond_properties_are_refused_for_pythonic_calls():
+    with pytest.raises(SpecError, match="anyOf"):
+        grammar.pythonic_calls([{"name": "f", "parameters": {"anyOf": []}}])
+    with pytest.raises(SpecError, match="list of names"):
+        grammar.pythonic_calls([{"name": "f", "parameters": {"required": 1.5}}])
+    with pytest.raises(SpecError, match="requires x"):
+        grammar.pythonic_calls([{"name": "f", "parameters": {"required": ["x"]}}])
+
+
+# Training
+
+
+@needs_llguidance
+def test_training_leaves_out_constrained_responses_and_is_exact_on_the_others(engine, reference):
+    """Each trained token's log-probability is that of the model without a mask."""
+    capture = Capture(engine, Sampling(max_tokens=12), seed=1, most_calls=3)
+    talk = list(TALK)
+    for form in (ResponseForm(), ResponseForm(json_schema='{"enum": ["ab", "cb"]}'), ResponseForm()):
+        answer = asyncio.run(capture.chat(ChatRequest(talk, form=form)))
+        talk += [answer.message, {"role": "user", "content": "And now?"}]
+    (history,) = capture.histories
+    answers = [message for message in history.messages if message.role == "assistant"]
+    assert [message.trained for message in answers] == [True, False, True]
+    assert answers[1].content in ('"ab"', '"cb"')
+    mask = history.sampled_mask()
+    with torch.inference_mode():
+        logps_TV = reference(torch.tensor([history.token_ids])).logits[0].float().log_softmax(-1)
+    trained = [index for index, is_sampled in enumerate(mask) if is_sampled]
+    spans = [message.span for message in answers]
+    assert trained == [*range(*spans[0]), *range(*spans[2])]
+    expected = [float(logps_TV[index - 1, history.token_ids[index]]) for index in trained]
+    assert [history.logprobs[index] for index in trained] == pytest.approx(expected, abs=1e-4)
+    trajectory = Trajectory("t", Scenario("s", {}, "train"), 0, [history])
+    assert turn_lengths(trajectory) == [spans[0][1] - spans[0][0], 0, spans[2][1] - spans[2][0]]
+
+
+@needs_llguidance
+def test_the_endpoint_of_an_agent_in_training_enforces_forms_in_both_apis(engine):
+    capture = Capture(engine, Sampling(max_tokens=60), seed=1, most_calls=3)
+    schema = {"enum": ["ab", "cb"]}
+    with (
+        ModelServer(engine, "policy", AppOptions(engines={"key": capture})) as server,
+        openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as client,
+    ):
+        form = {"tools": [PING], "tool_choice": "required"}
+        called = client.chat.completions.create(model="policy", messages=TALK, **form).choices[0].message
+        assert called.tool_calls[0].function.name == "ping"
+        text = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
+        first = client.responses.create(model="policy", input="Rain?", text=text)
+        assert first.output_text in ('"ab"', '"cb"')
+        client.responses.create(model="policy", input="Sure?", previous_response_id=first.id)
+    trained = [m.trained for history in capture.histories for m in history.messages if m.role == "assistant"]
+    assert sorted(trained) == [False, False, True]
+    assert capture.constrained == 2
+
+
+def test_an_agent_in_training_cannot_change_logits(engine):
+    engines = {"key": Capture(engine, Sampling(max_tokens=5), seed=1, most_calls=3)}
+    with (
+        ModelServer(engine, "policy", AppOptions(engines=engines)) as server,
+        openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as client,
+    ):
+        for change in ({"logit_bias": {"5": 1}}, {"presence_penalty": 1}, {"frequency_penalty": 1}):
+            with pytest.raises(openai.BadRequestError, match="collect sets the sampling distribution"):
+                client.chat.completions.create(model="policy", messages=TALK, **change)
+        with pytest.raises(openai.NotFoundError, match="answers conversations only"):
+            client.completions.create(model="policy", prompt="x")
+
+
+# Responses
+
+
+@needs_llguidance
+def test_responses_have_forms_too(client):
+    text = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}
+    answer = client.responses.create(
+        model="tiny", input="Rain?", max_output_tokens=400, text=text, extra_body={"seed": 1}
+    )
+    assert answer.status == "completed"
+    assert valid(answer.output_text, SCHEMA)
+    assert answer.text.format.type == "json_schema"
+    tool = {"type": "function", "name": "forecast", "parameters": FORECAST["function"]["parameters"], "strict": True}
+    choice = {"type": "function", "name": "forecast"}
+    called = client.responses.create(
+        model="tiny", input="Rain?", tools=[tool], tool_choice=choice, max_output_tokens=200, extra_body={"seed": 1}
+    )
+    (item,) = called.output
+    assert (item.type, item.name) == ("function_call", "forecast")
+    jsonschema.validate(json.loads(item.arguments), FORECAST["function"]["parameters"])
+    assert called.tool_choice.name == "forecast"
+
+
+# Logits
+
+
+def test_biases_and_penalties_change_the_distribution_that_logprobs_are_of(engine, reference):
+    """Against the formula of OpenAI's API reference on transformers' own logits."""
+    bias = {70: 3.0, 71: -100.0}
+    change = LogitChange(tuple(bias.items()), presence=0.5, frequency=1.5)
+    sampling = Sampling(temperature=0.8, max_tokens=40)
+    answer = asyncio.run(engine.chat(ChatRequest(TALK, sampling=sampling, change=change, seed=6)))
+    ids, start = answer.prompt_token_ids + answer.token_ids, len(answer.prompt_token_ids)
+    with torch.inference_mode():
+        logits_TV = reference(torch.tensor([ids])).logits[0].float()
+    expected = []
+    for place, token in enumerate(answer.token_ids):
+        logits_V = logits_TV[start + place - 1].clone()
+        for other, value in bias.items():
+            logits_V[other] += value
+        for other in set(answer.token_ids[:place]):
+            logits_V[other] -= 0.5 + 1.5 * answer.token_ids[:place].count(other)
+        expected.append(float((logits_V / 0.8).log_softmax(-1)[token]))
+    assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+    assert answer.altered
+    assert len(set(answer.token_ids)) < len(answer.token_ids), "a penalty applied"
+
+
+def test_biases_and_penalties_over_http(client):
+    forced_token = ask(client, max_tokens=5, logit_bias={"70": 100}, extra_body={"return_token_ids": True})
+    assert forced_token.choices[0].token_ids == [70] * 5
+    spread = ask(
+        client,
+        max_tokens=5,
+        logit_bias={"70": 100, "71": 99},
+        frequency_penalty=2,
+        extra_body={"return_token_ids": True},
+    )
+    assert set(spread.choices[0].token_ids) == {70, 71}
+    text = client.completions.create(
+        model="tiny", prompt="x", max_tokens=5, logit_bias={"70": 100}, extra_body={"return_token_ids": True}
+    )
+    assert text.choices[0].token_ids == [70] * 5
