@@ -24,7 +24,7 @@ MOST_COMPILED = 64
 """Maximum number of grammars that stay compiled."""
 WHITESPACE = r"[\x20\x0A]{1,16}"
 """Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
-_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a function without `parameters`."""
 _WORD = re.compile(r"[\w.-]+")
