@@ -2,8 +2,8 @@
 
     python -m tests.conformance.frameworks [--python PYTHON] [--node FOLDER] [--only NAME] [--json]
 
-Each agent of `agents` is a program that knows a URL and a key. It plays two or four episodes with two tools, against a policy
-whose words are written down (`scripted_policy`); one GRPO step then trains on the capture. A case passes if
+Each agent of `agents` is a program that knows a URL and a key. It plays two or four episodes with two tools, against a
+policy whose words are written down (`scripted_policy`); one GRPO step then trains on the capture. A case passes if
 
     the agent reads the policy's answers and returns its tools' results (the answer is correct where it should be),
     the histories have exactly the tokens that the policy sampled, each once,

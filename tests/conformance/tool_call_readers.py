@@ -69,8 +69,10 @@ def transformers(text: str) -> Reading:
 
 def _marked(text: Text) -> str:
     """Return a text with the marks of LFM2 around its list of calls."""
-    words, line, calls = text.text.partition("\n[") if text.kind == "text before" else ("", "", text.text)
-    return f"{words}\n{LFM2.format(line.strip() + calls)}" if words else LFM2.format(calls)
+    words, line, calls = text.text.partition("\n[")
+    if text.kind == "text before" or (text.kind.startswith("written by") and text.text[:1] != "["):
+        return f"{words}\n{LFM2.format('[' + calls)}" if line else text.text
+    return LFM2.format(text.text)
 
 
 def vllm(python: Path, texts: Sequence[Text]) -> tuple[str, dict[str, list[Reading]]]:

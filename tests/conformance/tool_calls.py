@@ -2,7 +2,7 @@
 
     python -m tests.conformance.tool_calls [--vllm-python PYTHON] [--json]
 
-A case is one reader and one kind of text. `passed`: all texts are read alike. `refused`: they differ, and each
+A case is one reader and one kind of text. `passed`: all texts are read alike. `refused`: some differ, and each
 difference has a reason (`tool_call_differences`). `failed`: a difference has none.
 """
 
@@ -24,33 +24,32 @@ COMMAND = "python -m tests.conformance.tool_calls"
 
 
 def compared(reader: str, read: Sequence[tuple[Text, Reading]]) -> list[Case]:
-    """Return one case for each kind of text, and one for each reason of differences."""
-    total, differing = Counter[str](), Counter[str]()
-    reasons: dict[str, list[str]] = {}
-    cases: list[Case] = []
+    """Return one case for each kind of text."""
+    total = Counter(text.kind for text, _ in read)
+    reasons: dict[str, dict[str, list[str]]] = {kind: {} for kind in total}
+    failed: dict[str, str] = {}
     for text, other in read:
-        total[text.kind] += 1
         mine = ours(text.form, text.text)
         if same(mine, other):
             continue
         reason = explain(reader, text.text, mine, other)
-        differing[text.kind] += 1
         if reason is None:
-            detail = (
-                f"{text.text!r}: Espalier {mine.values}, {mine.content!r}; {reader} {other.values}, {other.content!r}"
-            )
-            cases.append(Case(f"{reader}: {text.kind}", "failed", detail))
+            values = f"Espalier {mine.values}, {mine.content!r}; {reader} {other.values}, {other.content!r}"
+            failed.setdefault(text.kind, f"{text.text!r}: {values}")
         else:
-            reasons.setdefault(reason, []).append(text.text)
+            reasons[text.kind].setdefault(reason, []).append(text.text)
+    cases = []
     for kind, count in total.items():
-        if not differing[kind]:
-            cases.append(Case(f"{reader}: {kind} ({count} texts)", "passed"))
+        name = f"{reader}: {kind}"
+        explained = "; ".join(f"{len(found)} {reason}" for reason, found in reasons[kind].items())
+        differing = sum(map(len, reasons[kind].values()))
+        if kind in failed:
+            cases.append(Case(name, "failed", failed[kind]))
+        elif differing:
+            cases.append(Case(name, "refused", f"{differing} of {count} texts differ: {explained}"))
         else:
-            cases.append(Case(f"{reader}: {kind}", "passed", f"{count - differing[kind]} of {count} texts alike"))
-    return cases + [
-        Case(f"{reader}: {len(found)} texts", "refused", f"{reason}, such as {min(found, key=len)!r}")
-        for reason, found in reasons.items()
-    ]
+            cases.append(Case(name, "passed", f"{count} texts"))
+    return cases
 
 
 def run(python: Path | None) -> Report:

@@ -46,4 +46,4 @@ def question() -> str:
 
 def finish(answer: str) -> None:
     """Print the outcome."""
-    print(json.dumps({"answer": answer.strip(), "called": CALLED}))
+    print("\n" + json.dumps({"answer": answer.strip(), "called": CALLED}))  # smolagents prints before it
