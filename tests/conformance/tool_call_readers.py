@@ -81,9 +81,7 @@ def vllm(python: Path, texts: Sequence[Text]) -> tuple[str, dict[str, list[Readi
         name: [_marked(one) if name == "lfm2" else one.text for one in texts if one.form == form]
         for name, form in VLLM.items()
     }
-    process = subprocess.run(
-        [python, PROGRAM], input=json.dumps(asked), capture_output=True, text=True, timeout=600, check=False
-    )
+    process = subprocess.run([python, PROGRAM], input=json.dumps(asked), capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"{python} {PROGRAM.name}: {process.stderr.strip()[-500:]}")
     answer = json.loads(process.stdout)
