@@ -114,7 +114,10 @@ def ask(python: Path, program: str, **asked: Any) -> dict[str, Any]:
     )
     if process.returncode:
         raise RuntimeError(f"{program}: {process.stderr.strip()[-800:]}")
-    answer: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    written = [line for line in process.stdout.splitlines() if line.startswith('{"version"')]  # engines log around it
+    if not written:
+        raise RuntimeError(f"{program} wrote no answers: {process.stderr.strip()[-800:]}")
+    answer: dict[str, Any] = json.loads(written[-1])
     return answer
 
 
