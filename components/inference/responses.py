@@ -20,6 +20,7 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
+from components.inference.item_references import resolve
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.response_items import Messages, add_item, engine_tool
 from components.inference.wire import (
@@ -144,6 +145,7 @@ def read_request(
         except SpecError as error:
             problems += error.problems
     items = [{"role": "user", "content": parsed.input}] if isinstance(parsed.input, str) else parsed.input
+    items = resolve(items, earlier, problems)
     for index, item in enumerate(items):
         add_item(item, conversation, f"input.{index}", sampled_arguments, problems)
     strict = strict_tools or request_forms.forces_call(body.get("tool_choice"))

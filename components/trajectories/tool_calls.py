@@ -3,7 +3,7 @@
 Tagged: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, for chat templates with tool support.
 Pythonic: `[find_order(order="K482"), check(from="Bern")]`, half the tokens. Names and keys may contain dots and dashes
 and may be reserved words of Python; other keys are written `**{"any key": 1}`. Values are JSON values in Python's or
-JSON's spelling.
+JSON's spelling; a tuple is a list.
 
 Parsing never evaluates code. Text that starts like a call and is invalid raises ValueError. Arguments are returned as
 strict JSON text: without NaN and lone surrogates.
@@ -31,9 +31,11 @@ MOST_STARTS = 20
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00[0-9a-fA-F]{6}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_STRING = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""'  r"|'''(?:[^\\]|\\.)*?'''"  r'|"(?:[^"\\]|\\.)*"'  r"|'(?:[^'\\]|\\.)*'", re.DOTALL
+)  # fmt: skip
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00[0-9a-fA-F]{6}|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 
 
@@ -50,6 +52,8 @@ def read_tagged(text: str) -> tuple[str, Calls]:
             raise ValueError(f"a call must end with {_CLOSE}")
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise ValueError("a call needs a name")
+        if "arguments" not in call and len(call) > 1:
+            raise ValueError("a call with other keys than its name needs arguments")
         calls.append((call["name"], _as_json(call.get("arguments", {}))))
         texts.append(text[at:start])
         at = end + len(_CLOSE)
@@ -182,9 +186,12 @@ class _Reader:
 
     def _value(self) -> Any:
         if text := self._match(_STRING):
-            return _unescape(text[1:-1])
+            quotes = 3 if len(text) > 5 and text[:3] in ('"' * 3, "'" * 3) else 1
+            return _unescape(text[quotes:-quotes])
         if self._accept("["):
             return self._items()
+        if self._accept("("):
+            return self._tuple()
         if self._accept("{"):
             return self._mapping()
         if number := self._match(_NUMBER):
@@ -198,6 +205,15 @@ class _Reader:
             items.append(self._value())
             self._comma_or("]")
         return items
+
+    def _tuple(self) -> Any:
+        """Return a tuple as a list, a value in parentheses as itself."""
+        items: list[Any] = []
+        comma = True
+        while not self._accept(")"):
+            items.append(self._value())
+            comma = self._comma_or(")")
+        return items[0] if len(items) == 1 and not comma else items
 
     def _mapping(self) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -229,10 +245,14 @@ class _Reader:
         if not self._accept(mark):
             self._fail()
 
-    def _comma_or(self, end: str) -> None:
-        """Consume a comma after an item, or check for `end`, which the caller's loop consumes."""
-        if not self._accept(",") and not self.text.startswith(end, _after_space(self.text, self.at)):
+    def _comma_or(self, end: str) -> bool:
+        """Consume a comma after an item, or check for `end`, which the caller's loop consumes. Return True if there
+        was a comma."""
+        if self._accept(","):
+            return True
+        if not self.text.startswith(end, _after_space(self.text, self.at)):
             self._fail()
+        return False
 
     def _fail(self) -> NoReturn:
         raise ValueError(f"no list of calls: unexpected text at character {self.at}")
@@ -245,6 +265,8 @@ def _unescape(text: str) -> str:
         code = match[1]
         if code[0] in "xuU" and len(code) > 1:
             return chr(int(code[1:], 16))
+        if code[0] in "01234567":
+            return chr(int(code, 8))
         return _ESCAPED.get(code, code if code in "\\'\"/" else match[0])
 
     if "\\" not in text:

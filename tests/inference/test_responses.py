@@ -219,6 +219,33 @@ def test_an_answer_before_is_of_this_episode_and_without_its_instructions(episod
         ask(client, previous_response_id=unkept.id)
 
 
+def test_references_stand_for_stored_items(client, engine):
+    """As Vercel's AI SDK sends them: the items of an answer by their ids, then the outputs."""
+    loop(client, remembered=False)
+    user = {"role": "user", "content": "Bern Oslo"}
+    answer = ask(client, [user], tools=[WEATHER])
+    references = [{"type": "item_reference", "id": item.id} for item in answer.output]
+    outputs = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": f"rain in {json.loads(item.arguments)}"}
+        for item in answer.output
+        if item.type == "function_call"
+    ]
+    assert (len(references), len(outputs)) == (3, 2)
+    ask(client, [user, *references, *outputs], tools=[WEATHER])
+    assert engine.requests[3].messages == engine.requests[1].messages
+
+
+@pytest.mark.parametrize("name", ["msg_1", "fc_{}_7", "rs_{}", "", "msg_{}_0"])
+def test_a_reference_to_an_unknown_item_is_rejected(client, name):
+    answer = ask(client, "Bern Oslo", tools=[WEATHER])
+    reference = {"type": "item_reference", "id": name.format(answer.id.removeprefix("resp_"))}
+    with pytest.raises(
+        openai.BadRequestError, match="no stored response has this item; send the item itself"
+    ) as caught:
+        ask(client, [{"role": "user", "content": "a"}, reference])
+    assert caught.value.param == "input.1.id"
+
+
 def told(answer: Response) -> list:
     """The items of an answer, without their ids."""
     return [
@@ -309,7 +336,7 @@ def test_what_cannot_be_done_is_refused_by_name(client, engine, options, param):
     ("item", "param"),
     [
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input.0.content.0.type"),
-        ({"type": "item_reference", "id": "msg_1"}, "input.0.type"),
+        ({"type": "item_reference", "id": "msg_1"}, "input.0.id"),
         ({"type": "computer_call_output", "call_id": "c", "output": {}}, "input.0.type"),
         ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}, "input.0.arguments"),
         ({"type": "function_call_output", "output": "x"}, "input.0.call_id"),
@@ -331,6 +358,8 @@ def test_a_server_without_episodes_remembers_nothing_and_says_so():
             with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as caught:
                 ask(client, **option)
             assert caught.value.param == next(iter(option))
+        with pytest.raises(openai.BadRequestError, match="stores no responses; send the item itself"):
+            ask(client, [{"type": "item_reference", "id": "msg_1"}])
         strict = {**WEATHER, "strict": True}
         with pytest.raises(openai.BadRequestError, match="needs tool_choice"):
             ask(client, tools=[strict])

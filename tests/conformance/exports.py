@@ -1,0 +1,195 @@
+"""Exports of a policy, read by the software that their users have: the same tokens as the policy, greedily.
+
+    python -m tests.conformance.exports [--model small|smollm2] [--llama-python PYTHON] [--vllm-python PYTHON] [--json]
+
+A base model with a LoRA adapter is the policy. It is exported as `merged`, `adapter` and `gguf` (float32 and float16);
+plain transformers, PEFT, llama.cpp and vLLM load the folders and answer the same conversations, each in a process that
+imports nothing of Espalier. A case passes if prompt and answer have the policy's token ids, including the end of turn.
+float16 rounds the weights: an answer that differs there is `refused`, with the position.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.deployment.answers import answers_of
+from components.deployment.export import export_adapter, export_gguf, export_merged, gguf_file
+from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
+from tests.conformance.report import Case, Report, show
+from tests.deployment.small import write_llama
+from tests.deployment.tiny import write_adapter
+
+COMMAND = "python -m tests.conformance.exports"
+PEERS = Path(__file__).parent / "peers"
+MAX_TOKENS = 32
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find_order",
+        "description": "Finds an order.",
+        "parameters": {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]},
+    },
+}
+CALL = {"id": "call_0_0", "type": "function", "function": {"name": "find_order", "arguments": {"order": "K482"}}}
+CONVERSATIONS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "Where is my order?"}], "tools": []},
+    {
+        "messages": [
+            {"role": "system", "content": "You work in a shop."},
+            {"role": "user", "content": "Grüße, order 1212 of 3.50 — 東京 🙂"},
+        ],
+        "tools": [],
+    },
+    {"messages": [{"role": "user", "content": "Where is order K482?"}], "tools": [TOOL]},
+    {
+        "messages": [
+            {"role": "user", "content": "Where is order K482?"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_0_0", "content": "shipped to 'Bern'\n"},
+        ],
+        "tools": [TOOL],
+    },
+    {"messages": [{"role": "user", "content": "  two  spaces\tand\n\nlines  "}], "tools": []},
+]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The policy, its exports and its greedy answers."""
+
+    merged: Path
+    adapter: Path
+    base: Path
+    gguf: dict[str, Path]
+    """Files by precision."""
+    answers: list[ChatCompletion]
+
+
+def base_model(name: str, folder: Path) -> Path:
+    """Return the folder of a base model: `small` has random weights, `smollm2` is SmolLM2-135M-Instruct."""
+    if name == "small":
+        return write_llama(folder / "base", digits=True)
+    from components.models.spec import ModelSpec
+    from components.models.weights import prepare
+
+    return prepare(ModelSpec(name="smollm2-135m-instruct", source="package", dtype="float32"), folder)
+
+
+def exported(base: Path, folder: Path) -> Policy:
+    """Export a policy with an adapter on `base` in all formats, and answer with Espalier's engine."""
+    from components.inference.transformers.engine import TransformersEngine
+
+    adapter = write_adapter(base, folder / "trained", seed=1)
+    export_merged(base, adapter, folder / "merged", "")
+    export_adapter(base, adapter, folder / "adapter", "", base=str(base), revision=None)
+    files = {}
+    for precision in ("f32", "f16"):
+        export_gguf(folder / "merged", folder / precision, "", name="policy", precision=precision)
+        files[precision] = gguf_file(folder / precision, "policy", precision)
+    engine = TransformersEngine(base, max_length=1024, device="cpu")
+    engine.load_policy("trained", str(adapter))
+    sampling = Sampling(temperature=0.0, max_tokens=MAX_TOKENS)
+    requests = [ChatRequest(talk["messages"], talk["tools"], "trained", sampling) for talk in CONVERSATIONS]
+    try:
+        return Policy(folder / "merged", folder / "adapter", base, files, answers_of(engine, requests))
+    finally:
+        engine.close()
+
+
+def ask(python: Path, program: str, **asked: Any) -> dict[str, Any]:
+    """Run a program of `peers` and return its answers. Raises RuntimeError with the end of its errors."""
+    request = json.dumps(asked | {"conversations": CONVERSATIONS, "max_tokens": MAX_TOKENS})
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    process = subprocess.run(
+        [python, PEERS / program], input=request, capture_output=True, text=True, env=environment, check=False
+    )
+    if process.returncode:
+        raise RuntimeError(f"{program}: {process.stderr.strip()[-800:]}")
+    written = [line for line in process.stdout.splitlines() if line.startswith('{"version"')]  # engines log around it
+    if not written:
+        raise RuntimeError(f"{program} wrote no answers: {process.stderr.strip()[-800:]}")
+    answer: dict[str, Any] = json.loads(written[-1])
+    return answer
+
+
+def compared(
+    reader: str, read: Sequence[dict[str, Any]], expected: Sequence[ChatCompletion], *, rounded: bool
+) -> list[Case]:
+    """Return one case for each conversation."""
+    cases = []
+    for index, (found, answer) in enumerate(zip(read, expected, strict=True)):
+        name = f"{reader}: conversation {index}"
+        for part, tokens, wanted in (
+            ("prompt", found["prompt"], answer.prompt_token_ids),
+            ("answer", found["answer"], answer.token_ids),
+        ):
+            if tokens != wanted:
+                at = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), None)
+                at = min(len(tokens), len(wanted)) if at is None else at
+                detail = f"{part} differs at token {at}: {tokens[at : at + 3]}, the policy {wanted[at : at + 3]}"
+                outcome = "refused" if rounded and part == "answer" else "failed"
+                cases.append(Case(name, outcome, detail))
+                break
+        else:
+            cases.append(Case(name, "passed", f"{len(answer.prompt_token_ids)} + {len(answer.token_ids)} tokens"))
+    return cases
+
+
+def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
+    """Export and compare with every reader that is here."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        policy = exported(base_model(model, folder), folder)
+        here = Path(sys.executable)
+        readers: list[tuple[str, Path | None, str, dict[str, Any]]] = [
+            ("merged, transformers", here, "transformers_export.py", {"folder": str(policy.merged), "adapter": None}),
+            (
+                "adapter, PEFT",
+                here,
+                "transformers_export.py",
+                {"folder": str(policy.base), "adapter": str(policy.adapter)},
+            ),
+            *((f"gguf {p}, llama.cpp", llama, "llama_cpp_export.py", {"file": str(f)}) for p, f in policy.gguf.items()),
+            ("merged, vLLM", vllm, "vllm_export.py", {"folder": str(policy.merged)}),
+        ]
+        cases: list[Case] = []
+        versions: list[str] = []
+        for name, python, program, asked in readers:
+            if python is None or not python.is_file():
+                cases.append(Case(name, "skipped", f"no Python with it: {python or 'name one by an option'}"))
+                continue
+            try:
+                answer = ask(python, program, **asked)
+            except RuntimeError as error:
+                cases.append(Case(name, "failed", str(error)))
+                continue
+            versions += [answer["version"]] if answer["version"] not in versions else []
+            cases += compared(name, answer["answers"], policy.answers, rounded="f16" in name)
+    return Report(f"exports of {model}", ", ".join(versions), COMMAND, cases)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Reads exports with other software.")
+    parser.add_argument("--model", choices=("small", "smollm2"), default="small", help="base model (default: small)")
+    parser.add_argument("--llama-python", type=Path, help="Python with llama-cpp-python (default: LLAMA_PYTHON)")
+    parser.add_argument("--vllm-python", type=Path, help="Python with vLLM (default: VLLM_PYTHON)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    pythons = [
+        option or (Path(os.environ[variable]) if variable in os.environ else None)
+        for option, variable in ((options.llama_python, "LLAMA_PYTHON"), (options.vllm_python, "VLLM_PYTHON"))
+    ]
+    return show(run(options.model, *pythons), options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
