@@ -22,7 +22,7 @@ def dataset_rows(spec: SourceSpec) -> Iterator[dict[str, Any]]:
         except ImportError:
             raise ResourceError(
                 f"dataset = {spec.dataset}: the package `datasets` is missing. Install it with "
-                "`pip install 'espalier[hub]'`, or download the files and set path"
+                "`pip install -e '.[hub]'`, or download the files and set path"
             ) from None
         yield from load_dataset(
             spec.dataset, spec.config, split=spec.split or DEFAULT_SPLIT, revision=spec.revision, streaming=True

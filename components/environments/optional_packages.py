@@ -24,5 +24,5 @@ def import_optional(module: str, extra: str, needed_by: str = "environment") -> 
             return importlib.import_module(module)
     except ImportError as error:
         raise ResourceError(
-            f"{needed_by}: the package {error.name or module} is not installed; run pip install 'espalier[{extra}]'"
+            f"{needed_by}: the package {error.name or module} is not installed; run pip install -e '.[{extra}]'"
         ) from error

@@ -15,11 +15,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from components.errors import Problem, SpecError
+from components.inference.finite_numbers import with_finite_numbers
 from components.inference.response_form import ResponseForm
 from components.inference.token_bytes import TokenBytes
 from components.trajectories.chat import ChatFormat
 
-NEEDED = "needs the package llguidance on the server: pip install 'espalier[structured]'"
+NEEDED = "needs the package llguidance on the server: pip install -e '.[structured]'"
 MOST_COMPILED = 64
 """Maximum number of grammars that stay compiled."""
 WHITESPACE = r"[\x20\x0A]{1,16}"
@@ -28,7 +29,10 @@ _OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a function without `parameters`."""
 _WORD = re.compile(r"[\w.-]+")
-_PLAIN = {"type", "title", "description", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_PLAIN = {
+    "$comment", "$defs", "$id", "$schema", "additionalProperties", "default", "definitions", "description", "examples",
+    "properties", "required", "title", "type",
+}  # fmt: skip
 """Keywords of a parameters' schema that can be written as the keyword arguments of a pythonic call."""
 
 
@@ -67,7 +71,8 @@ class Grammars:
                 ) from None
         compiler = llguidance.LLMatcher
         if form.json_schema is not None:
-            grammar = compiler.grammar_from_json_schema(form.json_schema, overrides=_OPTIONS)
+            schema = json.dumps(with_finite_numbers(form.schema))
+            grammar = compiler.grammar_from_json_schema(schema, overrides=_OPTIONS)
         else:
             offered = [tool["function"] for tool in tools if tool["function"]["name"] in (form.calls or ())]
             write = tagged_calls if self._chat.native_tools else pythonic_calls
@@ -118,7 +123,7 @@ def tagged_calls(functions: Sequence[dict[str, Any]]) -> str:
     """Return the Lark grammar of one call `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     rules = [f"start: {' | '.join(f'call{place}' for place in range(len(functions)))}"]
     for place, function in enumerate(functions):
-        parameters = function.get("parameters") or NO_PARAMETERS
+        parameters = with_finite_numbers(function.get("parameters") or NO_PARAMETERS)
         definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
         body = {
             **definitions,
@@ -136,7 +141,7 @@ def pythonic_calls(functions: Sequence[dict[str, Any]]) -> str:
     Raises SpecError for a schema that is no plain object."""
     rules = [f"start: {' | '.join(f'call{place}' for place in range(len(functions)))}"]
     for place, function in enumerate(functions):
-        parameters = function.get("parameters") or {}
+        parameters = with_finite_numbers(function.get("parameters") or NO_PARAMETERS)
         if more := sorted(parameters.keys() - _PLAIN):
             text = (
                 f"the arguments of {function['name']!r} are constrained by {', '.join(more)}, which cannot be enforced "

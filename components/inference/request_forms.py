@@ -9,6 +9,7 @@ that the prompt does not show them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,9 @@ MAX_BIASES = 1024
 CHAT_FIELDS = ("response_format", "tool_choice")
 RESPONSES_FIELDS = ("text", "tool_choice")
 LOGIT_FIELDS = ("logit_bias", "presence_penalty", "frequency_penalty")
+
+_NAME = re.compile(r"[\w.-]{1,128}")
+"""Name of a function that a call can write."""
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -153,6 +157,11 @@ def _calls(choice: Any, tools: Sequence[dict[str, Any]], problems: list[Problem]
         return FREE
     if choice == "none":
         return NO_CALLS
+    problems += [
+        Problem("tools", f"{shortened(name)} cannot be called by name; expected letters, digits, _, . and - in names")
+        for name in names
+        if not _NAME.fullmatch(name)
+    ]
     if choice == "required":
         if not names:
             problems.append(Problem("tool_choice", "'required' needs tools"))

@@ -33,6 +33,7 @@ from components.inference.wire import (
     Tokens,
     logprobs_of,
     unsupported,
+    with_names,
 )
 from components.specs import validate
 
@@ -132,7 +133,7 @@ def read_request(
     try:
         parsed = validate(ResponseBody, supported, configuration=False)
     except SpecError as error:
-        raise SpecError([*problems, *error.problems]) from None
+        raise SpecError([*problems, *with_names(error.problems, separate)]) from None
     conversation: Messages = []
     if earlier is None and (parsed.store or parsed.previous_response_id is not None):
         name = "store" if parsed.store else "previous_response_id"

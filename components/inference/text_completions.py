@@ -29,6 +29,7 @@ from components.inference.wire import (
     StopString,
     StreamOptions,
     unsupported,
+    with_names,
 )
 from components.specs import validate
 
@@ -102,7 +103,7 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str]) -> Completi
     try:
         parsed = validate(CompletionBody, supported, configuration=False)
     except SpecError as error:
-        raise SpecError([*problems, *error.problems]) from None
+        raise SpecError([*problems, *with_names(error.problems, separate)]) from None
     change = request_forms.logit_change(body, True, problems)
     prompt = parsed.prompt
     single = isinstance(prompt, str) or isinstance(prompt[0], int)

@@ -20,6 +20,7 @@ from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.inference.strict_json import parse
 from components.specs import Spec, validate
+from components.specs.base import nearest
 from components.specs.validation import shortened
 
 
@@ -210,7 +211,7 @@ def read_request(
     try:
         chat = validate(ChatBody, supported, configuration=False)
     except SpecError as error:
-        raise SpecError([*problems, *error.problems]) from None
+        raise SpecError([*problems, *with_names(error.problems, separate)]) from None
     messages = [
         _message(message, f"messages.{index}", sampled_arguments, problems)
         for index, message in enumerate(chat.messages)
@@ -258,6 +259,17 @@ def completion_body(
     if parsed.return_token_ids:
         body["prompt_token_ids"] = answers[0].prompt_token_ids
     return body
+
+
+def with_names(problems: Sequence[Problem], names: Collection[str]) -> list[Problem]:
+    """Return the problems of a request; those of unknown parameters also list `names`, which are read apart."""
+    start, result = "no such key; expected one of ", []
+    for problem in problems:
+        if problem.message.startswith(start):
+            known = sorted({*problem.message.removeprefix(start).split(", "), *names})
+            problem = Problem(problem.path, start + ", ".join(known), nearest(problem.path, known))
+        result.append(problem)
+    return result
 
 
 def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:

@@ -31,7 +31,7 @@ def check() -> None:
     """Raise ResourceError if bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ResourceError(
-            "model.quantization=nf4 needs the package bitsandbytes: pip install 'espalier[quantized]', or set "
+            "model.quantization=nf4 needs the package bitsandbytes: pip install -e '.[quantized]', or set "
             "model.quantization=none"
         )
 

@@ -193,12 +193,16 @@ def declared_end(base_dir: Path) -> int | list[int] | None:
 
 
 def pick_device(device: str) -> str:
-    """Resolve `auto`: CUDA if available, else the CPU."""
-    if device != "auto":
+    """Resolve `auto`: CUDA if available, else the CPU. Raises ResourceError for CUDA where there is none."""
+    if device == "cpu":
         return device
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda" if device == "auto" else device
+    if device == "auto":
+        return "cpu"
+    raise ResourceError(f"device = {device!r}: torch {torch.__version__} sees no CUDA device here; use auto or cpu")
 
 
 def _packaged_file(spec: ModelSpec) -> tuple[Path, int]:

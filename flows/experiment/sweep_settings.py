@@ -153,7 +153,7 @@ def problems(
         yield from error.problems
         return
     if settings is not None and find_spec("optuna") is None:
-        yield Problem("hydra/sweeper", "'optuna': needs the package optuna: pip install 'espalier[sweeps]'")
+        yield Problem("hydra/sweeper", "'optuna': needs the package optuna: pip install -e '.[sweeps]'")
     if settings is None:
         for key in continuous:
             yield Problem(key, "an interval is continuous; expected a list of values, or hydra/sweeper=optuna")

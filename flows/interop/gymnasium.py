@@ -11,7 +11,7 @@ environment's outcome. The rewards of an episode sum to the score of the configu
 actions an episode is truncated.
 
 Importing this module registers `Espalier-v0`, so `gymnasium.make("flows.interop.gymnasium:Espalier-v0",
-overrides=["environment=maze"])` works too. Needs: pip install 'espalier[gym]'.
+overrides=["environment=maze"])` works too. Needs: pip install -e '.[gym]'.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -37,7 +38,7 @@ def serve(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> No
     Requests from web pages of other origins, and requests that name another host, are rejected.
     """
     with listener:
-        _server(app, listener, ready).run(sockets=[listener])
+        _run(_server(app, listener, ready), listener)
 
 
 @contextlib.contextmanager
@@ -46,7 +47,7 @@ def serving(app: Any, port: int = 0) -> Iterator[str]:
     started = threading.Event()
     with listen(port) as listener:
         server = _server(app, listener, lambda url: started.set())
-        thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True, name="environment-server")
+        thread = threading.Thread(target=lambda: _run(server, listener), daemon=True, name="environment-server")
         thread.start()
         try:
             while not started.wait(0.1):
@@ -56,6 +57,11 @@ def serving(app: Any, port: int = 0) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(STOP)
+
+
+def _run(server: Any, listener: socket.socket) -> None:
+    # Not `Server.run`, which replaces the event loop policy of the whole process.
+    asyncio.run(server.serve(sockets=[listener]))
 
 
 def _server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> Any:

@@ -170,8 +170,14 @@ class OpenEnvServer:
     async def _serve(self, socket: WebSocket, session: Session) -> None:
         while True:
             async with asyncio.timeout(self.sessions.limits.idle):
-                text = await socket.receive_text()
-            response = await self._answer(text, session)
+                frame = await socket.receive()
+            if frame["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(frame.get("code") or 1000, frame.get("reason"))
+            text = frame.get("text")
+            if text is None:
+                response: dict[str, Any] | None = _error("expected a text frame with JSON", "INVALID_JSON")
+            else:
+                response = await self._answer(text, session)
             if response is None:
                 return
             await socket.send_text(json.dumps(response))

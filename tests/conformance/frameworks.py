@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import math
 import os
@@ -209,12 +210,17 @@ def missing(agent: Agent, python: Path, node: Path | None) -> str | None:
         if shutil.which("node") is None or node is None or not (node / "node_modules" / agent.package).is_dir():
             return f"{node or '--node'} has no node_modules/{agent.package}, or node is missing"
         return None
-    ended = subprocess.run(
-        [python, "-c", f"import importlib.metadata; print(importlib.metadata.version({agent.package!r}))"],
-        capture_output=True,
-        check=False,
-    )
-    return None if ended.returncode == 0 else f"{python} has no {agent.package}"
+    if not python.is_file():
+        return f"--python {python}: no such file"
+    return missing_module(agent.program, python)
+
+
+@functools.cache
+def missing_module(program: str, python: Path) -> str | None:
+    """Return why the imports of a Python agent fail; it ends after them, because it gets no task."""
+    ended = subprocess.run([python, AGENTS / program], capture_output=True, text=True, check=False, input="")
+    last = (ended.stderr.strip().splitlines() or [""])[-1]
+    return last if last.startswith("ModuleNotFoundError") else None
 
 
 def run(agents: list[Agent], python: Path, node: Path | None) -> Report:

@@ -218,7 +218,7 @@ def test_an_unreachable_hub_is_reported(monkeypatch):
 
 def test_a_missing_library_is_reported(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[hub\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[hub\]'"):
         list(rows(SourceSpec(dataset="someone/data")))
 
 

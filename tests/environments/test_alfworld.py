@@ -243,5 +243,5 @@ def test_missing_data_error_names_the_download(monkeypatch, tmp_path):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fast_downward", None)
     monkeypatch.setitem(sys.modules, "textworld", sys)
-    with pytest.raises(ResourceError, match=r"fast_downward is not installed; run pip install 'espalier\[alfworld\]'"):
+    with pytest.raises(ResourceError, match=r"fast_downward is not installed; run pip install -e '\.\[alfworld\]'"):
         ALFWorld()

@@ -127,5 +127,5 @@ def test_configuration_errors_are_named():
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[babyai\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[babyai\]'"):
         BabyAI()

@@ -210,5 +210,5 @@ def test_an_episode_depends_on_nothing_but_its_scenario():
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[gym\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[gym\]'"):
         Gym()

@@ -453,7 +453,7 @@ def test_configuration_errors_are_named(file, monkeypatch):
     with pytest.raises(ResourceError, match=r"`python -m flows.scenarios` writes"):
         Mcp("nowhere.json", command=STDIO)
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[mcp\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[mcp\]'"):
         Mcp(file, command=STDIO)
 
 

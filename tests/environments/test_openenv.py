@@ -282,7 +282,7 @@ def test_configuration_errors_are_named_and_the_key_has_no_url(monkeypatch):
     arguments = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "success": 3.0}
     assert OpenEnv.key_arguments(arguments) == {"name": "guess", "success": 3.0}
     monkeypatch.setitem(sys.modules, "websockets", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[openenv\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[openenv\]'"):
         small("http://there")
 
 

@@ -208,7 +208,7 @@ def test_configuration_errors_are_named(arguments, says):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[reasoning\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[reasoning\]'"):
         import_optional("reasoning_gym", "reasoning")
     with pytest.raises(ResourceError, match="reasoning_gym is not installed"):
         ReasoningGym()

@@ -153,5 +153,5 @@ def test_configuration_errors_are_named(monkeypatch):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "scienceworld", None)
     monkeypatch.setitem(sys.modules, "scienceworld.constants", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[scienceworld\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[scienceworld\]'"):
         ScienceWorld()

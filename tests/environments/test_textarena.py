@@ -197,5 +197,5 @@ def test_without_the_package(monkeypatch):
 
     textarena_games.load_kind.cache_clear()
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[textarena\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[textarena\]'"):
         TextArena()

@@ -140,5 +140,5 @@ def test_cache_folder_is_not_in_the_stage_key(cache):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[textworld\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[textworld\]'"):
         TextWorld()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -94,6 +95,8 @@ def test_a_step_after_the_end_and_invalid_json_are_errors(socket):
     assert socket("step", {"message": "bye"})["data"]["done"]
     assert "after the end" in socket("step", {"message": "bye"})["data"]["message"]
     socket.connection.send("{")
+    assert json.loads(socket.connection.recv())["data"]["code"] == "INVALID_JSON"
+    socket.connection.send(b"\xff\xfe")
     assert json.loads(socket.connection.recv())["data"]["code"] == "INVALID_JSON"
 
 
@@ -229,3 +232,10 @@ def test_openenvs_clients_play_episodes_with_the_rewards_of_the_environment(urls
         assert sum(step["reward"] for step in report["steps"]) == episode.reward
     assert "step before reset" in reports[6]["error"]
     assert "EXECUTION_ERROR" in reports[6]["error"]
+
+
+def test_serving_leaves_the_event_loops_of_the_process_alone(urls):
+    async def process() -> int:
+        return await (await asyncio.create_subprocess_exec(sys.executable, "-c", "")).wait()
+
+    assert asyncio.run(process()) == 0

@@ -271,7 +271,7 @@ def test_without_the_package_the_remedy_is_reported(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     assert mcp_server.main(["+experiment=smoke"]) == 2
     assert "flows.mcp_server: the package" in (error := capsys.readouterr().err)
-    assert "pip install 'espalier[mcp]'" in error
+    assert "pip install -e '.[mcp]'" in error
 
 
 def test_runs_of_every_experiment_are_compared_and_a_sweep_shows_all_of_its_runs(tmp_path, monkeypatch):

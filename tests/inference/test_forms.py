@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 from importlib.util import find_spec
 
 import jsonschema
@@ -180,6 +181,7 @@ def test_schemas_that_cannot_be_enforced_are_refused(client, options, param):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes", "tools": [PING]}, "tool_choice"),
         ({"tool_choice": forced("pong"), "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f("}}]}, "tools"),
         (
             {"tool_choice": "required", "tools": [PING], "response_format": {"type": "json_object"}},
             "response_format",
@@ -197,11 +199,19 @@ def test_wrong_parameters_are_refused_by_name(client, options, param):
     assert caught.value.param.startswith(param), str(caught.value)
 
 
+def test_an_unknown_parameter_is_refused_with_all_that_are_known(client):
+    with pytest.raises(
+        openai.BadRequestError, match=r"response_format.*tool_choice.*Did you mean 'tool_choice'"
+    ) as caught:
+        ask(client, extra_body={"tool_choise": "auto"})
+    assert caught.value.param == "tool_choise"
+
+
 def test_without_llguidance_the_refusal_has_the_install_command(client, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(openai.BadRequestError, match=r"pip install 'espalier\[structured\]'"):
+    with pytest.raises(openai.BadRequestError, match=r"pip install -e '\.\[structured\]'"):
         ask(client, response_format={"type": "json_object"})
     assert ask(client, response_format={"type": "text"}, max_tokens=2).choices
 
@@ -230,6 +240,29 @@ def test_a_required_call_is_made_with_valid_arguments(client, engine, monkeypatc
             jsonschema.validate(json.loads(call.function.arguments), FORECAST["function"]["parameters"])
     assert called == ({"forecast", "ping"} if choice == "required" else {"forecast"})
     assert all(choice.message.tool_calls is None for choice in ask(client, n=5, tools=[FORECAST]).choices)
+
+
+@needs_llguidance
+@pytest.mark.parametrize("native", [False, True])
+def test_arguments_without_bounds_are_finite(client, engine, monkeypatch, native):
+    """A number may have any exponent by its grammar; one that overflows would make the call text."""
+    if native:
+        monkeypatch.setattr(engine.format, "native_tools", True)
+        monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
+    parameters = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"x": {"type": "number"}, "y": {"type": ["number", "null"]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    measure = {"type": "function", "function": {"name": "measure", "parameters": parameters}}
+    answers = ask(client, n=40, seed=6, tools=[measure], tool_choice="required").choices
+    finished = [choice for choice in answers if choice.finish_reason != "length"]
+    assert len(finished) >= 30
+    for choice in finished:
+        (call,) = choice.message.tool_calls
+        assert all(value is None or math.isfinite(value) for value in json.loads(call.function.arguments).values())
 
 
 @needs_llguidance

@@ -376,5 +376,5 @@ class TestMathematics:
 
 def test_without_math_verify_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(mathematics, "find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match=r"pip install 'espalier\[math\]'"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[math\]'"):
         mathematics.Mathematics()

@@ -43,7 +43,7 @@ class Mathematics(AnswerComparison):
     ):
         super().__init__(answer, expected)
         if find_spec("math_verify") is None:
-            raise ResourceError("this reward needs the package math-verify: pip install 'espalier[math]'")
+            raise ResourceError("this reward needs the package math-verify: pip install -e '.[math]'")
         self.digits = digits
         self._same = WorkerProcess("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
 

@@ -1,0 +1,53 @@
+"""Schemas are narrowed to finite numbers."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import jsonschema
+import pytest
+
+from components.inference.finite_numbers import with_finite_numbers
+
+NUMBER = {"type": "number"}
+CASES = [
+    (NUMBER, ["1.5", "-3", "999999999999999"], ["1e999", "7725550337e9542"]),
+    ({"type": ["number", "null"]}, ["null", "0.25"], ["1e999"]),
+    ({"type": "number", "minimum": 3}, ["3.5"], ["-2", "1e999"]),
+    ({"type": "number", "maximum": -1e16}, ["-10000000000000001"], ["-1e999"]),
+    ({}, ["1.5", '{"a":[1,{"b":2.5}]}', "null", '"x"'], ["1e999", "[1e999]"]),
+    ({"type": "object"}, ['{"a":{"b":[1,"x",true]}}'], ['{"a":1e999}']),
+    ({"type": "array"}, ["[1]"], ["[1e999]"]),
+    ({"$ref": "#/$defs/n", "$defs": {"n": NUMBER}}, ["1.5"], ["1e999"]),
+    ({"anyOf": [NUMBER, {"type": "string"}]}, ["1", '"1e999"'], ["1e999"]),
+]
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
+@pytest.mark.parametrize(("schema", "allowed", "refused"), CASES)
+def test_the_grammar_of_the_narrower_schema_has_no_number_that_overflows(schema, allowed, refused):
+    from llguidance import LLMatcher, LLTokenizer
+
+    tokenizer = LLTokenizer("byte")
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_finite_numbers(schema)))
+
+    def accepts(text: str) -> bool:
+        tokens = tokenizer.tokenize_str(text)
+        return LLMatcher(tokenizer, grammar, log_level=0).validate_tokens(tokens) == len(tokens)
+
+    assert [text for text in allowed if not accepts(text)] == []
+    assert [text for text in refused if accepts(text)] == []
+
+
+@pytest.mark.parametrize(("schema", "allowed"), [case[:2] for case in CASES])
+def test_what_the_narrower_schema_allows_the_schema_allows(schema, allowed):
+    for text in allowed:
+        jsonschema.validate(json.loads(text), with_finite_numbers(schema))
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("schema", [True, None, {"properties": {"a": 3}, "anyOf": {}, "type": 4}])
+def test_what_is_no_schema_is_left_to_the_compiler(schema):
+    narrowed = with_finite_numbers(schema)
+    assert narrowed == schema if not isinstance(schema, dict) else narrowed["properties"] == schema["properties"]
