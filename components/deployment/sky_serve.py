@@ -30,9 +30,17 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def service(
-    model: str, name: str, *, engine: Kind, accelerators: str | None, replicas: int, max_length: int
+    model: str,
+    name: str,
+    *,
+    engine: Kind,
+    accelerators: str | None,
+    replicas: int,
+    max_length: int,
+    dtype: str = "float32",
+    tool_call_parser: str = "pythonic",
 ) -> dict[str, Any]:
-    """Return the task with its service. Raise SpecError for invalid arguments."""
+    """Return the task with its service. dtype, tool_call_parser: of vLLM. Raise SpecError for invalid arguments."""
     problems = []
     if not BUCKET.fullmatch(model) and not REPOSITORY.fullmatch(model):
         text = f"{model!r}: expected a bucket (s3://BUCKET/PATH) or a repository of the Hugging Face Hub (owner/name)"
@@ -53,7 +61,8 @@ def service(
         run = (
             f'VLLM_API_KEY="${{{SERVER_KEY_VARIABLE}:?pass --secret {SERVER_KEY_VARIABLE}}}" '
             f"~/vllm/bin/python -m vllm.entrypoints.openai.api_server --model {model_path} --served-model-name {name} "
-            f"--host 0.0.0.0 --port {PORT} --max-model-len {max_length}"
+            f"--host 0.0.0.0 --port {PORT} --max-model-len {max_length} --dtype {dtype} --enable-auto-tool-choice "
+            f"--tool-call-parser {tool_call_parser}"
         )
     else:
         setup = "make setup"
@@ -104,6 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--accelerators", metavar="NAME:COUNT", help="such as L4:1; default: CPUs only")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--max-length", type=int, default=2048, help="longest conversation in tokens (%(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32",
+                        help="with vllm: type of the export (%(default)s)")  # fmt: skip
+    parser.add_argument("--tool-call-parser", choices=["pythonic", "hermes"], default="pythonic",
+                        help="with vllm: hermes if the model's own template renders tools (%(default)s)")  # fmt: skip
     options = vars(parser.parse_args(argv))
     try:
         task = service(options.pop("model"), options.pop("name"), **options)

@@ -12,6 +12,7 @@ import urllib.request
 
 import openai
 import pytest
+import torch
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference import server as server_module
@@ -430,3 +431,9 @@ def test_without_a_decoder_tokens_are_named_by_id():
 def test_the_command_says_what_is_wrong(tmp_path, caplog):
     assert server_module.main([str(tmp_path)]) == 2
     assert f"{tmp_path} holds no model" in caplog.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
+def test_cuda_without_a_device_is_refused(base_dir, caplog):
+    assert server_module.main([str(base_dir), "--device", "cuda"]) == 2
+    assert "device = 'cuda': torch" in caplog.text
