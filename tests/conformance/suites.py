@@ -167,8 +167,8 @@ def discovered(listed: list[Suite]) -> list[Suite]:
 
 
 LISTED = [
-    Suite("MCP client", "mcp", lambda: ["client"]),
-    Suite("MCP server", "mcp", lambda: ["server"]),
+    Suite("MCP client", "mcp_suite", lambda: ["client"]),
+    Suite("MCP server", "mcp_suite", lambda: ["server"]),
     Suite("Inspect", "inspect_ai", lambda: ["--python", python_of("inspect"), "--root", str(RUNS)]),
     Suite("lm-eval", "lm_eval", lambda: ["--python", python_of("lm-eval"), "--root", str(RUNS)]),
     Suite(

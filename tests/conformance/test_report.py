@@ -13,7 +13,7 @@ CASES = [
     Case("auth/basic", "refused", "no OAuth"),
     Case("sse-retry", "failed", "reconnected too early\n" + "at line 1 " * 40),
 ]
-REPORT = Report("MCP client", "0.1.16", "python -m tests.conformance.mcp", CASES)
+REPORT = Report("MCP client", "0.1.16", "python -m tests.conformance.mcp_suite", CASES)
 
 
 def test_a_failed_case_decides_the_exit_code(capsys):

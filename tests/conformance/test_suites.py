@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import __main__ as driver
-from tests.conformance import mcp, suites
+from tests.conformance import mcp_suite, suites
 from tests.conformance.inspect_ai import EPOCHS, compare
 from tests.conformance.policy import Item
 from tests.conformance.report import Unavailable
@@ -45,7 +45,7 @@ def test_an_installation_without_npm_is_a_reason(monkeypatch, tmp_path):
 
 
 def test_the_mcp_suite_is_skipped_where_it_is_not_installed(tmp_path):
-    assert "npm install --prefix" in mcp.report("client", tmp_path).reason
+    assert "npm install --prefix" in mcp_suite.report("client", tmp_path).reason
 
 
 def test_tau_bench_cases_follow_its_comparisons():

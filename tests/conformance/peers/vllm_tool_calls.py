@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import sys
-from importlib.metadata import version
 from types import SimpleNamespace
 
 logging.disable(logging.CRITICAL)
@@ -39,4 +38,5 @@ if __name__ == "__main__":
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
         found = {name: read(name, texts) for name, texts in asked.items()}
-    json.dump({"version": version("vllm"), "read": found}, sys.stdout)
+        import vllm
+    json.dump({"version": vllm.__version__, "read": found}, sys.stdout)

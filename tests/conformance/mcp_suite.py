@@ -1,7 +1,7 @@
 """The conformance suite of the Model Context Protocol: `environment=mcp` as a client, `flows.mcp_server` as a server.
 
-    python -m tests.conformance.mcp client --suite FOLDER [--json]
-    python -m tests.conformance.mcp server --suite FOLDER [--json]
+    python -m tests.conformance.mcp_suite client --suite FOLDER [--json]
+    python -m tests.conformance.mcp_suite server --suite FOLDER [--json]
 
 FOLDER is where `npm install @modelcontextprotocol/conformance` installed the suite; without it, `conformance` on the
 PATH. The suite needs Node 22 or later, which `npm install node@22` adds to FOLDER. Scenarios that the project refuses
@@ -172,7 +172,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 def report(side: str, folder: Path | None = None, execute_all: bool = False) -> Report:
     """Return the result of a side, `client` or `server`. execute_all: execute refused scenarios too."""
-    command = f"python -m tests.conformance.mcp {side}" + (" --all" if execute_all else "")
+    command = f"python -m tests.conformance.mcp_suite {side}" + (" --all" if execute_all else "")
     try:
         suite = Suite(folder)
         results = cases(suite, side, {} if execute_all else REFUSED[side])
@@ -182,7 +182,7 @@ def report(side: str, folder: Path | None = None, execute_all: bool = False) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.conformance.mcp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.mcp_suite", description=__doc__)
     parser.add_argument("side", choices=tuple(REFUSED))
     parser.add_argument("--suite", type=Path, metavar="FOLDER", help="folder with node_modules of the suite")
     parser.add_argument("--all", action="store_true", help="execute the refused scenarios too")
