@@ -139,7 +139,7 @@ def test_without_the_package_it_is_refused_before_anything_starts(cache, monkeyp
     monkeypatch.setattr(
         quantized.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
     )
-    with pytest.raises(ResourceError, match=r"espalier\[quantized\]"):
+    with pytest.raises(ResourceError, match=r"pip install -e '\.\[quantized\]'"):
         check_weights(NF4, cache)
 
 
