@@ -32,10 +32,8 @@ from components.inference.wire import (
     SamplingBody,
     Tokens,
     logprobs_of,
-    unsupported,
-    with_names,
+    parse_parameters,
 )
-from components.specs import validate
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (None, False),
@@ -127,13 +125,7 @@ def read_request(
     response's id, or raises SpecError; None if the server stores no responses. strict_tools: allow `strict` in tools.
     sampled_arguments: call arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
-    problems = unsupported(body, _NEUTRAL)
-    separate = {*_NEUTRAL, *request_forms.RESPONSES_FIELDS}
-    supported = {name: value for name, value in body.items() if name not in separate}
-    try:
-        parsed = validate(ResponseBody, supported, configuration=False)
-    except SpecError as error:
-        raise SpecError([*problems, *with_names(error.problems, separate)]) from None
+    parsed, problems = parse_parameters(ResponseBody, body, _NEUTRAL, request_forms.RESPONSES_FIELDS)
     conversation: Messages = []
     if earlier is None and (parsed.store or parsed.previous_response_id is not None):
         name = "store" if parsed.store else "previous_response_id"

@@ -28,10 +28,8 @@ from components.inference.wire import (
     SamplingBody,
     StopString,
     StreamOptions,
-    unsupported,
-    with_names,
+    parse_parameters,
 )
-from components.specs import validate
 
 MAX_PROMPTS = 512
 """Maximum number of prompts per request."""
@@ -97,13 +95,7 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str]) -> Completi
 
     policy: returns the version of a model name.
     """
-    problems = unsupported(body, _NEUTRAL)
-    separate = {*_NEUTRAL, *request_forms.LOGIT_FIELDS}
-    supported = {name: value for name, value in body.items() if name not in separate}
-    try:
-        parsed = validate(CompletionBody, supported, configuration=False)
-    except SpecError as error:
-        raise SpecError([*problems, *with_names(error.problems, separate)]) from None
+    parsed, problems = parse_parameters(CompletionBody, body, _NEUTRAL, request_forms.LOGIT_FIELDS)
     change = request_forms.logit_change(body, True, problems)
     prompt = parsed.prompt
     single = isinstance(prompt, str) or isinstance(prompt[0], int)

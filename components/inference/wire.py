@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -37,6 +37,7 @@ class SampledTokens(Protocol):
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
 
+Body = TypeVar("Body", bound=Spec)
 MAX_MESSAGES = 4096
 """Maximum number of messages per conversation, parts per message, and calls per message."""
 MAX_TOOLS = 512
@@ -205,13 +206,9 @@ def read_request(
     for training: allow `strict` in tools, and no changes of logits. sampled_arguments: call
     arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
-    problems = unsupported(body, _NEUTRAL)
-    separate = {*_NEUTRAL, *request_forms.CHAT_FIELDS, *request_forms.LOGIT_FIELDS}
-    supported = {name: value for name, value in body.items() if name not in separate}
-    try:
-        chat = validate(ChatBody, supported, configuration=False)
-    except SpecError as error:
-        raise SpecError([*problems, *with_names(error.problems, separate)]) from None
+    chat, problems = parse_parameters(
+        ChatBody, body, _NEUTRAL, (*request_forms.CHAT_FIELDS, *request_forms.LOGIT_FIELDS)
+    )
     messages = [
         _message(message, f"messages.{index}", sampled_arguments, problems)
         for index, message in enumerate(chat.messages)
@@ -261,15 +258,26 @@ def completion_body(
     return body
 
 
-def with_names(problems: Sequence[Problem], names: Collection[str]) -> list[Problem]:
-    """Return the problems of a request; those of unknown parameters also list `names`, which are read apart."""
-    start, result = "no such key; expected one of ", []
-    for problem in problems:
-        if problem.message.startswith(start):
-            known = sorted({*problem.message.removeprefix(start).split(", "), *names})
-            problem = Problem(problem.path, start + ", ".join(known), nearest(problem.path, known))
-        result.append(problem)
-    return result
+def parse_parameters(
+    cls: type[Body], body: dict[str, Any], neutral: dict[str, tuple[Any, ...]], apart: Sequence[str]
+) -> tuple[Body, list[Problem]]:
+    """Return a request body without the parameters of `neutral` and `apart`, and the problems of those of `neutral`.
+
+    neutral: unsupported parameters, each with its neutral values. apart: supported parameters that are read elsewhere.
+    Raises SpecError with every problem if the rest is invalid; that of an unknown parameter lists all that are known.
+    """
+    problems, names = unsupported(body, neutral), {*neutral, *apart}
+    try:
+        parsed = validate(cls, {name: body[name] for name in body if name not in names}, configuration=False)
+    except SpecError as error:
+        start = "no such key; expected one of "
+        for problem in error.problems:
+            if problem.message.startswith(start):
+                known = sorted({*problem.message.removeprefix(start).split(", "), *names})
+                problem = Problem(problem.path, start + ", ".join(known), nearest(problem.path, known))
+            problems.append(problem)
+        raise SpecError(problems) from None
+    return parsed, problems
 
 
 def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:
