@@ -161,7 +161,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             body,
             requested_version,
             options.default_max_tokens,
-            strict_tools=engines is not None,
+            recorded=engines is not None,
             sampled_arguments=arguments_sampled_by(request_engine),
         )
         chats = [replace(chat, agent=agent) for chat in parsed.requests]
@@ -192,7 +192,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             requested_version,
             options.default_max_tokens,
             earlier if engines is not None else None,
-            strict_tools=engines is not None,
+            recorded=engines is not None,
             sampled_arguments=arguments_sampled_by(request_engine),
         )
         chats = [replace(parsed.request, agent=agent)]
@@ -282,8 +282,13 @@ def _folder_below(adapters: Path, path: str) -> Path:
 async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
     """Return all responses, or raise the first error. Uses the engine's `chat_all` if it has one."""
     if hasattr(engine, "chat_all"):
-        return await engine.chat_all(requests)
-    return await gather_completions(engine.chat, requests)
+        answers = await engine.chat_all(requests)
+    else:
+        answers = await gather_completions(engine.chat, requests)
+    if requests[0].alternatives and any(answer.token_ids and not answer.likeliest for answer in answers):
+        text = "the engine of this server returns the sampled tokens only; leave it out, or use inference=embedded"
+        raise SpecError([Problem("top_logprobs", text)])
+    return answers
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

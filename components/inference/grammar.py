@@ -9,7 +9,6 @@ response that ends validates.
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from components.inference.finite_numbers import with_finite_numbers
 from components.inference.response_form import ResponseForm
 from components.inference.token_bytes import TokenBytes
 from components.trajectories.chat import ChatFormat
+from components.trajectories.tool_calls import WORD
 
 NEEDED = "needs the package llguidance on the server: pip install -e '.[structured]'"
 MOST_COMPILED = 64
@@ -26,9 +26,10 @@ MOST_COMPILED = 64
 WHITESPACE = r"[\x20\x0A]{1,16}"
 """Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
 _OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+_MORE = '(", " call)*'
+"""Further calls of a list."""
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a function without `parameters`."""
-_WORD = re.compile(r"[\w.-]+")
 _PLAIN = {
     "$comment", "$defs", "$id", "$schema", "additionalProperties", "default", "definitions", "description", "examples",
     "properties", "required", "title", "type",
@@ -70,13 +71,7 @@ class Grammars:
                     [Problem(key, f"llguidance does not support this model's tokenizer: {error}")]
                 ) from None
         compiler = llguidance.LLMatcher
-        if form.json_schema is not None:
-            schema = json.dumps(with_finite_numbers(form.schema))
-            grammar = compiler.grammar_from_json_schema(schema, overrides=_OPTIONS)
-        else:
-            offered = [tool["function"] for tool in tools if tool["function"]["name"] in (form.calls or ())]
-            write = tagged_calls if self._chat.native_tools else pythonic_calls
-            grammar = compiler.grammar_from_lark(write(offered))
+        grammar = compiler.grammar_from_lark(self._written(form, [tool["function"] for tool in tools]))
         special = [*self._chat.tokenizer.all_special_ids, *self._stop_ids]
         compiled = self._compiled.get(grammar)
         if compiled is None:
@@ -89,6 +84,21 @@ class Grammars:
                 self._compiled.popitem(last=False)
             self._compiled[grammar] = compiled
         return Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids)
+
+    def _written(self, form: ResponseForm, functions: Sequence[dict[str, Any]]) -> str:
+        """Return the Lark grammar of a form."""
+        tagged = self._chat.native_tools
+        if form.calls:
+            named = [function for function in functions if function["name"] in form.calls]
+            return tagged_call(named) if tagged else pythonic_call(named)
+        if form.json_schema is None:
+            either = tagged_or_text if tagged else pythonic_or_text
+            return either(functions, form.single)
+        content = _json(with_finite_numbers(form.schema))
+        if not form.strict:
+            return f"start: {content}"
+        either_json = tagged_or_json if tagged else pythonic_or_json
+        return either_json(functions, form.single, content)
 
 
 class Matcher:
@@ -119,9 +129,26 @@ class Matcher:
         self._matcher.consume_token(token)
 
 
-def tagged_calls(functions: Sequence[dict[str, Any]]) -> str:
+def tagged_call(functions: Sequence[dict[str, Any]]) -> str:
     """Return the Lark grammar of one call `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
-    rules = [f"start: {' | '.join(f'call{place}' for place in range(len(functions)))}"]
+    return "\n".join(['start: "<tool_call>" call', *_tagged_rules(functions)])
+
+
+def tagged_or_text(functions: Sequence[dict[str, Any]], single: bool) -> str:
+    """Return the Lark grammar of a text that contains calls, or none. single: one call at most."""
+    start = [f"start: (head call){'?' if single else '*'} TEXT", 'head[lazy]: ANY "<tool_call>"', r"ANY: /(?s:.*)/"]
+    return "\n".join([*start, r"TEXT: /(?s:.*)/ & ~/(?s:.*<tool_call>.*)/", *_tagged_rules(functions)])
+
+
+def tagged_or_json(functions: Sequence[dict[str, Any]], single: bool, content: str) -> str:
+    """Return the Lark grammar of a JSON text or of calls. single: one call at most. content: grammar of the JSON."""
+    calls = '"<tool_call>" call' + ("" if single else ' ("\\n<tool_call>" call)*')
+    return "\n".join([f"start: {content} | {calls}", *_tagged_rules(functions)])
+
+
+def _tagged_rules(functions: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the rules of `call`, a call after its opening tag."""
+    rules = [f"call: {_either('call', functions)}"]
     for place, function in enumerate(functions):
         parameters = with_finite_numbers(function.get("parameters") or NO_PARAMETERS)
         definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
@@ -132,14 +159,45 @@ def tagged_calls(functions: Sequence[dict[str, Any]]) -> str:
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        rules.append(f'call{place}: "<tool_call>\\n" {_json(body)} "\\n</tool_call>"')
-    return "\n".join(rules)
+        rules.append(f'call{place}: "\\n" {_json(body)} "\\n</tool_call>"')
+    return rules
 
 
-def pythonic_calls(functions: Sequence[dict[str, Any]]) -> str:
+def pythonic_call(functions: Sequence[dict[str, Any]]) -> str:
     """Return the Lark grammar of one call `[name(key=value, ...)]`, with the arguments in the order of the schema.
     Raises SpecError for a schema that is no plain object."""
-    rules = [f"start: {' | '.join(f'call{place}' for place in range(len(functions)))}"]
+    return "\n".join(['start: "[" call "]"', *_pythonic_rules(functions)])
+
+
+def pythonic_or_text(functions: Sequence[dict[str, Any]], single: bool) -> str:
+    """Return the Lark grammar of a text, or of a list of calls that a text may precede. single: one call at most.
+    Raises as `pythonic_call`."""
+    heads = [
+        f"head{place}[lazy]: BEFORE {_literal('[' + function['name'] + '(')}"
+        for place, function in enumerate(functions)
+    ]
+    first = " | ".join(f'head{place} arguments{place} ")"' for place in range(len(functions)))
+    return "\n".join(
+        [
+            f'start: TEXT | first {_MORE * (not single)} "]"',
+            f"first: {first}",
+            *heads,
+            r"BEFORE: /(?s:(.*\n)?)/",
+            r"TEXT: /(?s:.*)/ & ~/(?s:(.*\n)?\s*\[\s*[\w.\-]+\s*\(.*)/",
+            *_pythonic_rules(functions),
+        ]
+    )
+
+
+def pythonic_or_json(functions: Sequence[dict[str, Any]], single: bool, content: str) -> str:
+    """Return the Lark grammar of a JSON text or a list of calls. single: one call at most. content: grammar of the
+    JSON. Raises as `pythonic_call`."""
+    return "\n".join([f'start: {content} | "[" call {_MORE * (not single)} "]"', *_pythonic_rules(functions)])
+
+
+def _pythonic_rules(functions: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the rules of `call`, a call of a list, and of `argumentsK`, the arguments of function K."""
+    rules = [f"call: {_either('call', functions)}"]
     for place, function in enumerate(functions):
         parameters = with_finite_numbers(function.get("parameters") or NO_PARAMETERS)
         if more := sorted(parameters.keys() - _PLAIN):
@@ -161,11 +219,15 @@ def pythonic_calls(functions: Sequence[dict[str, Any]]) -> str:
             raise SpecError([Problem("tool_choice", text)])
         for rule, key, schema in arguments:
             value = _json({**definitions, **schema} if isinstance(schema, dict) else schema)
-            start, end = (f"{key}=", "") if _WORD.fullmatch(key) else (f"**{{{json.dumps(key)}: ", "}")
+            start, end = (f"{key}=", "") if WORD.fullmatch(key) else (f"**{{{json.dumps(key)}: ", "}")
             rules.append(f"{rule}: {_literal(start)} {value} {_literal(end) if end else ''}")
         rules += _sequence(f"arguments{place}", [(rule, key in required) for rule, key, _ in arguments])
-        rules.append(f"call{place}: {_literal('[' + function['name'] + '(')} arguments{place} {_literal(')]')}")
-    return "\n".join(rules)
+        rules.append(f"call{place}: {_literal(function['name'] + '(')} arguments{place} {_literal(')')}")
+    return rules
+
+
+def _either(rule: str, functions: Sequence[dict[str, Any]]) -> str:
+    return " | ".join(f"{rule}{place}" for place in range(len(functions)))
 
 
 def _sequence(name: str, items: list[tuple[str, bool]]) -> list[str]:

@@ -20,6 +20,8 @@ Answered = TypeVar("Answered")
 
 BASE_POLICY = "base"
 """Policy version before any training: the model as loaded."""
+TokenLogprobs = list[tuple[int, float]]
+"""Token ids with their log-probabilities, the most likely first."""
 MAIN = "main"
 """Name of the default agent."""
 
@@ -57,6 +59,8 @@ class Increment:
     logprobs: list[float]
     prompt_token_ids: list[int]
     policy: str
+    likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """As in `ChatCompletion`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,6 +86,8 @@ class ChatRequest:
     form: ResponseForm = FREE
     """Form that the response is held to."""
     change: LogitChange = NO_CHANGE
+    alternatives: int | None = None
+    """Number of most likely tokens to return for each token; None returns none. It does not affect the response."""
 
     @property
     def altered(self) -> bool:
@@ -120,6 +126,9 @@ class ChatCompletion:
     """Counts of a server that returns no token ids; None if the token ids are the counts, or if nothing is known."""
     altered: bool = False
     """True if the request altered the policy's distribution (`ChatRequest.altered`): the tokens are not trained on."""
+    likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """Most likely tokens at each sampled token, under the distribution that it was drawn from, if the request has
+    `alternatives`. Empty from engines that do not return them."""
 
     @property
     def sampled_tokens(self) -> int:

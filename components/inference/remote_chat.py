@@ -23,7 +23,8 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
     if sampling.temperature > 0:  # greedy decoding has no seed
         body["seed"] = request.seed % 2**63
     if request.tools:
-        body["tools"] = request.tools
+        strict = {"strict": True} if request.form.strict else {}
+        body["tools"] = [{**tool, "function": {**tool["function"], **strict}} for tool in request.tools]
     if request.stop:
         body["stop"] = list(request.stop)
     return body | sampling.cuts | _form(request)
@@ -37,6 +38,8 @@ def _form(request: ChatRequest) -> dict[str, Any]:
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if request.form.json_schema == ANY_OBJECT:
             body["response_format"] = {"type": "json_object"}
+    if request.form.single:
+        body["parallel_tool_calls"] = False
     if request.form.calls:
         names, offered = request.form.calls, {tool["function"]["name"] for tool in request.tools}
         single = {"type": "function", "function": {"name": names[0]}}

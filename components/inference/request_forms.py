@@ -1,16 +1,18 @@
 """Parameters of requests that change which tokens are sampled: `response_format`, `tool_choice`, `logit_bias` and
 penalties of Chat Completions, `text` and `tool_choice` of Responses.
 
-A schema may be any JSON schema that the engine enforces; `strict` makes no difference, because a schema is always
-enforced. The arguments of a required call are held to the schema of the tool. `tool_choice: "none"` offers no tools, so
-that the prompt does not show them.
+A schema may be any JSON schema that the engine enforces; `strict` makes no difference there, because a schema is always
+enforced. The arguments of a required call are held to the schema of the tool; those of other calls if a tool is
+`strict`, for all tools of the request. `tool_choice: "none"` offers no tools, so that the prompt does not show them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -59,14 +61,11 @@ class TextBody(Spec):
     verbosity: None = None
 
 
-def forces_call(choice: Any) -> bool:
-    """Return True if a `tool_choice` demands a call, whose arguments are held to the tool's schema."""
-    return choice not in (None, "auto", "none")
-
-
-def chat_form(body: Mapping[str, Any], tools: Sequence[dict[str, Any]], problems: list[Problem]) -> ResponseForm:
-    """Return the form that a chat completions request demands. tools: offered tools in the engine's format. Adds
-    problems."""
+def chat_form(
+    body: Mapping[str, Any], tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]
+) -> ResponseForm:
+    """Return the form that a chat completions request demands. tools: offered tools in the engine's format. strict:
+    True if one of them is strict. Adds problems."""
     wanted = body.get("response_format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     content = FREE
@@ -77,10 +76,12 @@ def chat_form(body: Mapping[str, Any], tools: Sequence[dict[str, Any]], problems
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = choice.get("function")
-    return _combined(content, _calls(choice, tools, problems), "response_format", problems)
+    return _combined(content, _calls(choice, tools, strict, problems), bool(tools), "response_format", problems)
 
 
-def responses_form(body: Mapping[str, Any], tools: Sequence[dict[str, Any]], problems: list[Problem]) -> ResponseForm:
+def responses_form(
+    body: Mapping[str, Any], tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]
+) -> ResponseForm:
     """Return the form that a Responses request demands; as `chat_form`."""
     content = FREE
     try:
@@ -97,7 +98,18 @@ def responses_form(body: Mapping[str, Any], tools: Sequence[dict[str, Any]], pro
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"name": choice.get("name")}
-    return _combined(content, _calls(choice, tools, problems), "text.format", problems)
+    return _combined(content, _calls(choice, tools, strict, problems), bool(tools), "text.format", problems)
+
+
+def with_single_call(form: ResponseForm, allowed: bool, problems: list[Problem]) -> ResponseForm:
+    """Return a form that holds the response to one call at most, with arguments of its tool's schema, as
+    `parallel_tool_calls: false` demands. allowed: as in `logit_change`. Adds problems."""
+    if form.calls is not None:  # none, or a required one, which is single
+        return form
+    if not allowed:
+        text = "false would hold the policy to one call, but training needs its own responses; leave it out"
+        problems.append(Problem("parallel_tool_calls", text))
+    return replace(form, strict=True, single=True)
 
 
 def logit_change(body: Mapping[str, Any], allowed: bool, problems: list[Problem]) -> LogitChange:
@@ -150,18 +162,25 @@ def _plain_form(data: Any, kind: Any, path: str, problems: list[Problem]) -> Res
     return ResponseForm(json_schema=ANY_OBJECT) if kind == "json_object" else FREE
 
 
-def _calls(choice: Any, tools: Sequence[dict[str, Any]], problems: list[Problem]) -> ResponseForm:
+def _calls(choice: Any, tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]) -> ResponseForm:
     """Return the form of a tool choice: a word, or an object with the name of a function."""
     names = tuple(tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict))
-    if choice in (None, "auto"):
-        return FREE
+    problems += [
+        Problem("tools", f"{shortened(name)} is the name of several tools; expected a name for each")
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
     if choice == "none":
         return NO_CALLS
+    if choice in (None, "auto") and not strict:
+        return FREE
     problems += [
         Problem("tools", f"{shortened(name)} cannot be called by name; expected letters, digits, _, . and - in names")
         for name in names
         if not _NAME.fullmatch(name)
     ]
+    if choice in (None, "auto"):
+        return ResponseForm(strict=True)
     if choice == "required":
         if not names:
             problems.append(Problem("tool_choice", "'required' needs tools"))
@@ -176,10 +195,14 @@ def _calls(choice: Any, tools: Sequence[dict[str, Any]], problems: list[Problem]
     return ResponseForm(calls=(name,))
 
 
-def _combined(content: ResponseForm, calls: ResponseForm, path: str, problems: list[Problem]) -> ResponseForm:
+def _combined(
+    content: ResponseForm, calls: ResponseForm, offered: bool, path: str, problems: list[Problem]
+) -> ResponseForm:
+    """Return the form of a response with this content or these calls. offered: True if the request has tools."""
     if content == FREE:
         return calls
     if calls.calls:
         text = "a response that must call a tool has no content with a schema; send one of it and tool_choice"
         problems.append(Problem(path, text))
-    return content
+    either = offered and calls != NO_CALLS
+    return replace(content, calls=None if either else (), strict=either)

@@ -19,22 +19,26 @@ class ResponseForm:
     """The form of a response."""
 
     json_schema: str | None = None
-    """JSON text of the schema that the content validates against; None allows any text."""
+    """JSON text of the schema that the content of a response without calls validates against; None allows any text."""
     schema_name: str = "response"
     """Label of the schema; it has no effect."""
     calls: tuple[str, ...] | None = None
     """Names of the tools of which the response calls exactly one; empty if it calls none, so that its text is content
     whatever it looks like. None leaves calls to the model."""
+    strict: bool = False
+    """True to hold the arguments of calls that the model makes to the schemas of their tools, if `calls` is None."""
+    single: bool = False
+    """True to hold a response to one call at most, if `strict`."""
 
     @property
     def constrained(self) -> bool:
         """True if tokens are excluded, so that the response is not a sample of the policy's own distribution."""
-        return self.json_schema is not None or bool(self.calls)
+        return self.json_schema is not None or bool(self.calls) or self.strict
 
     @property
     def without_calls(self) -> bool:
         """True if the text of the response is its content, even if it looks like a call."""
-        return self.json_schema is not None or self.calls == ()
+        return self.calls == ()
 
     @property
     def schema(self) -> dict[str, Any]:

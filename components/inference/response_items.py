@@ -141,7 +141,7 @@ def _text(content: str | list[Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def engine_tool(data: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
+def engine_tool(data: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
     """Return a tool in the Chat Completions format; add its problems."""
     if data.get("type") != "function":
         expected = "this server has no built-in tools; expected type 'function'"
@@ -153,12 +153,5 @@ def engine_tool(data: dict[str, Any], path: str, strict: bool, problems: list[Pr
         problems += error.problems
         return {}
     check_function({"name": tool.name, "parameters": tool.parameters}, path, problems)
-    if tool.strict and not strict:
-        problems.append(
-            Problem(
-                f"{path}.strict",
-                "needs tool_choice: required, or a function",
-            )
-        )
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

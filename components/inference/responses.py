@@ -24,6 +24,7 @@ from components.inference.item_references import resolve
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.response_items import Messages, add_item, engine_tool
 from components.inference.wire import (
+    MAX_ALTERNATIVES,
     MAX_MESSAGES,
     MAX_TOOLS,
     Decode,
@@ -42,13 +43,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "max_tool_calls": (None,),
     "moderation": (None,),
-    "parallel_tool_calls": (None, True),
     "presence_penalty": (None, 0),
     "prompt": (None,),
     "reasoning": (None, {}, {"effort": None}, {"effort": None, "summary": None}),
     "service_tier": (None, "auto", "default"),
     "stream_options": (None, {}, {"include_obfuscation": False}),
-    "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
@@ -74,10 +73,14 @@ class ResponseBody(SamplingBody):
     """Storage of the response, so that a later request can refer to it in `previous_response_id`; None means true if
     the server stores responses."""
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    parallel_tool_calls: bool | None = None
+    """False holds a response to one call at most."""
     max_output_tokens: Tokens | None = None
     stream: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """Additional output. Log-probabilities cover all sampled tokens and belong to the text; there is no reasoning."""
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES, strict=True)
+    """Number of most likely tokens with each of the log-probabilities."""
     metadata: dict[str, Any] | None = None
     """The caller's labels; they have no effect, like the following fields."""
     user: str | None = None
@@ -116,14 +119,15 @@ def read_request(
     default_max_tokens: int,
     earlier: Callable[[str], Messages] | None,
     *,
-    strict_tools: bool = False,
+    recorded: bool = False,
     sampled_arguments: Collection[str] = (),
 ) -> ResponsesRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
     policy: returns the version of a model name. earlier: returns the conversation including a response, by the
-    response's id, or raises SpecError; None if the server stores no responses. strict_tools: allow `strict` in tools.
-    sampled_arguments: call arguments that the model wrote, which are accepted even if they are invalid JSON.
+    response's id, or raises SpecError; None if the server stores no responses. recorded: as in
+    `wire.read_request`. sampled_arguments: call arguments that the model wrote, which are accepted even if they are
+    invalid JSON.
     """
     parsed, problems = parse_parameters(ResponseBody, body, _NEUTRAL, request_forms.RESPONSES_FIELDS)
     conversation: Messages = []
@@ -141,16 +145,28 @@ def read_request(
     items = resolve(items, earlier, problems)
     for index, item in enumerate(items):
         add_item(item, conversation, f"input.{index}", sampled_arguments, problems)
-    strict = strict_tools or request_forms.forces_call(body.get("tool_choice"))
-    tools = [engine_tool(tool, f"tools.{index}", strict, problems) for index, tool in enumerate(parsed.tools or [])]
-    form = request_forms.responses_form(body, tools, problems)
+    tools = [engine_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(parsed.tools or [])]
+    strict = not recorded and any(tool.get("strict") is True for tool in parsed.tools or [])
+    form = request_forms.responses_form(body, tools, strict, problems)
+    if parsed.parallel_tool_calls is False and tools:
+        form = request_forms.with_single_call(form, not recorded, problems)
+    if parsed.top_logprobs and LOGPROBS not in (parsed.include or []):
+        problems.append(Problem("top_logprobs", f"is allowed with include: ['{LOGPROBS}'] only"))
     if problems:
         raise SpecError(problems)
     first = [{"role": "system", "content": parsed.instructions}] if parsed.instructions else []
     sampling = parsed.sampling(parsed.max_output_tokens or default_max_tokens)
     offered = [] if form.calls == () else tools
     messages = [*first, *conversation]
-    request = ChatRequest(messages, offered, policy(parsed.model), sampling, parsed.sampling_seed(), form=form)
+    request = ChatRequest(
+        messages,
+        offered,
+        policy(parsed.model),
+        sampling,
+        parsed.sampling_seed(),
+        form=form,
+        alternatives=parsed.top_logprobs or None,
+    )
     stored = earlier is not None and parsed.store is not False
     listed = [_listed(tool) for tool in parsed.tools or []]
     choice, text = body.get("tool_choice") or "auto", body.get("text") or {}
@@ -197,13 +213,13 @@ def unfinished_body(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str,
         "max_tool_calls": None,
         "temperature": parsed.request.sampling.temperature,
         "top_p": parsed.request.sampling.top_p,
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "reasoning": {"effort": None, "summary": None},
         "tools": parsed.tools,
         "tool_choice": parsed.tool_choice,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": parsed.text_format},
         "truncation": "disabled",
         "background": False,
@@ -246,7 +262,14 @@ def text_logprobs(tokens: SampledTokens, parsed: ResponsesRequest, decode: Decod
     """Return the log-probabilities of tokens, if they are requested."""
     if not parsed.logprobs:
         return []
-    return [{**entry, "bytes": entry["bytes"] or []} for entry in logprobs_of(tokens, decode)]
+    return [
+        {**_with_bytes(entry), "top_logprobs": [_with_bytes(other) for other in entry["top_logprobs"]]}
+        for entry in logprobs_of(tokens, decode)
+    ]
+
+
+def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "bytes": entry["bytes"] or []}
 
 
 def _listed(tool: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from components.errors import EngineError, EspalierError
-from components.inference.protocol import ChatCompletion, ChatRequest, Increment
+from components.inference.protocol import ChatCompletion, ChatRequest, Increment, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -175,17 +175,20 @@ class Unsent:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.likeliest: list[TokenLogprobs] = []
         self._taken = 0
 
     def add(self, increment: Increment) -> None:
         self.token_ids = self.token_ids + increment.token_ids
         self.logprobs = self.logprobs + increment.logprobs
+        self.likeliest = self.likeliest + increment.likeliest
 
     def rest_of(self, answer: ChatCompletion) -> None:
         """Set the tokens to those of the complete answer that are not taken."""
         self.token_ids, self.logprobs = answer.token_ids[self._taken :], answer.logprobs[self._taken :]
+        self.likeliest = answer.likeliest[self._taken :]
 
     def clear(self) -> None:
         """Forget the tokens, which are sent."""
         self._taken += len(self.token_ids)
-        self.token_ids, self.logprobs = [], []
+        self.token_ids, self.logprobs, self.likeliest = [], [], []

@@ -18,9 +18,11 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
+from components.inference.protocol import TokenLogprobs
 from components.inference.text_prompts import TokenTexts
-from components.inference.text_protocol import TextCompletion, TextRequest, TokenLogprobs
+from components.inference.text_protocol import TextCompletion, TextRequest
 from components.inference.wire import (
+    MAX_ALTERNATIVES,
     MAX_NUMBER,
     MAX_STOPS,
     Decode,
@@ -35,8 +37,6 @@ MAX_PROMPTS = 512
 """Maximum number of prompts per request."""
 MAX_COMPLETIONS = 1024
 """Maximum number of completions per request: prompts times `n`."""
-MAX_ALTERNATIVES = 20
-"""Maximum of `logprobs`."""
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` in OpenAI's API."""
 

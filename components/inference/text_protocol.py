@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from components.inference.protocol import BASE_POLICY, Sampling
+from components.inference.protocol import BASE_POLICY, Sampling, TokenLogprobs
 from components.inference.response_form import NO_CHANGE, LogitChange
-
-TokenLogprobs = list[tuple[int, float]]
-"""Token ids with their log-probabilities, the most likely first."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
-from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
+from components.inference.protocol import ChatCompletion, ChatRequest, Sampling, TokenLogprobs
 from components.inference.strict_json import parse
 from components.specs import Spec, validate
 from components.specs.base import nearest
@@ -33,6 +33,9 @@ class SampledTokens(Protocol):
     @property
     def logprobs(self) -> list[float]: ...
 
+    @property
+    def likeliest(self) -> list[TokenLogprobs]: ...
+
 
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
@@ -42,6 +45,8 @@ MAX_MESSAGES = 4096
 """Maximum number of messages per conversation, parts per message, and calls per message."""
 MAX_TOOLS = 512
 """Maximum number of tools per request."""
+MAX_ALTERNATIVES = 20
+"""Maximum number of most likely tokens to return for each token."""
 MAX_STOPS = 16
 """Maximum number of stop strings per request."""
 LONGEST_NAME = 256
@@ -72,10 +77,8 @@ StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
-    "top_logprobs": (None, 0),
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
 
@@ -169,11 +172,15 @@ class ChatBody(SamplingBody):
     """Newer name of max_tokens in OpenAI's API."""
     n: int | None = Field(None, ge=1, le=128)
     """Number of responses to the conversation; response i uses seed + i."""
+    parallel_tool_calls: bool | None = None
+    """False holds a response to one call at most."""
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     """Strings that end a response."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES, strict=True)
+    """Number of most likely tokens with each of `logprobs`."""
     return_token_ids: bool | None = None
     user: str | None = None
     """The caller's label; it has no effect, like `metadata`."""
@@ -197,13 +204,13 @@ def read_request(
     policy: Callable[[str], str],
     default_max_tokens: int,
     *,
-    strict_tools: bool = False,
+    recorded: bool = False,
     sampled_arguments: Collection[str] = (),
 ) -> ChatCompletionsRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
-    policy: returns the version of a model name. strict_tools: the server records responses
-    for training: allow `strict` in tools, and no changes of logits. sampled_arguments: call
+    policy: returns the version of a model name. recorded: the server records responses for training; `strict` of tools
+    then has no effect, so that calls are the policy's own, and logits cannot be changed. sampled_arguments: call
     arguments that the model wrote, which are accepted even if they are invalid JSON.
     """
     chat, problems = parse_parameters(
@@ -213,21 +220,35 @@ def read_request(
         _message(message, f"messages.{index}", sampled_arguments, problems)
         for index, message in enumerate(chat.messages)
     ]
-    strict = strict_tools or request_forms.forces_call(body.get("tool_choice"))
-    tools = [_tool(tool, f"tools.{index}", strict, problems) for index, tool in enumerate(chat.tools or [])]
-    form = request_forms.chat_form(body, tools, problems)
-    change = request_forms.logit_change(body, not strict_tools, problems)
+    tools = [_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(chat.tools or [])]
+    strict = not recorded and any(_is_strict(tool) for tool in chat.tools or [])
+    form = request_forms.chat_form(body, tools, strict, problems)
+    if chat.parallel_tool_calls is False and tools:
+        form = request_forms.with_single_call(form, not recorded, problems)
+    change = request_forms.logit_change(body, not recorded, problems)
     if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
         problems.append(Problem("max_tokens", "differs from max_completion_tokens, which means the same; send one"))
     if chat.stream_options and not chat.stream:
         problems.append(Problem("stream_options", "is allowed with stream: true only"))
+    if chat.top_logprobs and not chat.logprobs:
+        problems.append(Problem("top_logprobs", "is allowed with logprobs: true only"))
     if problems:
         raise SpecError(problems)
     sampling = chat.sampling(chat.max_completion_tokens or chat.max_tokens or default_max_tokens)
     version, seed = policy(chat.model), chat.sampling_seed()
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
     offered = [] if form.calls == () else tools
-    request = ChatRequest(messages, offered, version, sampling, seed, stop=stop, form=form, change=change)
+    request = ChatRequest(
+        messages,
+        offered,
+        version,
+        sampling,
+        seed,
+        stop=stop,
+        form=form,
+        change=change,
+        alternatives=chat.top_logprobs or None,
+    )
     return ChatCompletionsRequest(
         requests=[replace(request, seed=seed + index) for index in range(chat.n or 1)],
         stream=bool(chat.stream),
@@ -334,20 +355,20 @@ def check_arguments(text: str, path: str, sampled_arguments: Collection[str], pr
         problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
 
 
-def _tool(tool: dict[str, Any], path: str, strict: bool, problems: list[Problem]) -> dict[str, Any]:
+def _is_strict(tool: dict[str, Any]) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and function.get("strict") is True
+
+
+def _tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
     """Return the tool in the engine's format; add its problems."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
         return tool
     check_function(function, f"{path}.function", problems)
-    if function.get("strict") and not strict:
-        problems.append(
-            Problem(
-                f"{path}.function.strict",
-                "needs tool_choice: required, or a function",
-            )
-        )
+    if not isinstance(function.get("strict"), bool | None):
+        problems.append(Problem(f"{path}.function.strict", f"{shortened(function['strict'])}: expected true or false"))
     return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
 
 
@@ -376,14 +397,21 @@ def _logprobs(answer: ChatCompletion, decode: Decode | None) -> dict[str, Any]:
 
 
 def logprobs_of(answer: SampledTokens, decode: Decode | None) -> list[dict[str, Any]]:
-    """Return text, log-probability and bytes of each sampled token."""
-    content: list[dict[str, Any]] = []
-    for token_id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
-        text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's format without text
-        whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
-        raw = list(text.encode()) if whole else None
-        content.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
-    return content
+    """Return text, log-probability and bytes of each sampled token, and of the most likely ones in its place."""
+    alternatives = answer.likeliest or [[]] * len(answer.token_ids)
+    return [
+        {
+            **_entry(token_id, logprob, decode),
+            "top_logprobs": [_entry(other, value, decode) for other, value in likely],
+        }
+        for token_id, logprob, likely in zip(answer.token_ids, answer.logprobs, alternatives, strict=True)
+    ]
+
+
+def _entry(token_id: int, logprob: float, decode: Decode | None) -> dict[str, Any]:
+    text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's format without text
+    whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def usage_of(answers: Sequence[ChatCompletion]) -> dict[str, int]:

@@ -12,10 +12,11 @@ import json
 import re
 
 from components.trajectories.chat import DEFAULT_SYSTEM, TODAY, TOOLS, ChatFormat
+from components.trajectories.tool_calls import WORD
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.{0,200}?)\1\s*\)""")
-# Blocks are trimmed on both sides. Jinja's sandbox has no mutable lists, so lists are rebuilt. `calls` and `literal`
-# correspond to `tool_calls.write_pythonic` and `tool_calls.literal`.
+# Blocks are trimmed on both sides. Jinja's sandbox has no mutable lists, so lists are rebuilt; llama.cpp's Jinja cannot
+# join the keys of an object. `calls` and `literal` correspond to `tool_calls.write_pythonic` and `tool_calls.literal`.
 _LAYOUT = """\
 {%- macro literal(value) -%}
 {%- if value is string -%}{{- value | tojson -}}
@@ -30,9 +31,15 @@ _LAYOUT = """\
 {%- endmacro -%}
 {%- macro argument(key, value) -%}
 {%- set word = namespace(is=key != '') -%}
+{%- if key.isalnum is defined -%}
 {%- for letter in key -%}
 {%- if not (letter.isalnum() or letter in '_.-') -%}{%- set word.is = false -%}{%- endif -%}
 {%- endfor -%}
+{%- else -%}
+{%- for letter in NOT_OF_WORDS -%}
+{%- if letter in key -%}{%- set word.is = false -%}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
 {%- if word.is -%}{{- key -}}{{- '=' -}}{{- literal(value) -}}
 {%- else -%}{{- '**{' -}}{{- key | tojson -}}{{- ': ' -}}{{- literal(value) -}}{{- '}' -}}{%- endif -%}
 {%- endmacro -%}
@@ -43,6 +50,9 @@ _LAYOUT = """\
 {%- for key in call['function']['arguments'] -%}{{- ', ' if not loop.first -}}
 {{- argument(key, call['function']['arguments'][key]) -}}{%- endfor -%}
 {%- endif -%}{{- ')' -}}{%- endfor -%}{{- ']' -}}
+{%- endmacro -%}
+{%- macro listed(names) -%}
+{%- for name in names -%}{{- ', ' if not loop.first -}}{{- name -}}{%- endfor -%}
 {%- endmacro -%}
 {%- set talk = namespace(shown=[], answering=false, signatures=[]) -%}
 {%- for message in messages -%}
@@ -68,7 +78,7 @@ _LAYOUT = """\
 {%- for tool in tools -%}
 {%- set names = (tool['function']['parameters'] or {}).get('properties') or {} -%}
 {%- set about = tool['function']['description'] or '' -%}
-{%- set line = tool['function']['name'] ~ '(' ~ (names | join(', ')) ~ '): ' ~ about -%}
+{%- set line = tool['function']['name'] ~ '(' ~ listed(names) ~ '): ' ~ about -%}
 {%- set talk.signatures = talk.signatures + [line] -%}
 {%- endfor -%}
 {%- set names = (tools[0]['function']['parameters'] or {}).get('properties') or {} -%}
@@ -103,6 +113,10 @@ _IN_TURN = """\
 {%- endfor -%}
 {%- set talk.shown = turns.taken -%}
 """
+_NOT_OF_WORDS = [*"\t\n\r", *(letter for letter in map(chr, range(32, 256)) if not WORD.match(letter))]
+"""Characters that a keyword of a pythonic call cannot have, in Latin-1. llama.cpp's templates can neither classify
+characters nor iterate over text; there, a parameter whose name has another symbol, such as an arrow, differs from the
+training prompt."""
 # The last tag is an expression, because Jinja trims nothing after expressions.
 _THEN = "{%- set messages = talk.shown -%}{%- set tools = none -%}{{- '' }}"
 
@@ -127,7 +141,7 @@ def portable_template(chat: ChatFormat) -> str:
         ]
     )
     layout = _LAYOUT.replace("SYSTEM_AND_TOOLS", offer).replace("DEFAULT", _text(DEFAULT_SYSTEM))
-    layout = layout.replace("TOOL_ROLE", _text(chat.tool_role))
+    layout = layout.replace("TOOL_ROLE", _text(chat.tool_role)).replace("NOT_OF_WORDS", _text(_NOT_OF_WORDS))
     if not chat.system_role:
         layout += _SYSTEM_AS_USER
     if chat.alternates:
@@ -135,6 +149,6 @@ def portable_template(chat: ChatFormat) -> str:
     return layout + _THEN + own
 
 
-def _text(text: str) -> str:
-    """Return the text as a Jinja literal."""
-    return json.dumps(text, ensure_ascii=False)
+def _text(value: str | list[str]) -> str:
+    """Return text, or a list of texts, as a Jinja literal."""
+    return json.dumps(value, ensure_ascii=False)

@@ -29,7 +29,7 @@ _POSSIBLE_LINE = re.compile(rf"\n(?:\Z|{_LIST_START.pattern})")
 MOST_STARTS = 20
 """Maximum number of lines of a text that are tried as the list of calls."""
 _SPACE = re.compile(r"\s*")
-_WORD = re.compile(r"[\w.-]+")
+WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _STRING = re.compile(
     r'"""(?:[^\\]|\\.)*?"""'  r"|'''(?:[^\\]|\\.)*?'''"  r'|"(?:[^"\\]|\\.)*"'  r"|'(?:[^'\\]|\\.)*'", re.DOTALL
@@ -112,7 +112,7 @@ def write_pythonic(calls: list[tuple[str, dict[str, Any]]]) -> str:
     written = []
     for name, arguments in calls:
         parts = [
-            f"{key}={literal(value)}" if _WORD.fullmatch(key) else f"**{{{literal(key)}: {literal(value)}}}"
+            f"{key}={literal(value)}" if WORD.fullmatch(key) else f"**{{{literal(key)}: {literal(value)}}}"
             for key, value in arguments.items()
         ]
         written.append(f"{name}({', '.join(parts)})")
@@ -159,7 +159,7 @@ class _Reader:
         self._expect("[")
         calls = []
         while not self._accept("]"):
-            name = self._match(_WORD) or self._fail()
+            name = self._match(WORD) or self._fail()
             self._expect("(")
             calls.append((name, _as_json(self._arguments())))
             self._comma_or("]")
@@ -175,7 +175,7 @@ class _Reader:
                 if not isinstance(entries, dict):
                     self._fail()
             else:
-                key = self._match(_WORD) or self._fail()
+                key = self._match(WORD) or self._fail()
                 self._expect("=")
                 entries = {key: self._value()}
             if entries.keys() & arguments.keys():
@@ -196,7 +196,7 @@ class _Reader:
             return self._mapping()
         if number := self._match(_NUMBER):
             return float(number) if set(number) & set(".eE") else int(number)
-        word = self._match(_WORD)
+        word = self._match(WORD)
         return _CONSTANTS[word] if word in _CONSTANTS else self._fail()
 
     def _items(self) -> list[Any]:

@@ -40,7 +40,8 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]},
     },
 }
-CALL = {"id": "call_0_0", "type": "function", "function": {"name": "find_order", "arguments": {"order": "K482"}}}
+ARGUMENTS = {"order": "K482", "from": ["Grüße", 1.5, True, None, {"deep er": {}}], "no word": 'say "\n"'}
+CALL = {"id": "call_0_0", "type": "function", "function": {"name": "find_order", "arguments": ARGUMENTS}}
 CONVERSATIONS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "Where is my order?"}], "tools": []},
     {
@@ -183,7 +184,7 @@ def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description="Reads exports with other software.")
     parser.add_argument("--model", choices=("small", "smollm2"), default="small", help="base model (default: small)")
-    parser.add_argument("--llama-python", type=Path, help="Python with llama-cpp-python (default: LLAMA_PYTHON)")
+    parser.add_argument("--llama-python", type=Path, help="Python with xllamacpp (default: LLAMA_PYTHON)")
     parser.add_argument("--vllm-python", type=Path, help="Python with vLLM (default: VLLM_PYTHON)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -25,6 +25,7 @@ NPM_PACKAGES = ("@modelcontextprotocol/conformance@0.1.16", "node@22")
 REQUIREMENTS = {
     "inspect": ROOT / "requirements" / "conformance-inspect.txt",
     "lm-eval": ROOT / "requirements" / "conformance-lm-eval.txt",
+    "llama": ROOT / "requirements" / "conformance-llama.txt",
 }
 TIMEOUT = 3600.0
 """Time limit of a suite, in seconds."""
@@ -46,7 +47,13 @@ class Suite:
     @property
     def installs(self) -> str:
         """Name of what `install` installs for it: `npm`, a name of REQUIREMENTS, or nothing."""
-        return {"MCP client": "npm", "MCP server": "npm", "Inspect": "inspect", "lm-eval": "lm-eval"}.get(self.name, "")
+        return {
+            "MCP client": "npm",
+            "MCP server": "npm",
+            "Inspect": "inspect",
+            "lm-eval": "lm-eval",
+            "exports": "llama",
+        }.get(self.name, "")
 
 
 def install(name: str) -> None:
@@ -166,6 +173,14 @@ def discovered(listed: list[Suite]) -> list[Suite]:
     return listed + others
 
 
+def exports() -> list[str]:
+    """Return the arguments of the readers of exports, with llama.cpp if it is installed."""
+    try:
+        return ["--llama-python", python_of("llama")]
+    except Unavailable:
+        return []
+
+
 LISTED = [
     Suite("MCP client", "mcp_suite", lambda: ["client"]),
     Suite("MCP server", "mcp_suite", lambda: ["server"]),
@@ -178,5 +193,6 @@ LISTED = [
     ),
     Suite("tau-bench", "tau_bench", lambda: ["--data", folder("TAU_BENCH", "the data of tau-bench")], tau_report),
     Suite("RL libraries", "algorithms", rl_libraries),
+    Suite("exports", "exports", exports),
 ]
 SUITES = discovered(LISTED)

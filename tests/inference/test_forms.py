@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 
 import jsonschema
@@ -265,12 +266,89 @@ def test_arguments_without_bounds_are_finite(client, engine, monkeypatch, native
         assert all(value is None or math.isfinite(value) for value in json.loads(call.function.arguments).values())
 
 
+def accepted(engine, form: ResponseForm, text: str) -> str:
+    """Return the part of a text whose tokens are all allowed, plus `END` if the response may end after it."""
+    matcher = engine._grammars.matcher(form, [FORECAST, PING])
+    tokens = engine.format.encode(text)
+    for place, token in enumerate(tokens):
+        if not matcher.allowed()[token]:
+            return engine.format.text_of(tokens[:place])
+        matcher.append(token)
+    return text + "END" * bool(matcher.allowed()[sorted(engine.stop_ids)[0]])
+
+
 @needs_llguidance
-def test_strict_tools_are_allowed_where_a_call_is_required(client):
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("It rains.\nIn [1] and f(x) it does.", True),
+        ("", True),
+        ("[forecast(days=3)]", True),
+        ('Let me see.\n[forecast(city="Bern", days=3, **{"at night": true}), ping()]', True),
+        ("[forecast(days=3)] then", False),
+        ("[forecast(days=99)]", False),
+        ("[forecast()]", False),
+        ("[rain(days=3)]", False),
+        ("Let me see.\n  [ forecast (days=99)]", False),
+    ],
+)
+def test_strict_tools_hold_the_calls_that_a_model_makes_to_their_schemas(engine, text, allowed):
+    """Pythonic: the list of calls ends the response; what could be another list of calls cannot be written."""
+    assert (accepted(engine, ResponseForm(strict=True), text) == text + "END") == allowed
+
+
+@needs_llguidance
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("It rains <tool> now.", True),
+        ('<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>', True),
+        ('See:\n<tool_call>\n{"name": "forecast", "arguments": {"days": 3}}\n</tool_call>\nSo.', True),
+        ('<tool_call>\n{"name": "forecast", "arguments": {"days": 99}}\n</tool_call>', False),
+        ('<tool_call>{"name": "ping"}</tool_call>', False),
+        ('<tool_call>\n{"name": "rain", "arguments": {}}\n</tool_call>', False),
+    ],
+)
+def test_strict_tools_of_tagged_calls(engine, monkeypatch, text, allowed):
+    monkeypatch.setattr(engine.format, "native_tools", True)
+    assert (accepted(engine, ResponseForm(strict=True), text) == text + "END") == allowed
+
+
+@needs_llguidance
+@pytest.mark.parametrize("native", [False, True])
+def test_without_parallel_calls_a_response_has_one_call_at_most(engine, monkeypatch, native):
+    monkeypatch.setattr(engine.format, "native_tools", native)
+    tagged = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    once, twice = (tagged, f"{tagged}\n{tagged}") if native else ("[ping()]", "[ping(), ping()]")
+    for schema in (None, '{"type": "integer"}'):
+        form = ResponseForm(json_schema=schema, strict=True)
+        assert accepted(engine, form, twice) == twice + "END"
+        assert accepted(engine, replace(form, single=True), once) == once + "END"
+        assert accepted(engine, replace(form, single=True), twice) != twice + "END"
+
+
+@needs_llguidance
+@pytest.mark.parametrize("native", [False, True])
+def test_with_a_schema_a_response_is_a_call_or_content(engine, monkeypatch, native):
+    monkeypatch.setattr(engine.format, "native_tools", native)
+    form = ResponseForm(json_schema='{"type": "integer"}', strict=True)
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>' if native else "[ping()]"
+    for text in ("12", call):
+        assert accepted(engine, form, text) == text + "END"
+    for text in ("no", '<tool_call>\n{"name": "pong"' if native else "[pong()]"):
+        assert not accepted(engine, form, text).endswith((text, "END"))
+
+
+@needs_llguidance
+def test_strict_tools_over_http(client):
     strict = {"type": "function", "function": {**PING["function"], "strict": True}}
     assert ask(client, tools=[strict], tool_choice=forced("ping"), max_tokens=60).choices[0].message.tool_calls
-    with pytest.raises(openai.BadRequestError, match="strict"):
-        ask(client, tools=[strict])
+    assert ask(client, tools=[strict], max_tokens=10).choices[0].message.content
+    schema = response_format({"type": "integer", "minimum": 0, "maximum": 9})
+    (answer,) = ask(client, tools=[strict], max_tokens=60, response_format=schema, n=1).choices
+    assert answer.message.tool_calls or int(answer.message.content) in range(10)
+    with pytest.raises(openai.BadRequestError, match="'ping' is the name of several tools"):
+        ask(client, tools=[strict, PING])
 
 
 def test_none_offers_no_tools_and_reads_no_calls(client, engine):
@@ -302,18 +380,18 @@ def test_bytes_of_tokens_are_those_of_the_text(engine):
 
 
 def test_the_tagged_grammar_writes_what_the_parser_reads():
-    text = grammar.tagged_calls([PING["function"]])
-    assert text.startswith('start: call0\ncall0: "<tool_call>\\n" %json ')
+    text = grammar.tagged_call([PING["function"]])
+    assert text.startswith('start: "<tool_call>" call\ncall: call0\ncall0: "\\n" %json ')
     assert read_tagged('<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')[1] == [("ping", "{}")]
 
 
 def test_arguments_beyond_properties_are_refused_for_pythonic_calls():
     with pytest.raises(SpecError, match="anyOf"):
-        grammar.pythonic_calls([{"name": "f", "parameters": {"anyOf": []}}])
+        grammar.pythonic_call([{"name": "f", "parameters": {"anyOf": []}}])
     with pytest.raises(SpecError, match="list of names"):
-        grammar.pythonic_calls([{"name": "f", "parameters": {"required": 1.5}}])
+        grammar.pythonic_call([{"name": "f", "parameters": {"required": 1.5}}])
     with pytest.raises(SpecError, match="requires x"):
-        grammar.pythonic_calls([{"name": "f", "parameters": {"required": ["x"]}}])
+        grammar.pythonic_call([{"name": "f", "parameters": {"required": ["x"]}}])
 
 
 # Training

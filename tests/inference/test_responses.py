@@ -311,7 +311,7 @@ def test_items_are_understood(client, engine):
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": 3}, "parallel_tool_calls"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -360,9 +360,8 @@ def test_a_server_without_episodes_remembers_nothing_and_says_so():
             assert caught.value.param == next(iter(option))
         with pytest.raises(openai.BadRequestError, match="stores no responses; send the item itself"):
             ask(client, [{"type": "item_reference", "id": "msg_1"}])
-        strict = {**WEATHER, "strict": True}
-        with pytest.raises(openai.BadRequestError, match="needs tool_choice"):
-            ask(client, tools=[strict])
+        ask(client, tools=[{**WEATHER, "strict": True}])
+        assert engine.requests[-1].form.strict
 
 
 def test_in_an_episode_tools_may_be_strict(client, engine):
@@ -374,3 +373,6 @@ def test_in_an_episode_tools_may_be_strict(client, engine):
         tools=[{**CHAT_WEATHER, "function": {**CHAT_WEATHER["function"], "strict": True}}],
     )
     assert [request.tools for request in engine.requests] == [[CHAT_WEATHER], [CHAT_WEATHER]]
+    assert not any(request.form.strict for request in engine.requests)
+    with pytest.raises(openai.BadRequestError, match="training needs its own responses"):
+        ask(client, tools=[WEATHER], parallel_tool_calls=False)

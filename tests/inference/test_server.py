@@ -260,10 +260,11 @@ def test_models_are_listed(client):
         ({"stop": [""]}, "stop.0"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": 3}, "parallel_tool_calls"),
         ({"extra_body": {"min_p": 1.5}}, "min_p"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
         ({"temperature": -1}, "temperature"),
@@ -271,7 +272,7 @@ def test_models_are_listed(client):
         ({"n": 0}, "n"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"tools": [{"type": "function"}]}, "tools.0"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools.0.function.strict"),
         ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),
     ],
 )
@@ -288,11 +289,25 @@ def test_forms_and_changed_logits_reach_the_engine(client, engine):
     ask(client, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}})
     ask(client, tools=[WEATHER], tool_choice="none")
     ask(client, response_format={"type": "json_object"}, logit_bias={"5": 10}, presence_penalty=0.5, n=2)
-    call, none, *objects = engine.requests
+    ask(client, tools=[{"type": "function", "function": {**WEATHER["function"], "strict": True}}])
+    ask(client, tools=[WEATHER], response_format={"type": "json_object"})
+    ask(client, tools=[WEATHER], parallel_tool_calls=False)
+    ask(client, parallel_tool_calls=False)
+    call, none, *objects, strict, either, single, free = engine.requests
+    assert single.form == ResponseForm(strict=True, single=True)
+    assert strict.form == ResponseForm(strict=True)
+    assert either.form == ResponseForm(json_schema='{"type": "object"}', strict=True)
+    assert free.form == ResponseForm()
     assert (call.form, call.altered) == (ResponseForm(calls=("weather",)), True)
     assert (none.form, none.tools, none.altered) == (ResponseForm(calls=()), [], False)
-    assert [request.form for request in objects] == [ResponseForm(json_schema='{"type": "object"}')] * 2
+    assert [request.form for request in objects] == [ResponseForm(json_schema='{"type": "object"}', calls=())] * 2
     assert objects[1].change == LogitChange(((5, 10.0),), presence=0.5)
+
+
+def test_an_engine_without_alternatives_refuses_them(client):
+    with pytest.raises(openai.BadRequestError, match="returns the sampled tokens only") as caught:
+        ask(client, logprobs=True, top_logprobs=3)
+    assert caught.value.param == "top_logprobs"
 
 
 def test_values_that_change_nothing_pass(client, engine):

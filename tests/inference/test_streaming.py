@@ -101,6 +101,30 @@ def test_streamed_answers_are_those_without_streaming(tiny, stop):
         assert max(len(contents(chunks, index)) for index in range(3)) > (10 if stop is None else 0)
 
 
+def test_most_likely_tokens_come_with_each_token(tiny):
+    """In both APIs, streamed or not: sorted, with the sampled token's own log-probability where it is one of them."""
+    client, _ = tiny
+    options = {"seed": 2, "max_tokens": 30, "logprobs": True, "top_logprobs": 4}
+    entries = chat(client, **options).choices[0].logprobs.content
+    streamed = [choice for chunk in chat(client, stream=True, **options) for choice in chunk.choices if choice.logprobs]
+    assert [entry for choice in streamed for entry in choice.logprobs.content] == entries
+    asked = {"model": "m", "input": "Say it.", "max_output_tokens": 30, "extra_body": {"seed": 2}, "top_logprobs": 4}
+    response = client.responses.create(include=["message.output_text.logprobs"], **asked)
+    assert response.top_logprobs == 4
+    in_response = response.output[0].content[0].logprobs
+    assert [[other.logprob for other in entry.top_logprobs] for entry in in_response] == [
+        [other.logprob for other in entry.top_logprobs] for entry in entries
+    ]
+    for entry in entries:
+        values = [other.logprob for other in entry.top_logprobs]
+        assert len(values) == 4
+        assert values == sorted(values, reverse=True)
+        assert entry.logprob <= values[0]
+        same = [other.logprob for other in entry.top_logprobs if entry.bytes and other.bytes == entry.bytes]
+        assert same in ([], [entry.logprob])
+    assert any(entry.logprob < entry.top_logprobs[0].logprob for entry in entries)
+
+
 def test_a_streamed_response_is_that_without_streaming(tiny):
     client, _ = tiny
     options = {"model": "m", "input": "Say it.", "max_output_tokens": 60, "extra_body": {"seed": 3}}

@@ -20,9 +20,9 @@ import torch
 from components.errors import EngineError
 from components.inference.grammar import Matcher
 from components.inference.growing_text import GrowingText
-from components.inference.protocol import ChatRequest
+from components.inference.protocol import ChatRequest, TokenLogprobs
 from components.inference.stop_strings import StopDetector
-from components.inference.text_protocol import TextRequest, TokenLogprobs
+from components.inference.text_protocol import TextRequest
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.likeliest import likeliest
 from components.inference.transformers.logit_changes import LogitEditor

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -141,7 +142,8 @@ class TransformersEngine:
         """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError, and
         SpecError for a form that cannot be enforced."""
         row = await self._sampled(request)
-        return self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
+        answer = self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
+        return replace(answer, likeliest=row.likeliest)
 
     async def complete(self, request: TextRequest) -> TextCompletion:
         """Return the completion of a prompt without a chat template; raises as `chat`."""
@@ -170,8 +172,9 @@ class TransformersEngine:
         row = Row(request, loop.create_future(), random.Random(request.seed))
         if request.stop:
             row.stop = StopDetector(request.stop, self.tokenizer.decode)
+        row.alternatives = request.alternatives
         if isinstance(request, TextRequest):
-            row.alternatives, row.scores_prompt = request.alternatives, request.scores_prompt
+            row.scores_prompt = request.scores_prompt
         elif request.listener:
             row.growing = GrowingText(self.format, request.stop)
         if self._task is None or self._task.done():
@@ -230,7 +233,10 @@ class TransformersEngine:
                 row.growing = None
                 continue
             if request.listener is not None:
-                request.listener(Increment(text, new, row.logprobs[first:], row.prompt, request.policy))
+                increment = Increment(
+                    text, new, row.logprobs[first:], row.prompt, request.policy, row.likeliest[first:]
+                )
+                request.listener(increment)
 
     async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[Row]:
         """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's

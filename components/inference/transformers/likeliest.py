@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from components.inference.text_protocol import TokenLogprobs
+from components.inference.protocol import TokenLogprobs
 
 
 def likeliest(logps_TV: torch.Tensor, count: int) -> list[TokenLogprobs]:

@@ -191,6 +191,11 @@ class VllmEngine:
         if request.form.calls:
             text = "a call cannot be required of a vLLM server; leave it out, or use inference=embedded"
             raise SpecError([Problem("tool_choice", text)])
+        if request.form.strict:
+            text = (
+                "a vLLM server cannot hold calls to the schemas of their tools; leave out `strict`, and response_format"
+            )
+            raise SpecError([Problem("tools", f"{text} with tools, or use inference=embedded")])
         if request.form.json_schema is not None:
             schema = {"name": request.form.schema_name, "schema": request.form.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
