@@ -47,6 +47,7 @@ from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, Cha
 from components.inference.refusals import refusal
 from components.inference.response_stream import ResponseEvents
 from components.inference.streaming import Events, Feed, unless_disconnected
+from components.inference.token_logprobs import Decode
 from components.specs import Spec, validate
 
 Answer = TypeVar("Answer")
@@ -73,7 +74,7 @@ class LoadedAdapter(AdapterName):
 class AppOptions:
     """Options of the application."""
 
-    decode: wire.Decode | None = None
+    decode: Decode | None = None
     """Conversion of token ids to text, for log-probabilities; without it their tokens are `token_id:17`."""
     default_max_tokens: int = 512
     """Maximum number of tokens of a response if the request does not specify it."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from components.inference.protocol import ChatCompletion, Increment
 from components.inference.streaming import Unsent, rest_of
-from components.inference.wire import ChatCompletionsRequest, Decode, logprobs_of, openai_message, usage_of
+from components.inference.token_logprobs import Decode, logprobs_of
+from components.inference.wire import ChatCompletionsRequest, openai_message, usage_of
 
 Chunk = dict[str, Any]
 

@@ -20,7 +20,7 @@ from components.inference.responses import (
     unfinished_body,
 )
 from components.inference.streaming import Unsent, rest_of
-from components.inference.wire import Decode
+from components.inference.token_logprobs import Decode
 
 Event = dict[str, Any]
 

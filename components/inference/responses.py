@@ -23,16 +23,14 @@ from components.inference import request_forms
 from components.inference.item_references import resolve
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.response_items import Messages, add_item, engine_tool
+from components.inference.token_logprobs import Decode, SampledTokens, logprobs_of
 from components.inference.wire import (
     MAX_ALTERNATIVES,
     MAX_MESSAGES,
     MAX_TOOLS,
-    Decode,
     Name,
-    SampledTokens,
     SamplingBody,
     Tokens,
-    logprobs_of,
     parse_parameters,
 )
 

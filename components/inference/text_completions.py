@@ -21,11 +21,11 @@ from components.inference import request_forms
 from components.inference.protocol import TokenLogprobs
 from components.inference.text_prompts import TokenTexts
 from components.inference.text_protocol import TextCompletion, TextRequest
+from components.inference.token_logprobs import Decode
 from components.inference.wire import (
     MAX_ALTERNATIVES,
     MAX_NUMBER,
     MAX_STOPS,
-    Decode,
     Name,
     SamplingBody,
     StopString,

@@ -11,34 +11,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
-from components.inference.protocol import ChatCompletion, ChatRequest, Sampling, TokenLogprobs
+from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.inference.strict_json import parse
+from components.inference.token_logprobs import Decode, logprobs_of
 from components.specs import Spec, validate
 from components.specs.base import nearest
 from components.specs.validation import shortened
-
-
-class SampledTokens(Protocol):
-    """Sampled tokens of a response, or of a part of it."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
-
-    @property
-    def logprobs(self) -> list[float]: ...
-
-    @property
-    def likeliest(self) -> list[TokenLogprobs]: ...
-
-
-Decode = Callable[[list[int]], str]
-"""Token ids to text."""
 
 Body = TypeVar("Body", bound=Spec)
 MAX_MESSAGES = 4096
@@ -394,24 +378,6 @@ def openai_message(message: dict[str, Any]) -> dict[str, Any]:
 
 def _logprobs(answer: ChatCompletion, decode: Decode | None) -> dict[str, Any]:
     return {"content": logprobs_of(answer, decode), "refusal": None}
-
-
-def logprobs_of(answer: SampledTokens, decode: Decode | None) -> list[dict[str, Any]]:
-    """Return text, log-probability and bytes of each sampled token, and of the most likely ones in its place."""
-    alternatives = answer.likeliest or [[]] * len(answer.token_ids)
-    return [
-        {
-            **_entry(token_id, logprob, decode),
-            "top_logprobs": [_entry(other, value, decode) for other, value in likely],
-        }
-        for token_id, logprob, likely in zip(answer.token_ids, answer.logprobs, alternatives, strict=True)
-    ]
-
-
-def _entry(token_id: int, logprob: float, decode: Decode | None) -> dict[str, Any]:
-    text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's format without text
-    whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def usage_of(answers: Sequence[ChatCompletion]) -> dict[str, int]:
