@@ -151,6 +151,13 @@ class ModelCard:
         temperature = self._config.get("evaluate", {}).get("temperature", 0.0)
         decoding = "greedy answers" if temperature == 0 else f"answers at temperature {temperature:g}"
         text += f"\n\nMean [95 % interval] over scenarios of the split `{self._split}`, {decoding}."
+        for label, summary in self.results.items():
+            if (sequence := summary.get("sequence")) is not None:
+                text += (
+                    f"\n\nThe evaluation {label} was to end when its difference was decided, and played "
+                    f"{sequence['scenarios']} of {sequence['planned']} scenarios; its intervals are a confidence "
+                    f"sequence of level {1 - sequence['alpha']:.4g}."
+                )
         for label, difference in self.differences.items():
             text += (
                 f"\n\nSuccess, {label}: {difference['difference']:+.3f} {_interval(difference)} on the same "

@@ -14,6 +14,7 @@ from components.evaluation import examples, plots
 from components.evaluation.metrics import paired_difference
 from components.evaluation.page import page
 from components.evaluation.report import CURVES, Curve, Evaluation
+from components.evaluation.sequential import alpha_of, describe
 from components.evaluation.verdict import Verdict
 from components.redaction import mask
 from components.trajectories.schema import Scenario, Trajectory
@@ -143,13 +144,15 @@ class RunComparison:
 
 
 def compare_episodes(
-    letters: tuple[str, str], title: str, before: Sequence[Trajectory], after: Sequence[Trajectory]
+    letters: tuple[str, str], title: str, first_evaluation: Evaluation, second_evaluation: Evaluation
 ) -> BaselineComparison:
-    """Compare `after` with `before` on the scenarios that both played. letters: of the baseline and the run.
+    """Compare the second evaluation with the first on the scenarios that both played. letters: of the baseline and the
+    run.
 
     Scenarios with equal ids and different content are left out.
     """
     baseline, letter = letters
+    before, after = first_evaluation.trajectories, second_evaluation.trajectories
     before_scenarios, after_scenarios = _scenarios(before), _scenarios(after)
     same = {
         name
@@ -157,7 +160,8 @@ def compare_episodes(
         if before_scenarios[name] == after_scenarios[name]
     }
     changed_tasks = sorted((before_scenarios.keys() & after_scenarios.keys()) - same)
-    notes = []
+    evaluations = {baseline: first_evaluation.summary, letter: second_evaluation.summary}
+    notes = [f"{name} {describe(each['sequence'])}" for name, each in evaluations.items() if "sequence" in each]
     if changed_tasks:
         notes.append(f"{_count(changed_tasks)} with the same id are different tasks in the two runs and are left out")
     if only := sorted(before_scenarios.keys() - after_scenarios.keys()):
@@ -168,7 +172,7 @@ def compare_episodes(
         [trajectory for trajectory in episodes if trajectory.group in same] for episodes in (before, after)
     )
     try:
-        difference = paired_difference(first, second)
+        difference = paired_difference(first, second, alpha_of(*evaluations.values()))
     except ValueError:
         return BaselineComparison(
             letter, title, None, [*notes, "no scenario was finished in both runs"], baseline=baseline

@@ -8,6 +8,8 @@ the mean reward.
   same scenario are not independent, so with several of them the bootstrap over scenarios is used.
 - Means of rewards, turns, pass@k and pass^k: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter
   13), with all episodes of a sampled scenario, 10,000 resamples, fixed seed. No interval for fewer than two scenarios.
+- Evaluations that may stop early (`evaluate.stop=decided`): confidence sequences for success, of one policy and of two
+  (`components.evaluation.sequential`). Means of other measures have no interval there: they are not bounded.
 - Success, two policies on the same scenarios: Newcombe's square-and-add method for paired proportions, with continuity
   correction of the correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10). It keeps its coverage if
   few or no scenarios change. It does not apply to several episodes per scenario; then the paired bootstrap over
@@ -22,6 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
+from components.evaluation.sequential import METHOD as SEQUENCE
+from components.evaluation.sequential import confidence_sequence, paired_sequence
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
 
@@ -34,8 +38,9 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _EMPTY = {"mean": None, "low": None, "high": None, "n": 0}
 
 
-def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return the metrics of a policy's episodes. The trajectories carry their rewards.
+def summarise(trajectories: Sequence[Trajectory], alpha: float | None = None) -> dict[str, Any]:
+    """Return the metrics of a policy's episodes. The trajectories carry their rewards. alpha: error rate of confidence
+    sequences, for an evaluation that may stop early; None for a fixed number of scenarios.
 
     The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward",
     "turns", "by_type", "by_difficulty"}`. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`, with the
@@ -43,19 +48,22 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     and each difficulty (as text, sorted) to the same metrics of its own episodes.
     """
     return {
-        **_measures(trajectories),
-        "by_type": _by(trajectories, lambda trajectory: trajectory.scenario.type),
-        "by_difficulty": _by(trajectories, lambda trajectory: trajectory.scenario.difficulty),
+        **_measures(trajectories, alpha),
+        "by_type": _by(trajectories, lambda trajectory: trajectory.scenario.type, alpha),
+        "by_difficulty": _by(trajectories, lambda trajectory: trajectory.scenario.difficulty, alpha),
     }
 
 
-def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return the difference in success rate, `after` minus `before`, on the scenarios that both finished.
+def paired_difference(
+    before: Sequence[Trajectory], after: Sequence[Trajectory], alpha: float | None = None
+) -> dict[str, Any]:
+    """Return the difference in success rate, `after` minus `before`, on the scenarios that both finished. alpha: error
+    rate of the confidence sequence, if one of the evaluations may have stopped early (`sequential.alpha_of`).
 
     The result is `{"difference", "low", "high", "before", "after", "n", "method", "improved", "regressed",
     "left_out"}`: success rates on the n shared scenarios, their difference with its 95 % interval, and the sorted ids
-    of the scenarios that improved, regressed, or lack a finished episode on one side. Raises ValueError if the two sets
-    share no finished scenario.
+    of the scenarios that improved, regressed, or lack a finished episode on one side; with alpha also `confidence`,
+    1 - alpha. Raises ValueError if the two sets share no finished scenario.
     """
     low: float | None
     high: float | None
@@ -65,7 +73,10 @@ def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory])
         raise ValueError("cannot compare the two sets of episodes: they share no finished scenario")
     before_rates, after_rates = [fmean(first[name]) for name in shared], [fmean(second[name]) for name in shared]
     differences = [b - a for a, b in zip(before_rates, after_rates, strict=True)]
-    if all(len(first[name]) == len(second[name]) == 1 for name in shared):
+    if alpha is not None:
+        low, high = paired_sequence(differences, alpha)
+        method = SEQUENCE
+    elif all(len(first[name]) == len(second[name]) == 1 for name in shared):
         counts = Counter(zip(before_rates, after_rates, strict=True))
         low, high = newcombe(both=counts[1, 1], gained=counts[0, 1], lost=counts[1, 0], neither=counts[0, 0])
         method = "newcombe"
@@ -83,7 +94,7 @@ def paired_difference(before: Sequence[Trajectory], after: Sequence[Trajectory])
         "improved": [name for name, difference in zip(shared, differences, strict=True) if difference > 0],
         "regressed": [name for name, difference in zip(shared, differences, strict=True) if difference < 0],
         "left_out": sorted({trajectory.group for trajectory in [*before, *after]} - set(shared)),
-    }
+    } | ({} if alpha is None else {"confidence": 1 - alpha})
 
 
 def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
@@ -205,9 +216,17 @@ def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tupl
     return float(low), float(high)
 
 
-def _measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def _measures(trajectories: Sequence[Trajectory], alpha: float | None = None) -> dict[str, Any]:
     failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
     finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
+    measures = {
+        "success": _success(finished, alpha),
+        "reward": mean_measure(finished, lambda trajectory: trajectory.reward),
+        "turns": mean_measure(finished, lambda trajectory: trajectory.metrics.get("turns")),
+    }
+    if alpha is not None:
+        for name in ("reward", "turns"):
+            measures[name] |= {"low": None, "high": None}
     return {
         "episodes": len(trajectories),
         "scenarios": len({trajectory.group for trajectory in trajectories}),
@@ -216,9 +235,7 @@ def _measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
             "by_boundary": dict(sorted(Counter(failure.boundary for failure in failures).items())),
         },
         "unscored": sum(trajectory.reward is None for trajectory in finished),
-        "success": _success(finished),
-        "reward": mean_measure(finished, lambda trajectory: trajectory.reward),
-        "turns": mean_measure(finished, lambda trajectory: trajectory.metrics.get("turns")),
+        **measures,
     }
 
 
@@ -257,11 +274,15 @@ def _mean_of(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _success(finished: Sequence[Trajectory]) -> dict[str, Any]:
+def _success(finished: Sequence[Trajectory], alpha: float | None) -> dict[str, Any]:
     """Return the success rate of finished episodes with its interval."""
     outcomes = [trajectory.success for trajectory in finished]
     if not outcomes:
         return dict(_EMPTY)
+    if alpha is not None:
+        rates = [fmean(successes) for successes in _success_by_scenario(finished).values()]
+        low, high = confidence_sequence(rates, alpha)
+        return {"mean": fmean(outcomes), "low": low, "high": high, "n": len(outcomes)}
     if len({trajectory.group for trajectory in finished}) < len(finished):
         return mean_measure(finished, lambda trajectory: float(trajectory.success))
     low, high = wilson(sum(outcomes), len(outcomes))
@@ -279,11 +300,11 @@ def mean_measure(trajectories: Iterable[Trajectory], value: Callable[[Trajectory
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any]) -> dict[str, Any]:
+def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any], alpha: float | None) -> dict[str, Any]:
     groups: dict[Any, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(key(trajectory), []).append(trajectory)
-    return {str(name): _measures(groups[name]) for name in sorted(groups)}
+    return {str(name): _measures(groups[name], alpha) for name in sorted(groups)}
 
 
 def _success_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:

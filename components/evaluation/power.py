@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from components.evaluation.metrics import SEED, all_of_k
+from components.evaluation.sequential import scenarios_to_decide
 from components.evaluation.verdict import paired_scenarios, power
 
 STEP = 1e-3
@@ -113,20 +114,29 @@ def worst_discordance(base: float, gain: float) -> float:
     return min(base + after, 2 - base - after)
 
 
-def detectable_gain(scenarios: int, base: float | None, discordance: float | None) -> float | None:
+def scenarios_needed(gain: float, discordance: float, alpha: float | None = None) -> int:
+    """Return the number of scenarios with which a paired evaluation detects a gain at 80 % power. alpha: error rate of
+    an evaluation that stops when it is decided; None for a fixed number of scenarios."""
+    return paired_scenarios(gain, discordance) if alpha is None else scenarios_to_decide(gain, discordance, alpha)
+
+
+def detectable_gain(
+    scenarios: int, base: float | None, discordance: float | None, alpha: float | None = None
+) -> float | None:
     """Return the smallest gain that a paired evaluation on these scenarios detects at 80 % power; None if not even the
-    largest possible one. discordance: None for the worst case."""
+    largest possible one. discordance: None for the worst case. alpha: as in `scenarios_needed`."""
     room = 1.0 if base is None else 1 - base
     for number in range(1, math.floor(room / STEP) + 1):
         gain = number * STEP
-        if paired_scenarios(gain, _share(base, gain, discordance)) <= scenarios:
+        if scenarios_needed(gain, _share(base, gain, discordance), alpha) <= scenarios:
             return round(gain, 3)
     return None
 
 
-def scenarios_for_gain(gain: float, base: float | None, discordance: float | None) -> int:
-    """Return the number of held-out scenarios with which one pair of policies shows a gain at 80 % power."""
-    return paired_scenarios(gain, _share(base, gain, discordance))
+def scenarios_for_gain(gain: float, base: float | None, discordance: float | None, alpha: float | None = None) -> int:
+    """Return the number of held-out scenarios with which one pair of policies shows a gain at 80 % power. alpha: as in
+    `scenarios_needed`."""
+    return scenarios_needed(gain, _share(base, gain, discordance), alpha)
 
 
 def _share(base: float | None, gain: float, discordance: float | None) -> float:

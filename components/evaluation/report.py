@@ -12,6 +12,7 @@ from typing import Any
 
 from components.evaluation import examples, plots
 from components.evaluation.format import duration, judgement, number, percent, points
+from components.evaluation.metrics import CONFIDENCE
 from components.evaluation.page import page
 from components.redaction import mask, mask_text
 from components.trajectories.failures import FailureKind
@@ -244,7 +245,8 @@ def _headline(report: Report) -> dict[str, str] | None:
         if difference["low"] is None:
             headline["verdict"] = f"{shift}, too few scenarios for an interval."
         else:
-            interval = f"95 % interval {points(difference['low'])} to {points(difference['high'])}"
+            level = f"{100 * difference.get('confidence', CONFIDENCE):.4g}"
+            interval = f"{level} % interval {points(difference['low'])} to {points(difference['high'])}"
             headline["verdict"] = f"{shift} ({interval}) on {difference['n']} scenarios: {judgement(difference)}."
     return headline
 

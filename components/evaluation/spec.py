@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from components.rollout.spec import PATIENCE, EpisodeLimits
 from components.specs import Spec, Target
+
+SEQUENTIAL = ("stop", "alpha", "batch")
+"""Settings of evaluations that stop when they are decided."""
 
 
 class MarksSpec(Spec):
@@ -54,6 +58,14 @@ class EvaluateSpec(EpisodeLimits):
     """Sampling temperature; 0 is greedy."""
     samples: int = Field(1, ge=1)
     """Episodes per scenario, for pass@k and pass^k with k episodes. More than 1 needs a temperature above 0."""
+    stop: Literal["never", "decided"] = "never"
+    """`decided`: an evaluation in the rounds, or after them, ends when the interval of its paired difference in success
+    to the policy at the start of the rounds excludes 0 (`components.evaluation.sequential`). `never`: it plays all
+    scenarios."""
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Maximum probability that an evaluation with `stop=decided` decides without a difference, over all its looks."""
+    batch: int = Field(32, ge=1)
+    """Number of scenarios between two looks of an evaluation with `stop=decided`."""
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
@@ -64,9 +76,24 @@ class EvaluateSpec(EpisodeLimits):
             )
         return self
 
+    @model_validator(mode="after")
+    def _looks_have_a_use(self) -> Self:
+        for name in ("alpha", "batch"):
+            if self.stop == "never" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"stop=decided with {name}={getattr(self, name):g}, because only evaluations that stop use it; set "
+                    "evaluate.stop=decided, or leave evaluate." + name
+                )
+        return self
+
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys. The stage adds the number of samples."""
-        return self.model_dump(mode="json", exclude=PATIENCE | {"every", "reward", "samples"})
+        return self.declared(self.model_dump(mode="json", exclude=PATIENCE | {"every", "reward", "samples"}))
+
+    @staticmethod
+    def declared(data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the data of a spec without the settings of evaluations that stop, unless it is one."""
+        return {name: value for name, value in data.items() if name not in SEQUENTIAL or data["stop"] == "decided"}
 
 
 class CalibrateSpec(Spec):

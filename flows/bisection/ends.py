@@ -49,7 +49,7 @@ class Ends:
 
 def evaluated(record: RunRecord, root: Path) -> EvaluatedRun:
     """Return a run with its last evaluation. Raises ResourceError if it did not finish, or has no evaluation that can
-    be read."""
+    be read, or whose evaluation may stop early."""
     records = Records(root)
     status = records.status(record)
     if status != "finished":
@@ -61,6 +61,12 @@ def evaluated(record: RunRecord, root: Path) -> EvaluatedRun:
     run = compared_run("run", record, records, reader)
     if run.last is None:
         raise ResourceError(f"run {record.short} ({record.name}) has no evaluation to compare: {'; '.join(run.notes)}")
+    if "sequence" in run.last.summary:
+        raise ResourceError(
+            f"run {record.short} ({record.name}) has evaluate.stop=decided, so its last evaluation has no fixed number "
+            "of scenarios, which the search for a cause needs; run its command with evaluate.stop=never (only the "
+            "evaluations are repeated), and use that run"
+        )
     return EvaluatedRun(record, reader, run.last.trajectories)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
+from components.evaluation.spec import SEQUENTIAL, EvaluateSpec
 from components.rewards.llm.spec import JudgeModel, asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from flows.experiment.correction import corrected_algorithm
@@ -22,6 +23,7 @@ from flows.stages import STAGES
 from flows.stages.anchors import ROUND
 from flows.stages.base import Request
 from flows.stages.certify import SAMPLING
+from flows.stages.evaluate import REFERENCE
 from flows.stages.generate import TASKS
 from flows.stages.judge import reward_models as name_models
 
@@ -65,9 +67,12 @@ class Requests:
         *,
         actor: Literal["policy", "solver", "random"] = "policy",
         samples: int | None = None,
+        reference: Artifact | None = None,
     ) -> Request:
         """Return the request for a held-out evaluation. policy: checkpoint; None for the base model. samples: episodes
-        per scenario; None: `evaluate.samples`."""
+        per scenario; None: `evaluate.samples`. reference: evaluation from which the difference is decided with
+        `evaluate.stop=decided`; None: all scenarios are played."""
+        stops = self.spec.evaluate.stop == "decided" and reference is not None
         seedless = actor == "solver" or (actor == "policy" and self.spec.evaluate.temperature == 0)
         part = {
             "model": self.spec.model.base(),
@@ -76,7 +81,11 @@ class Requests:
         if self.spec.evaluate.reward is not None:
             part["reward"] = self._data["evaluate"]["reward"]
         part |= {"actor": actor, "samples": self.spec.evaluate.samples if samples is None else samples}
-        return self.request("evaluate", part, {"policy": policy}, seed=0 if seedless else self.spec.seed)
+        if not stops:
+            whole = {name: EvaluateSpec.model_fields[name].default for name in SEQUENTIAL}
+            part["evaluate"] = self._data["evaluate"] | whole
+        inputs = {"policy": policy, REFERENCE: reference if stops else None}
+        return self.request("evaluate", part, inputs, seed=0 if seedless else self.spec.seed)
 
     def demonstrate(self) -> Request:
         """Return the request for the demonstrations of the warmup, by a teacher or the environment's solver."""
@@ -268,7 +277,8 @@ class Requests:
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
         irrelevant = ("certify", "early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
-        experiment["evaluate"] = {name: value for name, value in self._data["evaluate"].items() if name != "every"}
+        evaluate = EvaluateSpec.declared(self._data["evaluate"])
+        experiment["evaluate"] = {name: value for name, value in evaluate.items() if name != "every"}
         if self.spec.evaluate.samples == 1:
             del experiment["evaluate"]["samples"]
         if self.spec.data.is_set:

@@ -171,6 +171,9 @@ def problems(
     if settings.pruner is not None and any(spec.rounds and not spec.evaluate.every for spec in specs):
         message = f"'{settings.pruner.name}': needs evaluations between the rounds, but evaluate.every=0"
         yield Problem("hydra.sweeper.pruner", message, "evaluate.every=1")
+    if any(spec.evaluate.stop == "decided" for spec in specs):
+        message = "decided: a study compares the success of its trials, which then play different numbers of scenarios"
+        yield Problem("evaluate.stop", f"{message}; expected never", "evaluate.stop=never")
 
 
 def _elsewhere(sky: LauncherSpec, spec: ExperimentSpec) -> Iterator[Problem]:

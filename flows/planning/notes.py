@@ -10,6 +10,9 @@ from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.release import deployment
 
+WHOLE = ("evaluate[start]", "evaluate[sft]", "evaluate[feedback]")
+"""Evaluations that always play all scenarios, because later ones are compared with them."""
+
 
 def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message for each automatic value of the configuration, with its resolved value and the reason."""
@@ -27,7 +30,7 @@ def deployment_problems(spec: ExperimentSpec) -> Iterator[str]:
 
 
 def pending_decisions(spec: ExperimentSpec, pending: Mapping[str, str], decided: set[str]) -> dict[str, str]:
-    """Return messages on decisions that only the run can take, by kind: `refills`, `end`, `best`.
+    """Return messages on decisions that only the run can take, by kind: `refills`, `end`, `stop`, `best`.
 
     pending: stages that run, by label. decided: kinds of the decisions that the plan has taken."""
     messages: dict[str, str] = {}
@@ -45,6 +48,12 @@ def pending_decisions(spec: ExperimentSpec, pending: Mapping[str, str], decided:
             rules.append(f"guards.{name}")
     if rules:
         messages["end"] = f"this is an upper bound: {' or '.join(rules)} may end the run earlier"
+    stopping = [label for label, stage in pending.items() if stage == "evaluate" and label not in WHOLE]
+    if spec.evaluate.stop == "decided" and stopping:
+        messages["stop"] = (
+            "evaluations in and after the rounds play at most the episodes of the plan: each ends when its difference "
+            "to the start of the rounds is decided (evaluate.stop=decided)"
+        )
     if spec.rounds and spec.deploy.policy == "best" and "best" not in decided:
         messages["best"] = "the plan takes the last policy as the best; the run chooses it after all evaluations"
     return messages

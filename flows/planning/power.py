@@ -110,8 +110,9 @@ def plan_power(
     def share(number: int) -> float:
         return group_signal(base, number) if success is not None else signal_share(evidence.outcomes, number)
 
-    smallest = None if heldout is None else detectable_gain(heldout, base, evidence.discordance)
-    wanted = None if gain is None else scenarios_for_gain(gain, base, evidence.discordance)
+    alpha = spec.evaluate.alpha if spec.evaluate.stop == "decided" else None
+    smallest = None if heldout is None else detectable_gain(heldout, base, evidence.discordance, alpha)
+    wanted = None if gain is None else scenarios_for_gain(gain, base, evidence.discordance, alpha)
     deviation = evidence.deviation
     if deviation is None and gain is not None and heldout is not None:
         deviation = sampling_deviation(gain, heldout, base, evidence.discordance)

@@ -25,6 +25,7 @@ def continual(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     before. Report `success NAME` of the final policy and `forgetting`. Raises SpecError for an environment that is no
     mixture, or with fewer rounds than environments."""
     run.refuse_overlap()
+    run.refuse_stopped_evaluations()
     environments = _environments(spec)
     names = list(environments)
     order = [names[number * len(names) // spec.rounds] for number in range(spec.rounds)]

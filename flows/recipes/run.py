@@ -51,7 +51,7 @@ class Run(StageCalls):
         if self.spec.rounds and not (evaluated and "final" in self.outcome.evaluations):
             self.outcome.evaluations["final"] = self.measure(policy, "evaluate[final]")
         elif not self.spec.rounds and not evaluated:
-            self.evaluate(policy, "final")
+            self.evaluate(policy, "final", reference=self.outcome.last if self.outcome.evaluations else None)
         self._report_costs()
         self._deploy(policy)
         return self.outcome

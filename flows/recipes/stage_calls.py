@@ -124,6 +124,12 @@ class StageCalls:
             text = "chooses the environment of a round when it begins, so it cannot be collected before; expected 0"
             raise SpecError([Problem("collect.overlap", f"1: flow={self.spec.flow.name} {text}")])
 
+    def refuse_stopped_evaluations(self) -> None:
+        """Raise SpecError with `evaluate.stop=decided`. For recipes that compare their evaluations themselves."""
+        if self.spec.evaluate.stop == "decided":
+            text = "compares all its evaluations on all scenarios; expected never"
+            raise SpecError([Problem("evaluate.stop", f"decided: flow={self.spec.flow.name} {text}")])
+
     @property
     def warms_up(self) -> bool:
         """True if the run has a supervised warmup; a fork continues after that of its source run."""
@@ -141,10 +147,14 @@ class StageCalls:
         self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
         return policy
 
-    def evaluate(self, policy: PolicyVersion, name: str, step: int | None = None) -> Artifact:
-        """Evaluate a policy on held-out scenarios as `evaluate[name]`; the run reports it."""
+    def evaluate(
+        self, policy: PolicyVersion, name: str, step: int | None = None, reference: Artifact | None = None
+    ) -> Artifact:
+        """Evaluate a policy on held-out scenarios as `evaluate[name]`; the run reports it. reference: evaluation from
+        which the difference is decided with `evaluate.stop=decided`; None plays all scenarios, so that later policies
+        can be compared with this one on all of them."""
         self._adopt(policy)
-        request = self.requests.evaluate(policy.checkpoint)
+        request = self.requests.evaluate(policy.checkpoint, reference=reference)
         evaluation = self.call(f"evaluate[{name}]", policy.step if step is None else step, request)
         self.outcome.evaluations[name] = evaluation
         self._evaluated = policy
@@ -252,7 +262,9 @@ class StageCalls:
 
     def measure(self, policy: PolicyVersion, label: str) -> Artifact:
         """Evaluate a policy of the rounds. A second evaluation of a policy is cached and adds no measurement."""
-        evaluation = self.call(label, policy.step, self.requests.evaluate(policy.checkpoint))
+        start = self.outcome.measured[0]
+        reference = start.evaluation if start.step < policy.step else None
+        evaluation = self.call(label, policy.step, self.requests.evaluate(policy.checkpoint, reference=reference))
         if self.outcome.measured[-1].step < policy.step:
             self.outcome.measured.append(EvaluatedPolicy(policy.step, policy.checkpoint, evaluation))
             if self.spec.evaluate.every:

@@ -110,7 +110,9 @@ def decide(execution: Execution, outcome: RunOutcome, registry: Registry, name: 
 
 def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name: str, version: str) -> Decision:
     from components.evaluation.metrics import paired_difference
+    from components.evaluation.sequential import alpha_of
     from components.trajectories.store import read_trajectories
+    from flows.reporting.report import summary_of
 
     margin = execution.spec.deploy.margin
     evaluation = _champions_evaluation(execution, outcome, champion)
@@ -121,7 +123,7 @@ def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name:
         list(read_trajectories(artifact.path / "trajectories.parquet")) for artifact in (evaluation, outcome.last)
     ]
     try:
-        paired = paired_difference(*episodes)
+        paired = paired_difference(episodes[0], episodes[1], alpha_of(*map(summary_of, (evaluation, outcome.last))))
     except ValueError as error:
         text = f"{name} version {version} is not champion: {error}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)

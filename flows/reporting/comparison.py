@@ -264,7 +264,7 @@ def _against(baseline: ComparedRun, run: ComparedRun) -> BaselineComparison:
             run.letter, f"{run.letter} against {baseline.letter}", None, [reason], baseline=baseline.letter
         )
     title = f"{run.last.label} against {baseline.last.label}"
-    against = compare_episodes((baseline.letter, run.letter), title, baseline.last.trajectories, run.last.trajectories)
+    against = compare_episodes((baseline.letter, run.letter), title, baseline.last, run.last)
     baseline_name, name = list(baseline.evaluations)[-1], list(run.evaluations)[-1]
     if baseline_name == name:
         return against

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -67,16 +67,28 @@ class EvaluationResults:
 def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationResults:
     """Load the evaluations of a run."""
     from components.evaluation.metrics import paired_difference
+    from components.evaluation.sequential import alpha_of
 
     titles = titles_of(spec, outcome)
     summaries = {name: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
     episodes = {name: _episodes(artifact) for name, artifact in outcome.evaluations.items()}
     *earlier, last = titles
     differences = {
-        f"{titles[last]} against {titles[name]}": paired_difference(episodes[name], episodes[last])
+        f"{titles[last]} against {titles[name]}": paired_difference(
+            episodes[name], episodes[last], alpha_of(summaries[name], summaries[last])
+        )
         for name in reversed(earlier)
     }
     return EvaluationResults(titles, summaries, episodes, differences)
+
+
+def stopped_evaluations(titles: Mapping[str, str], summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a text on the end of each evaluation that may stop early (`evaluate.stop=decided`). titles: of the
+    evaluated policies by name."""
+    from components.evaluation.sequential import describe
+
+    sequences = {titles[name]: summary["sequence"] for name, summary in summaries.items() if "sequence" in summary}
+    return [f"evaluation {title}: {describe(sequence)}" for title, sequence in sequences.items()]
 
 
 def log_stopped_report(
@@ -134,7 +146,11 @@ def report_of(
             differences=evaluations.differences,
             rounds=_rounds(execution, outcome),
             round_stages=ROUND_STAGES,
-            notes=outcome.decisions if ended_by is None else [*outcome.decisions, f"a guard ended the run: {ended_by}"],
+            notes=[
+                *outcome.decisions,
+                *stopped_evaluations(evaluations.titles, evaluations.summaries),
+                *([] if ended_by is None else [f"a guard ended the run: {ended_by}"]),
+            ],
             failures=[
                 FailureRow(label, kinds)
                 for label, done in execution.done.items()

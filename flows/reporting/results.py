@@ -19,6 +19,7 @@ from flows.reporting.report import (
     model_folder,
     report_of,
     round_figures,
+    stopped_evaluations,
     summary_of,
 )
 from flows.stages import STAGES, selections
@@ -111,6 +112,7 @@ class Results:
                 **_measure("success", self.summaries.get("sft"), "_sft"),
                 **_measure("success", self.summaries.get("feedback"), "_feedback"),
                 **_gain(self.differences, self.titles),
+                **({"sequence": self.last["sequence"]} if "sequence" in self.last else {}),
                 **_measure("reward", self.last),
                 **({"samples": self.samples} if self.passes else {}),
                 **{name: value for measure in self.passes for name, value in _measure(measure, self.passes).items()},
@@ -149,12 +151,12 @@ class Results:
         ]
 
     def differences_text(self) -> list[str]:
-        """Return the paired differences as text, one line each."""
+        """Return the paired differences as text, one line each, and the ends of evaluations that may stop early."""
         return [
             f"{title}: success {paired['difference']:+.3f} {interval(paired)} on the same {paired['n']} scenarios, "
             f"{len(paired['improved'])} better, {len(paired['regressed'])} worse"
             for title, paired in self.differences.items()
-        ]
+        ] + stopped_evaluations(self.titles, self.summaries)
 
     def markdown(self) -> str:
         """Return the results as Markdown for Prefect's UI."""

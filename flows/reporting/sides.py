@@ -14,7 +14,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from components.errors import ResourceError
-from components.evaluation.verdict import Verdict, outcome, paired_scenarios, seeded_verdict
+from components.evaluation.power import scenarios_needed
+from components.evaluation.sequential import METHOD as SEQUENCE
+from components.evaluation.sequential import TITLE as SEQUENCE_TITLE
+from components.evaluation.sequential import alpha_of
+from components.evaluation.verdict import Verdict, outcome, seeded_verdict
 
 if TYPE_CHECKING:
     from components.evaluation.comparison import BaselineComparison, ComparedRun
@@ -23,7 +27,12 @@ if TYPE_CHECKING:
 
 _SIDE = re.compile(r"([A-Za-z][\w.-]*)=(.*)")
 EXAMPLE = "A=RUN1,RUN2,RUN3 B=RUN4,RUN5,RUN6"
-NEWCOMBE = "paired by scenario (Newcombe 1998)"
+METHODS = {
+    "newcombe": "paired by scenario (Newcombe 1998)",
+    "bootstrap": "paired bootstrap over scenarios",
+    SEQUENCE: SEQUENCE_TITLE,
+}
+"""Descriptions of the methods of paired intervals."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,12 @@ def _problem(side: Side) -> str:
     for run in side.runs:
         if run.last is None:
             return f"side {side.name}: run {run.short} has no finished evaluation: {'; '.join(run.notes)}"
+        if "sequence" in run.last.summary:
+            return (
+                f"side {side.name}: run {run.short} may stop its evaluation early (evaluate.stop=decided), and an "
+                "interval over seeds needs a fixed number of scenarios; run its command with evaluate.stop=never, "
+                "which repeats only its last evaluations"
+            )
         names[list(run.evaluations)[-1]] = run.short
     if len(names) > 1:
         listed = ", ".join(f"{name} of run {short}" for name, short in names.items())
@@ -226,7 +241,9 @@ def _verdict_of_run(baseline: ComparedRun, run: ComparedRun, against: BaselineCo
         changed = (len(paired["improved"]) + len(paired["regressed"])) / paired["n"]
         effect = paired["difference"]
         if effect:
-            needed = f"about {paired_scenarios(effect, changed)} scenarios would decide an effect of this size"
+            alpha = alpha_of(*(side.last.summary for side in (baseline, run) if side.last))
+            enough = scenarios_needed(effect, changed, alpha)
+            needed = f"about {enough} scenarios would decide an effect of this size"
             advice = f"{advice}; {needed} (80 % power)"
         advice += "; to compare settings, run several seeds of each"
     return Verdict(
@@ -238,7 +255,7 @@ def _verdict_of_run(baseline: ComparedRun, run: ComparedRun, against: BaselineCo
         paired["high"],
         seeds,
         paired["n"],
-        NEWCOMBE if paired["method"] == "newcombe" else "paired bootstrap over scenarios",
+        METHODS[paired["method"]],
         None,
         advice,
     )

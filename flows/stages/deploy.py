@@ -106,10 +106,12 @@ def _write(
     """Write all formats. Return their total size in bytes."""
     from components.deployment.export import export_adapter, export_gguf, export_merged
     from components.evaluation.metrics import paired_difference
+    from components.evaluation.sequential import alpha_of
     from components.models.trained_weights import folder_of
     from components.models.weights import prepare
 
     names = list(evaluations)
+    results = {name: read_json(artifact.path / "summary.json") for name, artifact in evaluations.items()}
     base_dir, learned = prepare(spec.model, context.cache), folder_of(inputs["policy"].path)
     card = ModelCard(
         name=spec.name,
@@ -118,9 +120,11 @@ def _write(
         step=spec.step,
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
-        results={name: read_json(a.path / "summary.json") for name, a in evaluations.items()},
+        results=results,
         differences={
-            f"{before} to {names[-1]}": paired_difference(episodes[before], episodes[names[-1]])
+            f"{before} to {names[-1]}": paired_difference(
+                episodes[before], episodes[names[-1]], alpha_of(results[before], results[names[-1]])
+            )
             for before in names[:-1]
         },
     )

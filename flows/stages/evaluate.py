@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
 from components.artifacts import Artifact, Draft
+from components.errors import Problem, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
@@ -20,13 +22,17 @@ from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.tracking.stages import StageTracking
-from components.trajectories.schema import SCHEMA_VERSION, Trajectory
+from components.trajectories.schema import SCHEMA_VERSION, Scenario, Trajectory
 from flows.stages import judge
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 from flows.stages.generate import TASKS, with_tasks
+from flows.stages.until_decided import Played, play_until_decided
 
 log = logging.getLogger(__name__)
+
+REFERENCE = "reference"
+"""Name of the input that an evaluation with `evaluate.stop=decided` is compared with."""
 
 
 class EvaluateStage(StageSpec):
@@ -67,13 +73,14 @@ class EvaluateStage(StageSpec):
 
 
 def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
-    """Write `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
-    without it the base model is evaluated, or the baseline that `actor` names."""
+    """Write `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Inputs: `policy`, a checkpoint;
+    without it the base model is evaluated, or the baseline that `actor` names. `reference`: the evaluation from which
+    the difference is decided, with `evaluate.stop=decided`."""
     from components.evaluation.metrics import summarise
     from components.trajectories.store import load_scored, write_scores, write_trajectories
 
     spec = with_tasks(spec, inputs)
-    trajectories, times, speed = _episodes(spec, inputs.get("policy"), context)
+    (trajectories, times, speed), sequence = _episodes(spec, inputs, context)
     finished = [episode for episode in trajectories if episode.failure is None]
     _warn_without_success(spec, finished)
     tally = judge.Tally()
@@ -85,25 +92,45 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
     scored = load_scored(draft.path / "trajectories.parquet", draft.path / "scores.parquet", None)
-    summary = summarise(scored)
+    summary = summarise(scored, sequence["alpha"] if sequence else None) | ({"sequence": sequence} if sequence else {})
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
     intervals = {name: value for name, value in limits.items() if value is not None}
     agreement = judged.agreement(draft.path / "scores.parquet")
-    return figures(trajectories) | tally.figures() | judged.figures() | agreement | intervals | speed
+    decision = _decision(sequence) if sequence else {}
+    return figures(trajectories) | tally.figures() | judged.figures() | agreement | intervals | decision | speed
 
 
-def _episodes(
-    spec: EvaluateStage, policy: Artifact | None, context: Context
-) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
-    """Play the episodes; return them, the seconds of each by id, and throughput metrics."""
+def _decision(sequence: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of an evaluation that may stop."""
+    ends = {f"gain{end}": sequence[name] for name, end in (("difference", ""), ("low", "_low"), ("high", "_high"))}
+    values = {"decided": float(sequence["decided"]), "not_played": sequence["planned"] - sequence["scenarios"]}
+    return values | {name: value for name, value in ends.items() if value is not None}
+
+
+def _episodes(spec: EvaluateStage, inputs: Inputs, context: Context) -> tuple[Played, dict[str, Any] | None]:
+    """Play the episodes; return them, and the data of the confidence sequence if the evaluation may stop."""
     from components.rollout.collector import demonstrate
 
+    policy = inputs.get("policy")
     scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
     if spec.actor == "solver":
         trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation(), spec.agent.roles)
         context.progress(len(trajectories), len(trajectories))
-        return trajectories, {}, {}
+        return (trajectories, {}, {}), None
+    if spec.evaluate.stop == "decided":
+        if REFERENCE not in inputs:
+            text = "decided: this evaluation has no input `reference`, whose difference it decides; expected never"
+            raise SpecError([Problem("evaluate.stop", text)])
+        batch = partial(_play, spec, policy)
+        return play_until_decided(scenarios, spec.evaluate, inputs[REFERENCE], batch, context, spec.samples)
+    return _play(spec, policy, scenarios, spec.evaluate, context), None
+
+
+def _play(
+    spec: EvaluateStage, policy: Artifact | None, scenarios: Sequence[Scenario], limits: EvaluateSpec, context: Context
+) -> Played:
+    """Play the episodes of these scenarios."""
     requests = episode_requests(
         scenarios,
         spec.samples,
@@ -116,7 +143,7 @@ def _episodes(
         spec.environment,
         spec.agent,
         requests,
-        spec.evaluate,
+        limits,
         context,
         description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
     )
@@ -154,11 +181,11 @@ STAGE = Stage(
     files={
         "trajectories.parquet": "episodes",
         "scores.parquet": "their scores",
-        "summary.json": "success, reward and turns with intervals",
+        "summary.json": "success, reward and turns with intervals; `sequence` if the evaluation may stop early",
         "times.json": "seconds of each episode",
     },
     volatile=("times.json",),
-    inputs={"policy": "checkpoint", TASKS: TASKS},
+    inputs={"policy": "checkpoint", REFERENCE: "evaluation", TASKS: TASKS},
     order=70,
     unit="episodes",
     plays=True,

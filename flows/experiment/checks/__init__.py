@@ -20,6 +20,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
     learning.signal,
     learning.held_out,
+    learning.stopped_evaluations,
     learning.stopping_guards,
     playing.tokens,
     playing.engine,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.algorithms.spec import AlgorithmSpec, RoundFacts
+from components.deployment.spec import DeploySpec
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
 from components.filters.best import Best
@@ -139,6 +140,21 @@ def held_out(evaluate: EvaluateSpec, early_stopping: EarlyStoppingSpec | None, g
     for name in ("reward_hacking", "heldout_reward"):
         if getattr(guards, name) == "stop":
             yield Problem(f"guards.{name}", f"stop needs {need}")
+
+
+def stopped_evaluations(
+    evaluate: EvaluateSpec, early_stopping: EarlyStoppingSpec | None, deploy: DeploySpec
+) -> Iterator[Problem]:
+    """Check that nothing compares the success of evaluations that stop after different scenarios."""
+    if evaluate.stop == "never":
+        return
+    rules = {"early_stopping": early_stopping is not None, "deploy.policy=best": deploy.policy == "best"}
+    for rule in (name for name, active in rules.items() if active):
+        yield Problem(
+            "evaluate.stop",
+            f"decided: {rule} compares the success of evaluations, which then play different numbers of scenarios; "
+            f"expected never, or no {rule}",
+        )
 
 
 def stopping_guards(

@@ -9,6 +9,8 @@ from typing import Any
 
 from components.artifacts import Artifact
 from components.errors import GuardTriggered, Problem, SpecError
+from components.evaluation.sequential import alpha_of
+from components.json_text import read_json
 from components.trajectories.schema import Trajectory
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
@@ -121,8 +123,9 @@ class RunGuards:
         if (len(before), len(since)) != tuple(map(len, rounds)) or not rose(before, since):
             return
         episodes = _episodes(previous), _episodes(latest)
+        alpha = alpha_of(*map(_summary, (previous, latest)))
         for name, metric in active.items():
-            difference = _difference(*episodes, metric)
+            difference = _difference(*episodes, metric, alpha)
             steps = (previous.step, latest.step)
             message = None if difference is None else reward_hacking(before, since, difference, steps, metric)
             if message is not None:
@@ -167,11 +170,23 @@ def _episodes(measured: EvaluatedPolicy) -> list[Trajectory]:
     return load_scored(trajectories, scores, None) if trajectories.is_file() and scores.is_file() else []
 
 
-def _difference(before: list[Trajectory], after: list[Trajectory], metric: str) -> dict[str, Any] | None:
-    """Return the paired difference of two evaluations; None if no scenario was measured in both."""
+def _summary(measured: EvaluatedPolicy) -> dict[str, Any]:
+    """Return the summary of an evaluation; empty if it is pending or not on this machine."""
+    path = measured.evaluation.path / "summary.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _difference(
+    before: list[Trajectory], after: list[Trajectory], metric: str, alpha: float | None
+) -> dict[str, Any] | None:
+    """Return the paired difference of two evaluations; None if no scenario was measured in both. alpha: error rate of
+    the confidence sequence, if one may have stopped early; rewards have no interval then."""
     from components.evaluation.metrics import paired_difference, paired_rewards
 
     try:
-        return paired_difference(before, after) if metric == "success" else paired_rewards(before, after)
+        if metric == "success":
+            return paired_difference(before, after, alpha)
+        rewards = paired_rewards(before, after)
+        return rewards if alpha is None else rewards | {"low": None, "high": None}
     except ValueError:
         return None
