@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from components.compute.offer import Offer
     from components.compute.runners import Runner, RunnerContext
     from components.compute.training_group import TrainingGroup
+    from components.models.spec import ModelSpec
 
 LOCAL_SCHEMES = ("file:", "memory:", "local:")
 """Schemes of stores on this machine."""
@@ -71,6 +72,15 @@ class Place(Spec):
 
         distributed: stages in which several processes can train together."""
         return None
+
+    def training_problems(self, key: str, model: ModelSpec, max_grad_norm: float) -> Iterator[Problem]:
+        """Yield the settings of a training that contradict those of this place. key: key path of the place."""
+        return iter(())
+
+    def group_problems(self, key: str, scenarios: int, model: ModelSpec, unsharded: str | None) -> Iterator[Problem]:
+        """Yield the settings of a training that the group of this place does not support; parameters as in
+        `TrainingGroup.problems`."""
+        return iter(()) if self.group is None else self.group.problems(key, scenarios, model, unsharded)
 
     def prerequisites(self) -> Iterator[str]:
         """Yield a message for each missing prerequisite on this machine: the key below this place, and what to do."""

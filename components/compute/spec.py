@@ -34,6 +34,8 @@ class ComputeSpec(Spec):
     """Places of single stages: `{train: process}`."""
     places: dict[str, AnyPlace] = {"local": LocalPlace(), "process": ProcessPlace()}
     """Places by name."""
+    config_file: str | None = None
+    """Configuration file of the place of `compute=accelerate`; None for other options."""
     parallel: int = Field(1, ge=1)
     """Maximum number of independent stages of a recipe that run at the same time, each in its own process or on its
     own machine: reward models of an ensemble, and branches of `run.parallel`. Stages on `local` run one after the

@@ -15,7 +15,8 @@ import pytest
 
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.sft.spec import SFTSpec
-from components.compute.runners import ProcessRunner, StageProcess
+from components.compute.accelerate.spec import AcceleratePlace
+from components.compute.runners import ProcessRunner, RunnerContext, StageProcess
 from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import EspalierError, ResourceError
 from components.trajectories.schema import Score, Selection
@@ -94,6 +95,24 @@ def test_two_processes_leave_what_one_leaves(alone, tmp_path):
         json.loads((two.path / "manifest.json").read_text())["files"]
     )
     assert not list((root / "artifacts" / ".drafts").iterdir())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"distributed_type": "MULTI_CPU"}, {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}}],
+    ids=["ddp", "zero2"],
+)
+def test_the_processes_of_an_accelerate_file_leave_what_one_leaves(alone, tmp_path, kind):
+    root = training_root(tmp_path / "two")
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(json.dumps({"num_processes": 2, "mixed_precision": "no", "use_cpu": True, **kind}))
+    place = AcceleratePlace(config_file=str(file), timeout=200)
+    process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
+    runner = place.runner("accelerate", RunnerContext("run", root / "log", process, run_stage, root, (), print))
+    result = runner.run(train_request().to_json(), lambda event: None)
+    assert result.status == "ran"
+    assert result.key == request_key(train_request(), Context.at(alone))
+    _same(root, alone, result.key)
 
 
 def test_any_of_the_processes_may_prepare_the_weights(tmp_path):

@@ -53,6 +53,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.budget,
     computing.remote_store,
     computing.parallel,
+    computing.config_file,
     computing.several_processes,
     deploying.formats,
 )

@@ -66,6 +66,13 @@ def parallel(compute: ComputeSpec) -> Iterator[Problem]:
         yield from place.parallel_problems(name, compute.parallel)
 
 
+def config_file(compute: ComputeSpec) -> Iterator[Problem]:
+    """Check that a place reads the file of `compute.config_file`."""
+    file = compute.config_file
+    if file is not None and file not in (getattr(place, "config_file", None) for place in compute.places.values()):
+        yield Problem("compute.config_file", f"{file!r}: no place reads it; expected compute=accelerate")
+
+
 def several_processes(
     compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
 ) -> Iterator[Problem]:
@@ -80,5 +87,7 @@ def several_processes(
     unsharded = "ewc" if ewc is not None else algorithm.name if algorithm.has_critic else None
     used = {compute.placement(stage) for stage in DISTRIBUTED}
     for name, place in compute.places.items():
-        if name in used and place.group is not None:
-            yield from place.group.problems(f"compute.places.{name}", collect.scenarios, model, unsharded)
+        if name in used:
+            key = f"compute.places.{name}"
+            yield from place.training_problems(key, model, algorithm.max_grad_norm)
+            yield from place.group_problems(key, collect.scenarios, model, unsharded)

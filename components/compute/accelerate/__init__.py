@@ -1,0 +1,1 @@
+"""Distributed training as a configuration file of accelerate describes it."""
