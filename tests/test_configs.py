@@ -68,6 +68,8 @@ ANSWERS.mkdir()
 (ANSWERS / "answers.jsonl").touch()
 LABELS = Path(ALFWORLD.name) / "labels.jsonl"
 LABELS.write_text('{"trajectory_id": "a/0", "step": 0, "label": 1}\n')
+ACCELERATE = Path(ALFWORLD.name) / "accelerate.yaml"
+ACCELERATE.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: 'no'\n")
 PROMPTS = Path(ALFWORLD.name) / "prompts.jsonl"
 PROMPTS.write_text("".join(f'{{"prompt": "{number} + 1?", "answer": {number + 1}}}\n' for number in range(400)))
 SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
@@ -86,6 +88,8 @@ NEEDED = {
     "graded": ["reward.model.url=http://there/v1", "reward.model.model=name"],
     "labelled": [f"reward.path={LABELS}"],
     "sky": ["store=s3://bucket/prefix"],
+    "compute=accelerate": [f"compute.config_file={ACCELERATE}"],
+    "place=accelerate": [f"compute.places.here.config_file={ACCELERATE}"],
     "hub": ["deploy.target.repository=owner/name"],
     "file": [f"data.path={PROMPTS}"],
     "huggingface": ["data.dataset=owner/name"],
