@@ -163,7 +163,8 @@ def overrides(file: Path) -> list[str]:
         pytest.skip("there is no Java")
     if group == "place":
         store = ["store=s3://bucket/prefix"] if option.startswith("sky") else []
-        return [f"+place@compute.places.here={option}", "compute.stages.train=here", *store]
+        lines = [f"+place@compute.places.here={option}", "compute.stages.train=here", *store]
+        return [*lines, *NEEDED.get(f"{group}={option}", [])]
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
     lines = [f"{'+' if group in ('experiment', 'task') else ''}{group}={option}"]

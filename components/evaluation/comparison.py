@@ -161,7 +161,9 @@ def compare_episodes(
     }
     changed_tasks = sorted((before_scenarios.keys() & after_scenarios.keys()) - same)
     evaluations = {baseline: first_evaluation.summary, letter: second_evaluation.summary}
-    notes = [f"{name} {describe(each['sequence'])}" for name, each in evaluations.items() if "sequence" in each]
+    notes = [
+        f"{name} {describe(summary['sequence'])}" for name, summary in evaluations.items() if "sequence" in summary
+    ]
     if changed_tasks:
         notes.append(f"{_count(changed_tasks)} with the same id are different tasks in the two runs and are left out")
     if only := sorted(before_scenarios.keys() - after_scenarios.keys()):

@@ -79,7 +79,7 @@ ADVICE = {
     "fsdp_config.fsdp_state_dict_type": "checkpoints are saved whole",
     "fsdp_config.fsdp_transformer_layer_cls_to_wrap": "every decoder layer is sharded by itself",
 }
-"""What to do in place of a key, or why it is refused."""
+"""Advice on a refused key: an alternative, or the reason."""
 READ = (
     "distributed_type",
     "num_processes",
@@ -216,7 +216,7 @@ def _precision(value: Any) -> Precision | None:
 
 def _among(value: Any, allowed: tuple[Any, ...]) -> bool:
     """Return True if a value is among these; 0 and 1 are no truth values."""
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
+    return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed)
 
 
 def _expected(key: str, values: str) -> str:
