@@ -1,0 +1,95 @@
+"""Collections that are read as columns, as often as needed: from files, or from trajectories in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.trajectories.columns import Episodes
+from components.trajectories.decode import texts
+from components.trajectories.groups import not_adjacent
+from components.trajectories.reads import COLUMNS, COMPONENTS, WHOLE, Reads
+from components.trajectories.schema import Trajectory
+from components.trajectories.store import ROWS_PER_BATCH, scored_batches
+
+BATCH_EPISODES = 65_536
+"""Episodes of a batch without whole trajectories; a batch is longer if its last group is."""
+
+
+class Source(Protocol):
+    """A collection that can be read several times."""
+
+    def read(self, reads: Reads) -> Iterator[Episodes]:
+        """Yield the collection from its start, in batches of whole groups with these columns. Raises ArtifactError if
+        the episodes of a group are not adjacent."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A collection of trajectories that carry their rewards."""
+
+    rows: Sequence[Trajectory]
+
+    def read(self, reads: Reads) -> Iterator[Episodes]:
+        if self.rows:
+            episodes = Episodes.of(self.rows)
+            _add_groups(episodes, set())
+            yield episodes
+
+
+@dataclass(frozen=True)
+class ScoredFiles:
+    """A collection of trajectories in a file, with their scores in another."""
+
+    trajectories: Path
+    scores: Path
+
+    def read(self, reads: Reads) -> Iterator[Episodes]:
+        whole = WHOLE in reads
+        columns = None if whole else [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
+        batches = scored_batches(
+            self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads
+        )
+        return _whole_groups(batches, ROWS_PER_BATCH if whole else BATCH_EPISODES)
+
+
+def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[Episodes]:
+    """Yield batches of whole groups, of about this number of episodes, from batches of any size. Raises ArtifactError
+    if a group occurs again later: it would be split."""
+    finished: set[str] = set()
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += len(batch)
+        if count >= episodes:
+            joined = pa.concat_batches(held)
+            start = _last_group(joined)
+            if start:
+                yield _add_groups(Episodes(joined.slice(0, start)), finished)
+            held, count = [joined.slice(start)], len(joined) - start
+    if count:
+        yield _add_groups(Episodes(pa.concat_batches(held)), finished)
+
+
+def _last_group(batch: pa.RecordBatch) -> int:
+    """Return the position of the first episode of the last group of a batch."""
+    groups = batch.column("scenario").field("id")
+    others = pc.indices_nonzero(pc.not_equal(groups, groups[-1]))
+    return others[-1].as_py() + 1 if len(others) else 0
+
+
+def _add_groups(episodes: Episodes, finished: set[str]) -> Episodes:
+    """Add the groups of the episodes to the names of finished groups. Raises ArtifactError for one of these names."""
+    firsts = episodes.first_G.tolist()
+    for place, name in zip(firsts, episodes.groups.take(pa.array(firsts)).to_pylist(), strict=True):
+        if name in finished:
+            raise not_adjacent(*texts(pa.array([name, episodes.ids[place].as_py()])))
+        finished.add(name)
+    return episodes
