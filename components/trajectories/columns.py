@@ -168,6 +168,10 @@ class Episodes:
         rows = None if self._rows is None else [self._rows[place] for place in index.tolist()]
         return Episodes(self._batch.take(pa.array(index)), rows)
 
+    def where(self, mask_N: Array) -> pa.RecordBatch:
+        """Return the columns of the episodes where the mask is True."""
+        return self._batch.filter(pa.array(mask_N, pa.bool_()))
+
     def trajectories(self) -> list[Trajectory]:
         """Return the whole trajectories with their rewards, and score components among their metrics. The batch was
         read with WHOLE."""

@@ -33,6 +33,8 @@ def _plain(array: pa.Array) -> list[Any]:
     return array.to_numpy(zero_copy_only=False).tolist()
 
 
+ROWS_PER_STEP = 256
+"""Rows whose objects are in memory at a time."""
 TOKENS = ("token_ids", "logprobs")
 """Columns of a history that hold its token stream."""
 
@@ -165,6 +167,18 @@ def trajectories(batch: pa.RecordBatch) -> Iterable[Trajectory]:
         _optional(_plain, batch.column("advantage")),
     )
     return map(Trajectory, *columns)
+
+
+def conversation_rows(batch: pa.RecordBatch) -> Iterable[tuple[str, list[History], list[dict[str, Any]]]]:
+    """Return id, histories (without tokens) and tools of a batch of `tables.CONVERSATION_COLUMNS`."""
+    for start in range(0, len(batch), ROWS_PER_STEP):
+        rows = batch.slice(start, ROWS_PER_STEP)
+        yield from zip(
+            texts(rows.column("id")),
+            _lists(_histories, rows.column("histories")),
+            _shared_jsons(rows.column("tools")),
+            strict=True,
+        )
 
 
 def scored_trajectories(batch: pa.RecordBatch) -> Iterable[Trajectory]:

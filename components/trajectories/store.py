@@ -34,7 +34,7 @@ hold in memory."""
 ROWS_PER_BATCH = 64
 """Rows per conversion to objects in a reader."""
 ROWS_PER_NARROW_BATCH = 65_536
-"""Rows per batch of columns that are small."""
+"""Rows per batch of some columns; at most those of a row group."""
 
 _KIND = b"espalier.kind"
 _VERSION = b"espalier.schema_version"
@@ -234,20 +234,17 @@ def read_scored(
     selection: Path | None = None,
     *,
     components: bool = False,
-    tokens: bool = True,
 ) -> Iterator[Trajectory]:
     """Yield trajectories joined with their rewards, with a batch in memory at a time: those that `selection` keeps, or
     all if it is None. A reward of None means unscored. The judge's step rewards, if any, replace the environment's.
 
     components: also join the scores' components, as metrics. They do not overwrite a metric, or a value of the outcome,
-    of the same name: a component is a part of a reward, and has its sign. tokens: read the token streams and their
-    log-probabilities, which are most of a file; without them, both are empty, as conversions to text need it.
+    of the same name: a component is a part of a reward, and has its sign.
 
     The files are read in parallel: each has one row per trajectory, in the same order, as judge and filter write them.
     Raises ArtifactDamaged, with the file's path, at the first mismatch, and the errors of read_trajectories.
     """
-    columns = None if tokens else tables.COLUMNS_WITHOUT_TOKENS
-    for batch in scored_batches(trajectories, scores, selection, columns=columns, components=components):
+    for batch in scored_batches(trajectories, scores, selection, components=components):
         yield from decode.scored_trajectories(batch)
 
 
@@ -266,14 +263,14 @@ def scored_batches(
     columns: Sequence[str] | None = None,
     components: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the columns of read_scored: those of trajectories, with the scores' `reward`, and `judged_steps` and
-    `components` if they are read.
+    """Yield the columns of read_scored: those of trajectories, with the scores' `reward`, `judged_steps` if
+    all columns are read, and `components` if asked for.
 
     columns: columns of the trajectories, `id` among them; None: all of them, in small batches.
     """
-    whole = columns is None or "histories" in {name.partition(".")[0] for name in columns}
-    size = ROWS_PER_BATCH if whole else ROWS_PER_NARROW_BATCH
-    names = ["trajectory_id", "reward", *(["step_rewards"] if whole else []), *(["components"] if components else [])]
+    size = ROWS_PER_BATCH if columns is None else ROWS_PER_NARROW_BATCH
+    steps = ["step_rewards"] if columns is None else []
+    names = ["trajectory_id", "reward", *steps, *(["components"] if components else [])]
     score_rows = AlignedRows(scores, _SCORES.batches(scores, names, ROWS_PER_NARROW_BATCH), trajectories)
     kept_rows = None
     if selection is not None:

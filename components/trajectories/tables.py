@@ -106,11 +106,8 @@ SCORE_SCHEMA = pa.schema(
 SELECTION_SCHEMA = pa.schema(
     [_required("trajectory_id", _TEXT), _required("kept", pa.bool_()), _required("reason", _TEXT)]
 )
-COLUMNS_WITHOUT_TOKENS = [
-    *(name for name in TRAJECTORY_SCHEMA.names if name != "histories"),
-    *(f"histories.list.element.{name}" for name in ("messages", "agent")),
-]
-"""Columns of trajectories except the token streams of their histories."""
+CONVERSATION_COLUMNS = ("id", "tools", "histories.list.element.messages", "histories.list.element.agent")
+"""Columns of trajectories that hold their conversations as text."""
 _COLUMN_SCHEMA = pa.schema(
     [
         _required("id", _TEXT),
