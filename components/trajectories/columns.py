@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from components.trajectories.decode import distinct_jsons, scored_trajectories, 
 from components.trajectories.schema import Trajectory
 from components.trajectories.tables import column_batch, stored_text
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray
 
 
 class Episodes:
@@ -60,8 +60,13 @@ class Episodes:
 
     @property
     def group_names(self) -> list[str]:
-        """(G,) names of the groups."""
-        return texts(self.groups.take(pa.array(self.first_G)))
+        """Names of the groups, each once, in the order of their first episodes."""
+        return texts(pc.unique(self.groups))
+
+    @property
+    def group_texts(self) -> list[str]:
+        """(N,) name of the group."""
+        return texts(self.groups)
 
     @property
     def types(self) -> list[str]:
@@ -71,12 +76,14 @@ class Episodes:
     @property
     def difficulties(self) -> list[int]:
         """(N,) difficulties of the scenarios."""
-        return self._scenario("difficulty").to_pylist()
+        difficulties: list[int] = self._scenario("difficulty").to_pylist()
+        return difficulties
 
     @property
     def boundaries(self) -> list[str | None]:
         """(N,) boundaries that failed; None for a finished episode."""
-        return self._batch.column("failure").field("boundary").to_pylist()
+        boundaries = self._batch.column("failure").field("boundary").to_pylist()
+        return [name if failed else None for name, failed in zip(boundaries, self.failed_N.tolist(), strict=True)]
 
     @cached_property
     def group_N(self) -> Array:
@@ -113,6 +120,10 @@ class Episodes:
         index_N, outcomes = self._outcomes
         succeeded = np.array([bool(outcome.get("success", False)) for outcome in outcomes], bool)
         return succeeded[index_N] & ~self.failed_N
+
+    def metric_N(self, name: str) -> Array:
+        """(N,) metric of the episode; NaN if it is missing."""
+        return self._mapped("metrics", name)[0]
 
     def number_N(self, name: str) -> Array:
         """(N,) number with this name: a metric, or a component of the score, or a value of the outcome. NaN if it is

@@ -44,13 +44,17 @@ def to_message(message: dict[str, Any]) -> Message:
     return Message(message["role"], message.get("content") or "", calls, message.get("tool_call_id"))
 
 
-def conversations(histories: Sequence[History]) -> list[list[dict[str, Any]]]:
-    """Return the distinct conversations of an episode's histories, in order, each with at least one assistant message.
+def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:
+    """Return the distinct conversations of an episode, in order, each with at least one assistant message.
 
     If a later history of the same agent repeats and extends a history, because the chat template rewrites earlier
     messages, both are one conversation and only the longer one is returned. Sub-agents and compacted contexts are
     separate conversations.
     """
+    return _conversations(trajectory.histories)
+
+
+def _conversations(histories: Sequence[History]) -> list[list[dict[str, Any]]]:
     shown = [(history.agent, [to_openai(message) for message in history.messages]) for history in histories]
     return [
         messages
@@ -99,7 +103,7 @@ def read_sft(
 def _demonstrations(
     histories: Sequence[History], tools: list[dict[str, Any]], trajectory_id: str
 ) -> Iterator[dict[str, Any]]:
-    for messages in conversations(histories):
+    for messages in _conversations(histories):
         yield {"messages": messages, "tools": tools, "trajectory_id": trajectory_id}
 
 
@@ -119,7 +123,7 @@ def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]
         for trajectory in group:
             if trajectory.failure is not None or trajectory.reward is None:
                 continue
-            episode_conversations = conversations(trajectory.histories)
+            episode_conversations = conversations(trajectory)
             if len(episode_conversations) == 1:
                 candidates.append((trajectory.reward, episode_conversations[0], trajectory.tools))
             several += len(episode_conversations) > 1

@@ -142,12 +142,12 @@ def _trained(array: pa.Array) -> list[bool]:
 def _histories(array: pa.Array) -> list[History]:
     """Return histories; without tokens if these columns were not read."""
     with_tokens = array.type.get_field_index("token_ids") >= 0
-    columns = (
-        _lists(_messages, array.field("messages")),
-        *(_lists(_plain, array.field(name)) if with_tokens else [[] for _ in range(len(array))] for name in TOKENS),
-        texts(array.field("agent")),
+    token_ids, logprobs = (
+        _lists(_plain, array.field(name)) if with_tokens else [[] for _ in range(len(array))] for name in TOKENS
     )
-    return list(map(History, *columns))
+    return list(
+        map(History, _lists(_messages, array.field("messages")), token_ids, logprobs, texts(array.field("agent")))
+    )
 
 
 def trajectories(batch: pa.RecordBatch) -> Iterable[Trajectory]:

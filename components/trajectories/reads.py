@@ -19,6 +19,8 @@ WHOLE = "whole"
 NOTHING: Reads = frozenset()
 NUMBERS: Reads = frozenset({OUTCOME, METRICS, COMPONENTS})
 """Columns of the numbers that have a name."""
+MEASURES: Reads = frozenset({OUTCOME, METRICS, SCENARIO})
+"""Columns of an evaluation's metrics."""
 
 COLUMNS = {
     "": ("id", "scenario.id", "failure.boundary"),

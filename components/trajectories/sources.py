@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from components.trajectories.columns import Episodes
 from components.trajectories.decode import texts
 from components.trajectories.groups import not_adjacent
-from components.trajectories.reads import COLUMNS, COMPONENTS, WHOLE, Reads
+from components.trajectories.reads import COLUMNS, COMPONENTS, MEASURES, WHOLE, Reads
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import ROWS_PER_BATCH, scored_batches
 
@@ -50,13 +50,23 @@ class ScoredFiles:
     trajectories: Path
     scores: Path
 
+    @classmethod
+    def of(cls, folder: Path) -> ScoredFiles:
+        """Return the collection of an artifact that holds both files."""
+        return cls(folder / "trajectories.parquet", folder / "scores.parquet")
+
     def read(self, reads: Reads) -> Iterator[Episodes]:
+        return _whole_groups(self._batches(reads), ROWS_PER_BATCH if WHOLE in reads else BATCH_EPISODES)
+
+    def load(self) -> Episodes:
+        """Return all episodes with the columns of `components.evaluation.metrics`; groups need not be adjacent."""
+        batches = list(self._batches(MEASURES))
+        return Episodes(pa.concat_batches(batches)) if batches else Episodes.of([])
+
+    def _batches(self, reads: Reads) -> Iterator[pa.RecordBatch]:
         whole = WHOLE in reads
         columns = None if whole else [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
-        batches = scored_batches(
-            self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads
-        )
-        return _whole_groups(batches, ROWS_PER_BATCH if whole else BATCH_EPISODES)
+        return scored_batches(self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads)
 
 
 def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[Episodes]:

@@ -70,7 +70,8 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     """Write `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Input: `policy`, a checkpoint;
     without it the base model is evaluated, or the baseline that `actor` names."""
     from components.evaluation.metrics import summarise
-    from components.trajectories.store import load_scored, write_scores, write_trajectories
+    from components.trajectories.sources import ScoredFiles
+    from components.trajectories.store import write_scores, write_trajectories
 
     spec = with_tasks(spec, inputs)
     trajectories, times, speed = _episodes(spec, inputs.get("policy"), context)
@@ -84,8 +85,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
-    scored = load_scored(draft.path / "trajectories.parquet", draft.path / "scores.parquet", None)
-    summary = summarise(scored)
+    summary = summarise(ScoredFiles.of(draft.path).load())
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
     intervals = {name: value for name, value in limits.items() if value is not None}
