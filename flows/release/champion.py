@@ -110,16 +110,14 @@ def decide(execution: Execution, outcome: RunOutcome, registry: Registry, name: 
 
 def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name: str, version: str) -> Decision:
     from components.evaluation.metrics import paired_difference
-    from components.trajectories.store import read_trajectories
+    from components.trajectories.sources import ScoredFiles
 
     margin = execution.spec.deploy.margin
     evaluation = _champions_evaluation(execution, outcome, champion)
     if isinstance(evaluation, str):
         text = f"{name} version {version} is not champion: {evaluation}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)
-    episodes = [
-        list(read_trajectories(artifact.path / "trajectories.parquet")) for artifact in (evaluation, outcome.last)
-    ]
+    episodes = [ScoredFiles.of(artifact.path).load() for artifact in (evaluation, outcome.last)]
     try:
         paired = paired_difference(*episodes)
     except ValueError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.errors import GuardTriggered, Problem, SpecError
-from components.trajectories.schema import Trajectory
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
@@ -17,6 +16,9 @@ from flows.experiment.guards.judge_drift import judge_drift_message
 from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
 from flows.history.records import GuardName, Notice, SampleEpisode
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Episodes
 
 SPREAD = re.compile(r"components/(.*[/.])?spread")
 """Metrics of a judge stage that measure the disagreement of an ensemble."""
@@ -158,16 +160,16 @@ class RunGuards:
             )
 
 
-def _episodes(measured: EvaluatedPolicy) -> list[Trajectory]:
-    """Return the scored episodes of an evaluation; an empty list if it is pending or not on this machine."""
-    from components.trajectories.store import load_scored
+def _episodes(measured: EvaluatedPolicy) -> Episodes:
+    """Return the scored episodes of an evaluation; none if it is pending or not on this machine."""
+    from components.trajectories.columns import Episodes
+    from components.trajectories.sources import ScoredFiles
 
-    folder = measured.evaluation.path
-    trajectories, scores = folder / "trajectories.parquet", folder / "scores.parquet"
-    return load_scored(trajectories, scores, None) if trajectories.is_file() and scores.is_file() else []
+    files = ScoredFiles.of(measured.evaluation.path)
+    return files.load() if files.trajectories.is_file() and files.scores.is_file() else Episodes.of([])
 
 
-def _difference(before: list[Trajectory], after: list[Trajectory], metric: str) -> dict[str, Any] | None:
+def _difference(before: Episodes, after: Episodes, metric: str) -> dict[str, Any] | None:
     """Return the paired difference of two evaluations; None if no scenario was measured in both."""
     from components.evaluation.metrics import paired_difference, paired_rewards
 
