@@ -95,7 +95,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
 
 def _episodes(
     spec: EvaluateStage, policy: Artifact | None, context: Context
-) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
+) -> tuple[Sequence[Trajectory], dict[str, float], dict[str, float]]:
     """Play the episodes; return them, the seconds of each by id, and throughput metrics."""
     from components.rollout.collector import demonstrate
 
