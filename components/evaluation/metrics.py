@@ -28,7 +28,7 @@ from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -41,7 +41,7 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _EMPTY = {"mean": None, "low": None, "high": None, "n": 0}
 
 
-def summarise(episodes: Episodes | Sequence[Trajectory]) -> dict[str, Any]:
+def summarise(episodes: EpisodeColumns | Sequence[Trajectory]) -> dict[str, Any]:
     """Return the metrics of a policy's episodes. They carry their rewards.
 
     The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward",
@@ -58,7 +58,7 @@ def summarise(episodes: Episodes | Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def paired_difference(
-    before: Episodes | Sequence[Trajectory], after: Episodes | Sequence[Trajectory]
+    before: EpisodeColumns | Sequence[Trajectory], after: EpisodeColumns | Sequence[Trajectory]
 ) -> dict[str, Any]:
     """Return the difference in success rate, `after` minus `before`, on the scenarios that both finished.
 
@@ -97,7 +97,9 @@ def paired_difference(
     }
 
 
-def paired_rewards(before: Episodes | Sequence[Trajectory], after: Episodes | Sequence[Trajectory]) -> dict[str, Any]:
+def paired_rewards(
+    before: EpisodeColumns | Sequence[Trajectory], after: EpisodeColumns | Sequence[Trajectory]
+) -> dict[str, Any]:
     """Return the difference in mean reward, `after` minus `before`, on the scenarios with a scored episode in both.
 
     The result has the form of `paired_difference`, with a bootstrap over scenarios. Raises ValueError if the two sets
@@ -227,17 +229,17 @@ def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tupl
     return float(low), float(high)
 
 
-def _columns(episodes: Episodes | Sequence[Trajectory]) -> Episodes:
-    from components.trajectories.columns import Episodes
+def _columns(episodes: EpisodeColumns | Sequence[Trajectory]) -> EpisodeColumns:
+    from components.trajectories.columns import EpisodeColumns
 
-    return episodes if isinstance(episodes, Episodes) else Episodes.of(episodes)
+    return episodes if isinstance(episodes, EpisodeColumns) else EpisodeColumns.of(episodes)
 
 
-def _finished(episodes: Episodes) -> Episodes:
+def _finished(episodes: EpisodeColumns) -> EpisodeColumns:
     return episodes.take((~episodes.failed_N).nonzero()[0])
 
 
-def _measures(episodes: Episodes) -> dict[str, Any]:
+def _measures(episodes: EpisodeColumns) -> dict[str, Any]:
     boundaries = [boundary for boundary in episodes.boundaries if boundary is not None]
     finished = _finished(episodes)
     return {
@@ -251,7 +253,7 @@ def _measures(episodes: Episodes) -> dict[str, Any]:
     }
 
 
-def pass_at_k(episodes: Episodes | Sequence[Trajectory], k: int) -> dict[str, Any]:
+def pass_at_k(episodes: EpisodeColumns | Sequence[Trajectory], k: int) -> dict[str, Any]:
     """Return the probability that at least one of k samples of a scenario succeeds (pass@k, arXiv:2107.03374, eq. 1),
     and that all k succeed (pass^k, arXiv:2406.12045), means over scenarios.
 
@@ -285,7 +287,7 @@ def _mean_of(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _success(finished: Episodes) -> dict[str, Any]:
+def _success(finished: EpisodeColumns) -> dict[str, Any]:
     """Return the success rate of finished episodes with its interval."""
     clusters = _clusters(finished, finished.success_N)
     if not clusters or len(clusters) < len(finished):
@@ -311,7 +313,7 @@ def _mean(clusters: Iterable[Sequence[float]]) -> dict[str, Any]:
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _by(episodes: Episodes, keys: Sequence[Any]) -> dict[str, Any]:
+def _by(episodes: EpisodeColumns, keys: Sequence[Any]) -> dict[str, Any]:
     import numpy as np
 
     places: dict[Any, list[int]] = {}
@@ -320,12 +322,12 @@ def _by(episodes: Episodes, keys: Sequence[Any]) -> dict[str, Any]:
     return {str(name): _measures(episodes.take(np.array(places[name]))) for name in sorted(places)}
 
 
-def _success_by_scenario(episodes: Episodes) -> dict[str, list[float]]:
+def _success_by_scenario(episodes: EpisodeColumns) -> dict[str, list[float]]:
     finished = _finished(episodes)
     return _clusters(finished, finished.success_N)
 
 
-def _clusters(episodes: Episodes, value_N: Array) -> dict[str, list[float]]:
+def _clusters(episodes: EpisodeColumns, value_N: Array) -> dict[str, list[float]]:
     """Return the values by scenario, in the order of the first episodes, without those that are NaN."""
     clusters: dict[str, list[float]] = {}
     for name, value in zip(episodes.group_texts, value_N.astype(float).tolist(), strict=True):

@@ -18,7 +18,7 @@ from components.specs.registered import registered
 from components.trajectories.reads import NOTHING, NUMBERS
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 REWARD = "reward"
@@ -69,7 +69,7 @@ class Between(ColumnFilter):
             raise SpecError([Problem("filter.number", message, nearest(self.number, sorted(available)))])
         return self
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         from components.filters.reasons import dropped
 
         value_N = self._number_N(episodes)
@@ -78,7 +78,7 @@ class Between(ColumnFilter):
         reasons_N[value_N > self.maximum] = f"{self.number}_above_maximum"
         return reasons_N
 
-    def _number_N(self, episodes: Episodes) -> Array:
+    def _number_N(self, episodes: EpisodeColumns) -> Array:
         return episodes.reward_N if self.number == REWARD else episodes.number_N(self.number)
 
 

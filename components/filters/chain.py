@@ -16,7 +16,7 @@ from components.specs.registered import registered
 from components.trajectories.reads import NOTHING, Reads
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -72,7 +72,7 @@ class _Deciders(ColumnFilter):
         self._deciders = deciders
         self.reads = NOTHING.union(*(decider.reads for decider in deciders.values()))
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         import numpy as np
 
         reasons_N = np.full(len(episodes), None, object)
@@ -93,7 +93,7 @@ class _Remaining:
         self._source = source
         self._decider = decider
 
-    def read(self, reads: Reads) -> Iterator[Episodes]:
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         import numpy as np
 
         for episodes in self._source.read(reads | self._decider.reads):

@@ -8,14 +8,14 @@ from components.filters.protocol import UNSCORED, ColumnFilter
 from components.specs.registered import registered
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
 
 
 @registered("filter.everything")
 class Everything(ColumnFilter):
     """Filter that keeps every scored trajectory."""
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         from components.filters.reasons import dropped
 
         return dropped(~episodes.scored_N, UNSCORED)

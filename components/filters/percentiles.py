@@ -13,7 +13,7 @@ from components.specs.registered import registered
 from components.trajectories.reads import NOTHING
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 BELOW, ABOVE = "below_percentile", "above_percentile"
@@ -63,7 +63,7 @@ class _PerGroup(ColumnFilter):
         self.lowest = lowest
         self.highest = highest
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         ordered = episodes.ordered_rewards()
         low_G, high_G = (percentiles(*ordered, which) for which in (self.lowest, self.highest))
         return _outside_N(episodes, low_G[episodes.group_N], high_G[episodes.group_N])
@@ -74,11 +74,11 @@ class _Within(ColumnFilter):
         self.lowest = lowest
         self.highest = highest
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         return _outside_N(episodes, self.lowest, self.highest)
 
 
-def _outside_N(episodes: Episodes, lowest: Array | float, highest: Array | float) -> Array:
+def _outside_N(episodes: EpisodeColumns, lowest: Array | float, highest: Array | float) -> Array:
     from components.filters.reasons import dropped
 
     reasons_N = dropped(episodes.reward_N > highest, ABOVE)

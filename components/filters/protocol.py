@@ -17,7 +17,7 @@ from components.trajectories.reads import NOTHING, Reads
 from components.trajectories.schema import Selection, Trajectory
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 KEPT = "kept"
@@ -64,11 +64,11 @@ class ColumnFilter:
         """Return the filter that decides about this collection; self if it needs no knowledge of the collection."""
         return self
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         """Return the (N,) reasons for dropping, None for keeping. Decisions about unscored episodes are ignored."""
         raise NotImplementedError
 
-    def reasons_N(self, episodes: Episodes) -> Array:
+    def reasons_N(self, episodes: EpisodeColumns) -> Array:
         """Return the (N,) reasons for dropping, None for keeping: failed, unscored, or the reason of the rule."""
         from components.filters.reasons import dropped
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from components.filters.protocol import KEPT
-from components.trajectories.columns import Array, Episodes
+from components.trajectories.columns import Array, EpisodeColumns
 from components.trajectories.schema import Selection
 from components.trajectories.tables import SELECTION_SCHEMA, stored_text
 
@@ -18,7 +18,7 @@ def dropped(mask_N: Array, reason: str, otherwise: str | None = None) -> Array:
     return reasons_N
 
 
-def as_selections(episodes: Episodes, reasons_N: Array) -> list[Selection]:
+def as_selections(episodes: EpisodeColumns, reasons_N: Array) -> list[Selection]:
     """Return the reasons as selections."""
     return [
         Selection(name, reason is None, reason or KEPT)
@@ -26,7 +26,7 @@ def as_selections(episodes: Episodes, reasons_N: Array) -> list[Selection]:
     ]
 
 
-def as_batch(episodes: Episodes, reasons_N: Array) -> pa.RecordBatch:
+def as_batch(episodes: EpisodeColumns, reasons_N: Array) -> pa.RecordBatch:
     """Return the reasons as columns of a selection file."""
     kept_N = np.equal(reasons_N, None)
     stored_N = reasons_N.copy()

@@ -11,11 +11,11 @@ from components.filters.user_function import UserFunction
 from components.filters.whole import WholeTrajectories
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 
-def apply(filter_: Any, source: Source) -> Iterator[tuple[Episodes, Array]]:
+def apply(filter_: Any, source: Source) -> Iterator[tuple[EpisodeColumns, Array]]:
     """Yield the collection in batches of whole groups, each with the (N,) reasons for dropping; None keeps.
 
     source: read once, and once more for each pass of a filter that needs the whole collection first. Only the columns

@@ -11,7 +11,7 @@ from components.specs.registered import registered
 from components.trajectories.groups import RELATIVE_TOLERANCE, have_spread
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
 
 NO_SPREAD = "no_spread"
 """Reason: the scored trajectories of the group have equal rewards, so every advantage would be 0."""
@@ -29,7 +29,7 @@ class Signal(ColumnFilter):
     def __init__(self, relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = RELATIVE_TOLERANCE):
         self.relative_tolerance = relative_tolerance
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         import numpy as np
 
         from components.filters.reasons import dropped

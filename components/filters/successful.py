@@ -9,7 +9,7 @@ from components.specs.registered import registered
 from components.trajectories.reads import OUTCOME
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
 
 NO_SUCCESS = "no_success"
 """Reason: the environment does not report success."""
@@ -21,7 +21,7 @@ class Successful(ColumnFilter):
 
     reads = frozenset({OUTCOME})
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         from components.filters.reasons import dropped
 
         return dropped(~episodes.success_N, NO_SUCCESS)

@@ -13,7 +13,7 @@ from components.specs.registered import registered
 from components.trajectories.reads import NOTHING
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 BELOW_TOP = "below_top_share"
@@ -58,7 +58,7 @@ class _PerGroup(ColumnFilter):
     def __init__(self, share: float):
         self.share = share
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         import numpy as np
 
         from components.filters.reasons import dropped
@@ -75,7 +75,7 @@ class _Threshold(ColumnFilter):
         self.digest = digest
         """Digest of its id; of equal rewards, higher digests are dropped."""
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         from components.filters.reasons import dropped
 
         low_N = episodes.reward_N < self.reward
@@ -89,7 +89,7 @@ def _count(share: float, total: int) -> int:
     return math.ceil(round(share * total, 9))
 
 
-def _digests(episodes: Episodes, chosen_N: Array) -> Array:
+def _digests(episodes: EpisodeColumns, chosen_N: Array) -> Array:
     """Return 64-bit digests of the ids of the chosen episodes, which are the same on every machine."""
     import numpy as np
 

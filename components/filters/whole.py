@@ -11,7 +11,7 @@ from components.trajectories.reads import WHOLE
 from components.trajectories.schema import Selection, Trajectory
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
 
 
@@ -34,7 +34,7 @@ class WholeTrajectories(ColumnFilter):
         decider = self.filter.survey(groups)
         return decider if isinstance(decider, ColumnFilter) else WholeTrajectories(decider)
 
-    def reasons_N(self, episodes: Episodes) -> Array:
+    def reasons_N(self, episodes: EpisodeColumns) -> Array:
         import numpy as np
 
         assert isinstance(self.filter, Filter)

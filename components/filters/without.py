@@ -8,7 +8,7 @@ from components.filters.protocol import ColumnFilter
 from components.specs.registered import registered
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Array, Episodes
+    from components.trajectories.columns import Array, EpisodeColumns
 
 LEFT_OUT = "left_out"
 """Reason: the group is one of those to leave out."""
@@ -25,7 +25,7 @@ class Without(ColumnFilter):
     def __init__(self, scenarios: list[str]):
         self.scenarios = frozenset(scenarios)
 
-    def rule_N(self, episodes: Episodes) -> Array:
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
         from components.filters.reasons import dropped
 
         return dropped(episodes.in_groups_N(self.scenarios), LEFT_OUT)

@@ -39,7 +39,7 @@ from components.retry import Backoff
 from components.rollout import formats
 from components.rollout.agent import AgentLoop, as_messages, as_step, ask
 from components.rollout.formats import Presentation
-from components.rollout.listener import EpisodeListener
+from components.rollout.listener import EpisodeListener, KeepingListener
 from components.rollout.observations import cleaned
 from components.rollout.players.player import Player
 from components.rollout.players.role_solver import demonstrate_roles
@@ -127,7 +127,7 @@ def run_episodes(
 ) -> list[Trajectory]:
     """Play all episodes and return their trajectories, in the order of `play_episodes`, and with its arguments."""
     held = dict(finished or {})
-    keeping = _Keeping(held, listener or EpisodeListener())
+    keeping = KeepingListener(held, listener or EpisodeListener())
     names = play_episodes(engine, environments, requests, limits, player=player, finished=finished, listener=keeping)
     return [held[name] for name in names]
 
@@ -178,20 +178,6 @@ class _Played(NamedTuple):
     id: str
     group: str
     sample: int
-
-
-class _Keeping(EpisodeListener):
-    """Listener that also holds the trajectories, by id."""
-
-    def __init__(self, held: dict[str, Trajectory], listener: EpisodeListener):
-        self._held = held
-        self._listener = listener
-        self.begin = listener.begin  # type: ignore[method-assign]
-        self.retry = listener.retry  # type: ignore[method-assign]
-
-    def end(self, trajectory: Trajectory, seconds: float) -> None:
-        self._held[trajectory.id] = trajectory
-        self._listener.end(trajectory, seconds)
 
 
 @dataclass

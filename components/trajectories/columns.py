@@ -27,7 +27,7 @@ from components.trajectories.tables import column_batch, stored_text
 Array: TypeAlias = np.ndarray
 
 
-class Episodes:
+class EpisodeColumns:
     """A batch of whole groups, or of the episodes of whole groups that remain after a selection."""
 
     def __init__(self, batch: pa.RecordBatch, rows: Sequence[Trajectory] | None = None):
@@ -36,7 +36,7 @@ class Episodes:
         """The trajectories, if they are in memory anyway."""
 
     @classmethod
-    def of(cls, rows: Sequence[Trajectory]) -> Episodes:
+    def of(cls, rows: Sequence[Trajectory]) -> EpisodeColumns:
         """Return trajectories in memory, with their rewards, as a batch."""
         return cls(column_batch(rows), rows)
 
@@ -172,12 +172,12 @@ class Episodes:
         order = order[self.scored_N[order]]
         return self.reward_N[order], np.bincount(self.group_N[self.scored_N], minlength=len(self.first_G))
 
-    def take(self, index: Array) -> Episodes:
+    def take(self, index: Array) -> EpisodeColumns:
         """Return the episodes at these ascending positions."""
         if len(index) == len(self):
             return self
         rows = None if self._rows is None else [self._rows[place] for place in index.tolist()]
-        return Episodes(self._batch.take(pa.array(index)), rows)
+        return EpisodeColumns(self._batch.take(pa.array(index)), rows)
 
     def where(self, mask_N: Array) -> pa.RecordBatch:
         """Return the columns of the episodes where the mask is True."""

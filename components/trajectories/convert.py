@@ -84,14 +84,14 @@ def read_sft(
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of `to_sft` from files (`components.trajectories.store.read_scored`), by columns: successful
     episodes are selected before they are decoded, and their tokens are not read."""
-    from components.trajectories.columns import Episodes
+    from components.trajectories.columns import EpisodeColumns
     from components.trajectories.decode import conversation_rows
     from components.trajectories.store import scored_batches
     from components.trajectories.tables import CONVERSATION_COLUMNS
 
     columns = ["failure.boundary", *(["outcome"] if min_reward is None else []), *CONVERSATION_COLUMNS]
     for batch in scored_batches(trajectories, scores, selection, columns=columns):
-        episodes = Episodes(batch)
+        episodes = EpisodeColumns(batch)
         if min_reward is None:
             good_N = episodes.success_N
         else:

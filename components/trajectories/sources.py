@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.trajectories.columns import Episodes
+from components.trajectories.columns import EpisodeColumns
 from components.trajectories.decode import texts
 from components.trajectories.groups import not_adjacent
 from components.trajectories.reads import COLUMNS, COMPONENTS, MEASURES, WHOLE, Reads
@@ -24,7 +24,7 @@ BATCH_EPISODES = 65_536
 class Source(Protocol):
     """A collection that can be read several times."""
 
-    def read(self, reads: Reads) -> Iterator[Episodes]:
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         """Yield the collection from its start, in batches of whole groups with these columns. Raises ArtifactError if
         the episodes of a group are not adjacent."""
         ...
@@ -36,9 +36,9 @@ class InMemory:
 
     rows: Sequence[Trajectory]
 
-    def read(self, reads: Reads) -> Iterator[Episodes]:
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         if self.rows:
-            episodes = Episodes.of(self.rows)
+            episodes = EpisodeColumns.of(self.rows)
             _add_groups(episodes, set())
             yield episodes
 
@@ -55,13 +55,13 @@ class ScoredFiles:
         """Return the collection of an artifact that holds both files."""
         return cls(folder / "trajectories.parquet", folder / "scores.parquet")
 
-    def read(self, reads: Reads) -> Iterator[Episodes]:
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         return _whole_groups(self._batches(reads), ROWS_PER_BATCH if WHOLE in reads else BATCH_EPISODES)
 
-    def load(self) -> Episodes:
+    def load(self) -> EpisodeColumns:
         """Return all episodes with the columns of `components.evaluation.metrics`; groups need not be adjacent."""
         batches = list(self._batches(MEASURES))
-        return Episodes(pa.concat_batches(batches)) if batches else Episodes.of([])
+        return EpisodeColumns(pa.concat_batches(batches)) if batches else EpisodeColumns.of([])
 
     def _batches(self, reads: Reads) -> Iterator[pa.RecordBatch]:
         whole = WHOLE in reads
@@ -69,7 +69,7 @@ class ScoredFiles:
         return scored_batches(self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads)
 
 
-def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[Episodes]:
+def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[EpisodeColumns]:
     """Yield batches of whole groups, of about this number of episodes, from batches of any size. Raises ArtifactError
     if a group occurs again later: it would be split."""
     finished: set[str] = set()
@@ -82,10 +82,10 @@ def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[
             joined = pa.concat_batches(held)
             start = _last_group(joined)
             if start:
-                yield _add_groups(Episodes(joined.slice(0, start)), finished)
+                yield _add_groups(EpisodeColumns(joined.slice(0, start)), finished)
             held, count = [joined.slice(start)], len(joined) - start
     if count:
-        yield _add_groups(Episodes(pa.concat_batches(held)), finished)
+        yield _add_groups(EpisodeColumns(pa.concat_batches(held)), finished)
 
 
 def _last_group(batch: pa.RecordBatch) -> int:
@@ -95,7 +95,7 @@ def _last_group(batch: pa.RecordBatch) -> int:
     return others[-1].as_py() + 1 if len(others) else 0
 
 
-def _add_groups(episodes: Episodes, finished: set[str]) -> Episodes:
+def _add_groups(episodes: EpisodeColumns, finished: set[str]) -> EpisodeColumns:
     """Add the groups of the episodes to the names of finished groups. Raises ArtifactError for one of these names."""
     firsts = episodes.first_G.tolist()
     for place, name in zip(firsts, episodes.groups.take(pa.array(firsts)).to_pylist(), strict=True):

@@ -69,17 +69,17 @@ class _Table(Generic[Row]):
         """Write columns; the file has the bytes that `write` gives it for the same rows."""
         total = 0
         with self._appender(path) as append:
-            rest: list[pa.RecordBatch] = []
+            pending: list[pa.RecordBatch] = []
             for batch in batches:
-                joined = pa.concat_batches([*rest, batch])
+                joined = pa.concat_batches([*pending, batch])
                 total += len(batch)
                 whole = len(joined) - len(joined) % ROWS_PER_CHUNK
                 for start in range(0, whole, ROWS_PER_CHUNK):
                     append(joined.slice(start, ROWS_PER_CHUNK))
-                rest = [joined.slice(whole)]
-            for remaining in rest:
-                if len(remaining):
-                    append(remaining)
+                pending = [joined.slice(whole)]
+            for batch in pending:
+                if len(batch):
+                    append(batch)
         return total
 
     @contextmanager
@@ -274,8 +274,8 @@ def scored_batches(
     score_rows = AlignedRows(scores, _SCORES.batches(scores, names, ROWS_PER_NARROW_BATCH), trajectories)
     kept_rows = None
     if selection is not None:
-        kept = _SELECTION.batches(selection, ["trajectory_id", "kept"], ROWS_PER_NARROW_BATCH)
-        kept_rows = AlignedRows(selection, kept, trajectories)
+        decisions = _SELECTION.batches(selection, ["trajectory_id", "kept"], ROWS_PER_NARROW_BATCH)
+        kept_rows = AlignedRows(selection, decisions, trajectories)
     for batch in _TRAJECTORIES.batches(trajectories, columns, size):
         ids = batch.column("id")
         joined = _joined(batch, score_rows.take(ids))

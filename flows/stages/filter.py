@@ -44,8 +44,8 @@ def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -
     def batches() -> Iterator[pa.RecordBatch]:
         for episodes, reasons_N in apply(spec.filter_.build(), source):
             reasons.update(reasons_N.tolist())
-            kept = episodes.take(np.flatnonzero(np.equal(reasons_N, None)))
-            scenarios.update(map(scenario_of, kept.group_names))
+            selection = episodes.take(np.flatnonzero(np.equal(reasons_N, None)))
+            scenarios.update(map(scenario_of, selection.group_names))
             yield as_batch(episodes, reasons_N)
 
     written = with_progress(batches(), count_trajectories(path), context.progress, len)

@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import SpecError
 from components.filters.between import Between
-from components.trajectories.columns import Episodes
+from components.trajectories.columns import EpisodeColumns
 from tests.filters.test_filters import reasons, selections_of
 from tests.trajectories.builders import FAILURE, episode
 
@@ -37,7 +37,7 @@ def test_a_threshold_of_the_reward():
 
 def test_a_number_is_a_metric_or_a_field_of_the_outcome():
     trajectory = episode("a", 0, reward=0.5, outcome={"turns": 9, "moves": 4, "won": True, "said": "much"})
-    episodes = Episodes.of([trajectory])
+    episodes = EpisodeColumns.of([trajectory])
     numbers = {name: float(episodes.number_N(name)[0]) for name in ("turns", "moves", "won", "said", "none")}
     assert numbers == {"turns": 2.0, "moves": 4.0, "won": 1.0, "said": ANY, "none": ANY}
     assert math.isnan(numbers["said"])
@@ -68,7 +68,7 @@ def test_survey_stops_at_the_first_batch_with_the_number():
         def read(self, reads):
             for number in range(3):
                 pulled.append(number)
-                yield Episodes.of([episode(str(number), 0, reward=1.0)])
+                yield EpisodeColumns.of([episode(str(number), 0, reward=1.0)])
 
     Between("turns", 1.0).prepare(Groups())
     assert pulled == [0]

@@ -22,7 +22,7 @@ from components.filters.successful import Successful
 from components.filters.top import Top
 from components.filters.without import Without
 from components.specs import Spec, Target, validate
-from components.trajectories.columns import Episodes
+from components.trajectories.columns import EpisodeColumns
 from components.trajectories.schema import History, Message, Selection
 from components.trajectories.sources import InMemory
 from tests.trajectories.builders import FAILURE, episode
@@ -143,7 +143,7 @@ class Reading:
     def read(self, reads):
         for name, rewards in GROUPS:
             self.pulled.append(name)
-            yield Episodes.of([episode(name, sample, reward=reward) for sample, reward in enumerate(rewards)])
+            yield EpisodeColumns.of([episode(name, sample, reward=reward) for sample, reward in enumerate(rewards)])
 
 
 @pytest.mark.parametrize("filter_", [Signal(), Best(), Distinct(), Top(0.5, of="group"), Chain({"one": Signal()})])
@@ -181,7 +181,9 @@ def test_a_survey_holds_one_batch_at_a_time():
         def read(self, reads):
             for number in range(200):
                 histories = [[History([Message("assistant", Counted(f"{number} {i}"))])] for i in range(2)]
-                yield Episodes.of([episode(str(number), i, reward=float(i), histories=histories[i]) for i in range(2)])
+                yield EpisodeColumns.of(
+                    [episode(str(number), i, reward=float(i), histories=histories[i]) for i in range(2)]
+                )
 
     for filter_ in (Top(0.5), Percentiles(), Distinct(of="collection", similarity=0.9)):
         peak = 0

@@ -18,7 +18,7 @@ from flows.experiment.guards.spec import ADVICE, GuardsSpec
 from flows.history.records import GuardName, Notice, SampleEpisode
 
 if TYPE_CHECKING:
-    from components.trajectories.columns import Episodes
+    from components.trajectories.columns import EpisodeColumns
 
 SPREAD = re.compile(r"components/(.*[/.])?spread")
 """Metrics of a judge stage that measure the disagreement of an ensemble."""
@@ -160,16 +160,16 @@ class RunGuards:
             )
 
 
-def _episodes(measured: EvaluatedPolicy) -> Episodes:
+def _episodes(measured: EvaluatedPolicy) -> EpisodeColumns:
     """Return the scored episodes of an evaluation; none if it is pending or not on this machine."""
-    from components.trajectories.columns import Episodes
+    from components.trajectories.columns import EpisodeColumns
     from components.trajectories.sources import ScoredFiles
 
     files = ScoredFiles.of(measured.evaluation.path)
-    return files.load() if files.trajectories.is_file() and files.scores.is_file() else Episodes.of([])
+    return files.load() if files.trajectories.is_file() and files.scores.is_file() else EpisodeColumns.of([])
 
 
-def _difference(before: Episodes, after: Episodes, metric: str) -> dict[str, Any] | None:
+def _difference(before: EpisodeColumns, after: EpisodeColumns, metric: str) -> dict[str, Any] | None:
     """Return the paired difference of two evaluations; None if no scenario was measured in both."""
     from components.evaluation.metrics import paired_difference, paired_rewards
 
