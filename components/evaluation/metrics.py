@@ -4,6 +4,8 @@ All results are JSON data: plain numbers, and None if there is nothing to measur
 separately and excluded from all means, because they say nothing about the policy. Unscored episodes are excluded from
 the mean reward.
 
+Episodes are read as columns (`components.trajectories.columns`): whole trajectories are not needed.
+
 - Success, one policy: Wilson's score interval (Wilson 1927, JASA 22:209) for one episode per scenario. Episodes of the
   same scenario are not independent, so with several of them the bootstrap over scenarios is used.
 - Means of rewards, turns, pass@k and pass^k: percentile bootstrap over scenarios (Efron and Tibshirani 1993, chapter
@@ -22,15 +24,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.evaluation.sequential import METHOD as SEQUENCE
 from components.evaluation.sequential import confidence_sequence, paired_sequence
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
 
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
+
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
+MOST_DRAWN = 4_000_000
+"""Clusters that the bootstrap draws at a time; the result does not depend on it."""
 SEED = 0
 """Seed of the bootstrap; the same episodes give the same interval."""
 
@@ -38,24 +45,27 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _EMPTY = {"mean": None, "low": None, "high": None, "n": 0}
 
 
-def summarise(trajectories: Sequence[Trajectory], alpha: float | None = None) -> dict[str, Any]:
-    """Return the metrics of a policy's episodes. The trajectories carry their rewards. alpha: error rate of confidence
-    sequences, for an evaluation that may stop early; None for a fixed number of scenarios.
+def summarise(episodes: EpisodeColumns | Sequence[Trajectory], alpha: float | None = None) -> dict[str, Any]:
+    """Return the metrics of a policy's episodes. They carry their rewards. alpha: error rate of confidence sequences,
+    for an evaluation that may stop early; None for a fixed number of scenarios.
 
     The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward",
     "turns", "by_type", "by_difficulty"}`. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`, with the
     number n of measured episodes and the 95 % interval from low to high. `by_type` and `by_difficulty` map each type
     and each difficulty (as text, sorted) to the same metrics of its own episodes.
     """
+    columns = _columns(episodes)
     return {
-        **_measures(trajectories, alpha),
-        "by_type": _by(trajectories, lambda trajectory: trajectory.scenario.type, alpha),
-        "by_difficulty": _by(trajectories, lambda trajectory: trajectory.scenario.difficulty, alpha),
+        **_measures(columns, alpha),
+        "by_type": _by(columns, columns.types, alpha),
+        "by_difficulty": _by(columns, columns.difficulties, alpha),
     }
 
 
 def paired_difference(
-    before: Sequence[Trajectory], after: Sequence[Trajectory], alpha: float | None = None
+    before: EpisodeColumns | Sequence[Trajectory],
+    after: EpisodeColumns | Sequence[Trajectory],
+    alpha: float | None = None,
 ) -> dict[str, Any]:
     """Return the difference in success rate, `after` minus `before`, on the scenarios that both finished. alpha: error
     rate of the confidence sequence, if one of the evaluations may have stopped early (`sequential.alpha_of`).
@@ -67,6 +77,7 @@ def paired_difference(
     """
     low: float | None
     high: float | None
+    before, after = _columns(before), _columns(after)
     first, second = _success_by_scenario(before), _success_by_scenario(after)
     shared = sorted(first.keys() & second.keys())
     if not shared:
@@ -93,17 +104,24 @@ def paired_difference(
         "method": method,
         "improved": [name for name, difference in zip(shared, differences, strict=True) if difference > 0],
         "regressed": [name for name, difference in zip(shared, differences, strict=True) if difference < 0],
-        "left_out": sorted({trajectory.group for trajectory in [*before, *after]} - set(shared)),
+        "left_out": sorted({*before.group_names, *after.group_names} - set(shared)),
     } | ({} if alpha is None else {"confidence": 1 - alpha})
 
 
-def paired_rewards(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> dict[str, Any]:
+def paired_rewards(
+    before: EpisodeColumns | Sequence[Trajectory], after: EpisodeColumns | Sequence[Trajectory]
+) -> dict[str, Any]:
     """Return the difference in mean reward, `after` minus `before`, on the scenarios with a scored episode in both.
 
     The result has the form of `paired_difference`, with a bootstrap over scenarios. Raises ValueError if the two sets
     share no scored scenario.
     """
-    return paired_means(before, after, lambda trajectory: trajectory.reward)
+    before, after = _columns(before), _columns(after)
+    first, second = (
+        {name: fmean(values) for name, values in _clusters(side, side.reward_N).items()}
+        for side in (_finished(before), _finished(after))
+    )
+    return _paired(first, second, {*before.group_names, *after.group_names})
 
 
 def paired_means(
@@ -111,7 +129,12 @@ def paired_means(
 ) -> dict[str, Any]:
     """Return the difference in the mean of a measure, which is None for an episode without it, in the form of
     `paired_rewards`. Raises ValueError if the two sets share no scenario with a measured episode."""
-    first, second = mean_by_scenario(before, measure), mean_by_scenario(after, measure)
+    groups = {trajectory.group for trajectory in [*before, *after]}
+    return _paired(mean_by_scenario(before, measure), mean_by_scenario(after, measure), groups)
+
+
+def _paired(first: dict[str, float], second: dict[str, float], groups: set[str]) -> dict[str, Any]:
+    """Return the difference between the means of two sides by scenario. groups: all scenarios of both."""
     shared = sorted(first.keys() & second.keys())
     if not shared:
         raise ValueError("cannot compare the two sets of episodes: they share no scored scenario")
@@ -127,7 +150,7 @@ def paired_means(
         "method": "bootstrap",
         "improved": [name for name, change in changes.items() if change > 0],
         "regressed": [name for name, change in changes.items() if change < 0],
-        "left_out": sorted({trajectory.group for trajectory in [*before, *after]} - set(shared)),
+        "left_out": sorted(groups - set(shared)),
     }
 
 
@@ -209,45 +232,51 @@ def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tupl
     sizes_B = np.array([len(cluster) for cluster in clusters])
     generator = np.random.default_rng(SEED)
     means = []
-    for _ in range(0, RESAMPLES, 500):  # in chunks, to bound memory
-        drawn = generator.integers(count, size=(500, count))
+    chunk = max(1, min(500, MOST_DRAWN // count))
+    for start in range(0, RESAMPLES, chunk):  # in chunks, to bound memory
+        drawn = generator.integers(count, size=(min(chunk, RESAMPLES - start), count))
         means.append(totals_B[drawn].sum(axis=1) / sizes_B[drawn].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
-def _measures(trajectories: Sequence[Trajectory], alpha: float | None = None) -> dict[str, Any]:
-    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
-    finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
-    measures = {
-        "success": _success(finished, alpha),
-        "reward": mean_measure(finished, lambda trajectory: trajectory.reward),
-        "turns": mean_measure(finished, lambda trajectory: trajectory.metrics.get("turns")),
+def _columns(episodes: EpisodeColumns | Sequence[Trajectory]) -> EpisodeColumns:
+    from components.trajectories.columns import EpisodeColumns
+
+    return episodes if isinstance(episodes, EpisodeColumns) else EpisodeColumns.of(episodes)
+
+
+def _finished(episodes: EpisodeColumns) -> EpisodeColumns:
+    return episodes.take((~episodes.failed_N).nonzero()[0])
+
+
+def _measures(episodes: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
+    boundaries = [boundary for boundary in episodes.boundaries if boundary is not None]
+    finished = _finished(episodes)
+    means = {
+        "reward": _mean(_clusters(finished, finished.reward_N).values()),
+        "turns": _mean(_clusters(finished, finished.metric_N("turns")).values()),
     }
     if alpha is not None:
-        for name in ("reward", "turns"):
-            measures[name] |= {"low": None, "high": None}
+        means = {name: {**measure, "low": None, "high": None} for name, measure in means.items()}
     return {
-        "episodes": len(trajectories),
-        "scenarios": len({trajectory.group for trajectory in trajectories}),
-        "failures": {
-            "count": len(failures),
-            "by_boundary": dict(sorted(Counter(failure.boundary for failure in failures).items())),
-        },
-        "unscored": sum(trajectory.reward is None for trajectory in finished),
-        **measures,
+        "episodes": len(episodes),
+        "scenarios": len(episodes.group_names),
+        "failures": {"count": len(boundaries), "by_boundary": dict(sorted(Counter(boundaries).items()))},
+        "unscored": int((~finished.scored_N).sum()),
+        "success": _success(finished, alpha),
+        **means,
     }
 
 
-def pass_at_k(trajectories: Iterable[Trajectory], k: int) -> dict[str, Any]:
+def pass_at_k(episodes: EpisodeColumns | Sequence[Trajectory], k: int) -> dict[str, Any]:
     """Return the probability that at least one of k samples of a scenario succeeds (pass@k, arXiv:2107.03374, eq. 1),
     and that all k succeed (pass^k, arXiv:2406.12045), means over scenarios.
 
     The result is `{"pass_at_k", "pass_hat_k", "left_out"}`: two measures as in `summarise`, and the number of scenarios
     with fewer than k finished episodes, which count in neither.
     """
-    groups = by_scenario(trajectory for trajectory in trajectories if trajectory.failure is None).values()
-    counts = [(len(group), sum(trajectory.success for trajectory in group)) for group in groups]
+    counts = [(len(group), round(sum(group))) for group in _success_by_scenario(_columns(episodes)).values()]
     enough = [(n, c) for n, c in counts if n >= k]
     return {
         "pass_at_k": _mean_of([any_of_k(n, c, k) for n, c in enough]),
@@ -274,25 +303,28 @@ def _mean_of(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _success(finished: Sequence[Trajectory], alpha: float | None) -> dict[str, Any]:
+def _success(finished: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
     """Return the success rate of finished episodes with its interval."""
-    outcomes = [trajectory.success for trajectory in finished]
-    if not outcomes:
-        return dict(_EMPTY)
-    if alpha is not None:
-        rates = [fmean(successes) for successes in _success_by_scenario(finished).values()]
-        low, high = confidence_sequence(rates, alpha)
-        return {"mean": fmean(outcomes), "low": low, "high": high, "n": len(outcomes)}
-    if len({trajectory.group for trajectory in finished}) < len(finished):
-        return mean_measure(finished, lambda trajectory: float(trajectory.success))
-    low, high = wilson(sum(outcomes), len(outcomes))
-    return {"mean": fmean(outcomes), "low": low, "high": high, "n": len(outcomes)}
+    clusters = _clusters(finished, finished.success_N)
+    n, successes = len(finished), int(finished.success_N.sum())
+    if clusters and alpha is not None:
+        low, high = confidence_sequence([fmean(cluster) for cluster in clusters.values()], alpha)
+    elif not clusters or len(clusters) < n:
+        return _mean(clusters.values())
+    else:
+        low, high = wilson(successes, n)
+    return {"mean": successes / n, "low": low, "high": high, "n": n}
 
 
 def mean_measure(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
     """Return the mean of a value over the episodes that have one, with its interval: a measure as in `summarise`."""
     groups = [[value(trajectory) for trajectory in group] for group in by_scenario(trajectories).values()]
-    clusters = [cluster for group in groups if (cluster := [x for x in group if x is not None])]
+    return _mean(cluster for group in groups if (cluster := [x for x in group if x is not None]))
+
+
+def _mean(clusters: Iterable[Sequence[float]]) -> dict[str, Any]:
+    """Return the mean over all values of the scenarios with its interval."""
+    clusters = list(clusters)
     values = [x for cluster in clusters for x in cluster]
     if not values:
         return dict(_EMPTY)
@@ -300,13 +332,24 @@ def mean_measure(trajectories: Iterable[Trajectory], value: Callable[[Trajectory
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], Any], alpha: float | None) -> dict[str, Any]:
-    groups: dict[Any, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault(key(trajectory), []).append(trajectory)
-    return {str(name): _measures(groups[name], alpha) for name in sorted(groups)}
+def _by(episodes: EpisodeColumns, keys: Sequence[Any], alpha: float | None) -> dict[str, Any]:
+    import numpy as np
+
+    places: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return {str(name): _measures(episodes.take(np.array(places[name])), alpha) for name in sorted(places)}
 
 
-def _success_by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:
-    finished = [trajectory for trajectory in trajectories if trajectory.failure is None]
-    return {name: [trajectory.success for trajectory in group] for name, group in by_scenario(finished).items()}
+def _success_by_scenario(episodes: EpisodeColumns) -> dict[str, list[float]]:
+    finished = _finished(episodes)
+    return _clusters(finished, finished.success_N)
+
+
+def _clusters(episodes: EpisodeColumns, value_N: Array) -> dict[str, list[float]]:
+    """Return the values by scenario, in the order of the first episodes, without those that are NaN."""
+    clusters: dict[str, list[float]] = {}
+    for name, value in zip(episodes.group_texts, value_N.astype(float).tolist(), strict=True):
+        if value == value:
+            clusters.setdefault(name, []).append(value)
+    return clusters

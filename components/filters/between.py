@@ -7,24 +7,25 @@ environment's outcome. The first match is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import FiniteFloat
 
 from components.errors import Problem, SpecError
-from components.filters.decisions import decide_each
-from components.filters.protocol import Filter, Groups
+from components.filters.protocol import ColumnFilter
 from components.specs.base import nearest
 from components.specs.registered import registered
-from components.trajectories.schema import Selection, Trajectory
+from components.trajectories.reads import NOTHING, NUMBERS
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
+    from components.trajectories.sources import Source
 
 REWARD = "reward"
 
 
 @registered("filter.between")
-class Between:
+class Between(ColumnFilter):
     """Filter that drops episodes whose number is below a minimum, above a maximum, or missing.
 
     Args:
@@ -49,52 +50,37 @@ class Between:
         self.number = number
         self.minimum = -math.inf if minimum is None else minimum
         self.maximum = math.inf if maximum is None else maximum
+        self.reads = NOTHING if number == REWARD else NUMBERS
 
-    def survey(self, groups: Groups) -> Filter:
-        """Check that some scored episode has the number, reading no further than the first one that has.
+    def prepare(self, source: Source) -> ColumnFilter:
+        """Check that some scored episode has the number, reading no further than the first batch that has one.
 
         Raises SpecError if no scored episode has it.
         """
         available: set[str] = set()
-        for group in groups():
-            for trajectory in group:
-                if trajectory.reward is not None:
-                    if number_of(trajectory, self.number) is not None:
-                        return _Between(self.number, self.minimum, self.maximum)
-                    available |= _names(trajectory)
+        for episodes in source.read(NUMBERS):
+            if not _isnan(self._number_N(episodes)[episodes.scored_N]).all():
+                return self
+            if episodes.scored_N.any():
+                available |= episodes.number_names() | {REWARD}
         if available:
             names = ", ".join(sorted(available))
             message = f"no scored episode has a number {self.number!r}; available: {names}"
             raise SpecError([Problem("filter.number", message, nearest(self.number, sorted(available)))])
-        return _Between(self.number, self.minimum, self.maximum)
+        return self
+
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
+        from components.filters.reasons import dropped
+
+        value_N = self._number_N(episodes)
+        reasons_N = dropped(_isnan(value_N), f"{self.number}_unknown")
+        reasons_N[value_N < self.minimum] = f"{self.number}_below_minimum"
+        reasons_N[value_N > self.maximum] = f"{self.number}_above_maximum"
+        return reasons_N
+
+    def _number_N(self, episodes: EpisodeColumns) -> Array:
+        return episodes.reward_N if self.number == REWARD else episodes.number_N(self.number)
 
 
-class _Between:
-    def __init__(self, number: str, minimum: float, maximum: float):
-        self.number = number
-        self.minimum = minimum
-        self.maximum = maximum
-
-    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, self._rule)
-
-    def _rule(self, trajectory: Trajectory) -> str | None:
-        value = number_of(trajectory, self.number)
-        if value is None:
-            return f"{self.number}_unknown"
-        if value < self.minimum:
-            return f"{self.number}_below_minimum"
-        return f"{self.number}_above_maximum" if value > self.maximum else None
-
-
-def number_of(trajectory: Trajectory, name: str) -> float | None:
-    """Return the number with this name, or None if it is missing, NaN or not a number."""
-    value: Any = trajectory.metrics.get(name, trajectory.outcome.get(name))
-    if name == REWARD:
-        value = trajectory.reward
-    return float(value) if isinstance(value, Real) and not math.isnan(float(value)) else None
-
-
-def _names(trajectory: Trajectory) -> set[str]:
-    numbers = {name for name in trajectory.outcome if number_of(trajectory, name) is not None}
-    return numbers | {REWARD, *trajectory.metrics}
+def _isnan(value_N: Array) -> Array:
+    return value_N != value_N

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.filters.decisions import decide_each
-from components.filters.protocol import AnyFilter, Filter, Groups
-from components.filters.select import decider_of, decisions
+from components.filters.protocol import AnyFilter, ColumnFilter
+from components.filters.select import as_column_filter
 from components.specs import Target
 from components.specs.registered import registered
-from components.trajectories.schema import Selection, Trajectory
+from components.trajectories.reads import NOTHING, Reads
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
+    from components.trajectories.sources import Source
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @registered("filter.chain")
-class Chain:
+class Chain(ColumnFilter):
     """Filter that keeps the trajectories that all of its filters keep.
 
     Args:
@@ -46,10 +48,11 @@ class Chain:
         """Return the arguments for a stage key, as a list of pairs: stage keys ignore the order of a mapping."""
         return {"filters": [[name, filter_] for name, filter_ in arguments["filters"].items()]}
 
-    def survey(self, groups: Groups) -> Filter:
-        deciders: dict[str, Filter] = {}
+    def prepare(self, source: Source) -> ColumnFilter:
+        deciders: dict[str, ColumnFilter] = {}
         for name, filter_ in self.filters.items():
-            deciders[name] = decider_of(filter_, partial(_remaining, groups, _Deciders(dict(deciders))))
+            remaining = _Remaining(source, _Deciders(dict(deciders)))
+            deciders[name] = as_column_filter(filter_).prepare(remaining)
         return _Deciders(deciders)
 
 
@@ -64,31 +67,36 @@ def links(filter_: Target) -> dict[str, Any]:
     }
 
 
-class _Deciders:
-    def __init__(self, deciders: Mapping[str, Filter]):
+class _Deciders(ColumnFilter):
+    def __init__(self, deciders: Mapping[str, ColumnFilter]):
         self._deciders = deciders
+        self.reads = NOTHING.union(*(decider.reads for decider in deciders.values()))
 
-    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        rules: dict[str, str] = {}
-        remaining = [trajectory for trajectory in group if trajectory.reward is not None]
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
+        import numpy as np
+
+        reasons_N = np.full(len(episodes), None, object)
+        remaining = np.flatnonzero(episodes.scored_N)
         for name, decider in self._deciders.items():
-            if remaining:
-                verdicts = zip(remaining, decisions(decider, remaining), strict=True)
-                dropped = {
-                    trajectory.id: f"{name}/{selection.reason}"
-                    for trajectory, selection in verdicts
-                    if not selection.kept
-                }
-                rules |= dropped
-                remaining = [trajectory for trajectory in remaining if trajectory.id not in dropped]
-        return decide_each(group, lambda trajectory: rules.get(trajectory.id))
+            if len(remaining):
+                reasons = decider.reasons_N(episodes.take(remaining))
+                is_dropped = np.not_equal(reasons, None)
+                reasons_N[remaining[is_dropped]] = [f"{name}/{reason}" for reason in reasons[is_dropped].tolist()]
+                remaining = remaining[~is_dropped]
+        return reasons_N
 
 
-def _remaining(groups: Groups, decider: _Deciders) -> Iterator[Sequence[Trajectory]]:
-    """Yield the groups without the dropped trajectories; skip groups that become empty."""
-    for group in groups():
-        remaining = [
-            trajectory for trajectory, selection in zip(group, decider.select(group), strict=True) if selection.kept
-        ]
-        if remaining:
-            yield remaining
+class _Remaining:
+    """The collection without the episodes that filters drop, and without groups that become empty."""
+
+    def __init__(self, source: Source, decider: _Deciders):
+        self._source = source
+        self._decider = decider
+
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
+        import numpy as np
+
+        for episodes in self._source.read(reads | self._decider.reads):
+            kept_N = np.equal(self._decider.reasons_N(episodes), None)
+            if kept_N.any():
+                yield episodes.take(np.flatnonzero(kept_N))

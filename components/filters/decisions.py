@@ -1,4 +1,4 @@
-"""Helpers shared by the filters: decisions about trajectories, and the order by reward."""
+"""Helpers shared by the filters of whole trajectories: decisions, and the order by reward."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ def decide_each(group: Sequence[Trajectory], rule: Callable[[Trajectory], str | 
     return [decide(trajectory, rule(trajectory) if trajectory.reward is not None else None) for trajectory in group]
 
 
-def scored(group: Iterable[Trajectory]) -> list[tuple[float, Trajectory]]:
-    """Return pairs of reward and trajectory, without the trajectories that have no reward."""
-    return [(trajectory.reward, trajectory) for trajectory in group if trajectory.reward is not None]
-
-
 def best_first(group: Iterable[Trajectory]) -> list[Trajectory]:
     """Return the scored trajectories in descending order of reward. The sort is stable."""
-    return [trajectory for _, trajectory in sorted(scored(group), key=lambda pair: -pair[0])]
+    scored = [(trajectory.reward, trajectory) for trajectory in group if trajectory.reward is not None]
+    return [trajectory for _, trajectory in sorted(scored, key=lambda pair: -pair[0])]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from components.filters.decisions import decide_each
+from components.filters.protocol import UNSCORED, ColumnFilter
 from components.specs.registered import registered
-from components.trajectories.schema import Selection, Trajectory
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
 
 
 @registered("filter.everything")
-class Everything:
+class Everything(ColumnFilter):
     """Filter that keeps every scored trajectory."""
 
-    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda trajectory: None)
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
+        from components.filters.reasons import dropped
+
+        return dropped(~episodes.scored_N, UNSCORED)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from components.filters.decisions import decide
+from components.filters.protocol import ColumnFilter
 from components.specs.registered import registered
 from components.trajectories.groups import RELATIVE_TOLERANCE, have_spread
-from components.trajectories.schema import Selection, Trajectory
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
 
 NO_SPREAD = "no_spread"
 """Reason: the scored trajectories of the group have equal rewards, so every advantage would be 0."""
 
 
 @registered("filter.signal")
-class Signal:
+class Signal(ColumnFilter):
     """Filter that drops groups whose rewards are all equal, and unscored trajectories of the other groups.
 
     Args:
@@ -28,7 +29,11 @@ class Signal:
     def __init__(self, relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = RELATIVE_TOLERANCE):
         self.relative_tolerance = relative_tolerance
 
-    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        rewards = [trajectory.reward for trajectory in group if trajectory.reward is not None]
-        rule = None if have_spread(rewards, self.relative_tolerance) else NO_SPREAD
-        return [decide(trajectory, rule) for trajectory in group]
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
+        import numpy as np
+
+        from components.filters.reasons import dropped
+
+        pairs = zip(*(rewards_G.tolist() for rewards_G in episodes.reward_range()), strict=True)
+        spread_G = np.array([have_spread(pair, self.relative_tolerance) for pair in pairs], bool)
+        return dropped(~spread_G[episodes.group_N], NO_SPREAD)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from components.filters.decisions import decide_each
+from components.filters.protocol import ColumnFilter
 from components.specs.registered import registered
-from components.trajectories.schema import Selection, Trajectory
+from components.trajectories.reads import OUTCOME
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
 
 NO_SUCCESS = "no_success"
 """Reason: the environment does not report success."""
 
 
 @registered("filter.successful")
-class Successful:
+class Successful(ColumnFilter):
     """Filter that keeps scored trajectories for which the environment reports success, whatever their reward."""
 
-    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda trajectory: None if trajectory.success else NO_SUCCESS)
+    reads = frozenset({OUTCOME})
+
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
+        from components.filters.reasons import dropped
+
+        return dropped(~episodes.success_N, NO_SUCCESS)

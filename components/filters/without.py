@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from components.filters.decisions import decide_each
+from components.filters.protocol import ColumnFilter
 from components.specs.registered import registered
-from components.trajectories.schema import Selection, Trajectory
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import Array, EpisodeColumns
 
 LEFT_OUT = "left_out"
 """Reason: the group is one of those to leave out."""
 
 
 @registered("filter.without")
-class Without:
+class Without(ColumnFilter):
     """Filter that drops the groups of some scenarios and keeps all other scored trajectories.
 
     Args:
@@ -23,5 +25,7 @@ class Without:
     def __init__(self, scenarios: list[str]):
         self.scenarios = frozenset(scenarios)
 
-    def select(self, group: Sequence[Trajectory]) -> list[Selection]:
-        return decide_each(group, lambda trajectory: LEFT_OUT if trajectory.group in self.scenarios else None)
+    def rule_N(self, episodes: EpisodeColumns) -> Array:
+        from components.filters.reasons import dropped
+
+        return dropped(episodes.in_groups_N(self.scenarios), LEFT_OUT)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.aio import run
 from components.environments.protocol import Environment, Solver, Step
@@ -39,7 +39,7 @@ from components.retry import Backoff
 from components.rollout import formats
 from components.rollout.agent import AgentLoop, as_messages, as_step, ask
 from components.rollout.formats import Presentation
-from components.rollout.listener import EpisodeListener
+from components.rollout.listener import EpisodeListener, KeepingListener
 from components.rollout.observations import cleaned
 from components.rollout.players.player import Player
 from components.rollout.players.role_solver import demonstrate_roles
@@ -49,7 +49,7 @@ from components.rollout.spec import EpisodeLimits, RolesSpec
 from components.rollout.tool_schemas import as_tools
 from components.trajectories.convert import to_message
 from components.trajectories.failures import failure_kinds
-from components.trajectories.groups import by_scenario, misnamed
+from components.trajectories.groups import misnamed
 from components.trajectories.parts import SOLVER
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
 
@@ -125,7 +125,24 @@ def run_episodes(
     finished: Mapping[str, Trajectory] | None = None,
     listener: EpisodeListener | None = None,
 ) -> list[Trajectory]:
-    """Play all episodes and return their trajectories.
+    """Play all episodes and return their trajectories, in the order of `play_episodes`, and with its arguments."""
+    held = dict(finished or {})
+    keeping = KeepingListener(held, listener or EpisodeListener())
+    names = play_episodes(engine, environments, requests, limits, player=player, finished=finished, listener=keeping)
+    return [held[name] for name in names]
+
+
+def play_episodes(
+    engine: Engine,
+    environments: EnvironmentPool | Callable[[], Environment],
+    requests: Sequence[EpisodeRequest],
+    limits: EpisodeLimits,
+    *,
+    player: Player | None = None,
+    finished: Mapping[str, Trajectory] | None = None,
+    listener: EpisodeListener | None = None,
+) -> list[str]:
+    """Play all episodes and return their ids. The listener receives each finished episode; none of them is held here.
 
     They have the order of the requests; episodes derived from others (`player`) come after the group of these. Raises
     TooManyFailures, and SpecError if two scenarios have the same id.
@@ -149,13 +166,23 @@ def run_episodes(
     finally:
         if pool is not environments:
             pool.close()
-    groups = by_scenario(collection.trajectories()).values()
-    return [trajectory for group in groups for trajectory in sorted(group, key=lambda member: member.sample)]
+    groups: dict[str, list[_Played]] = {}
+    for played in collection.played():
+        groups.setdefault(played.group, []).append(played)
+    return [played.id for group in groups.values() for played in sorted(group, key=lambda member: member.sample)]
+
+
+class _Played(NamedTuple):
+    """A finished episode."""
+
+    id: str
+    group: str
+    sample: int
 
 
 @dataclass
 class _Collection:
-    """A running collection: its finished episodes, and those that failed."""
+    """A running collection: the ids of its finished episodes, and the failures."""
 
     engine: Engine
     pool: EnvironmentPool
@@ -168,14 +195,15 @@ class _Collection:
 
     def __post_init__(self) -> None:
         self.pending = iter(self.requests)
-        self.done: dict[str, list[Trajectory]] = {}
+        self.done: dict[str, list[_Played]] = {}
         """Episodes by id, each with those derived from it."""
-        self.failed: list[Trajectory] = []
+        self.failed: list[tuple[str, Failure]] = []
+        """Ids and failures of failed episodes."""
         self.allowed = failures_allowed(self.limits.max_failures, len(self.requests))
 
-    def trajectories(self) -> list[Trajectory]:
-        """Return all episodes in the order of the requests, each followed by those derived from it."""
-        return [trajectory for request in self.requests for trajectory in self.done[request.id]]
+    def played(self) -> Iterator[_Played]:
+        """Yield all episodes in the order of the requests, each followed by those derived from it."""
+        return (played for request in self.requests for played in self.done[request.id])
 
     async def play_all(self) -> None:
         """Play all episodes, `limits.concurrency` at a time."""
@@ -202,11 +230,11 @@ class _Collection:
 
     def _record(self, trajectories: list[Trajectory]) -> None:
         """Record an episode and those derived from it. Together they count as at most one failure."""
-        self.done[trajectories[0].id] = trajectories
+        self.done[trajectories[0].id] = [_Played(t.id, t.group, t.sample) for t in trajectories]
         failed = self.failed
-        failed.extend([trajectory for trajectory in trajectories if trajectory.failure][:1])
+        failed.extend([(t.id, t.failure) for t in trajectories if t.failure is not None][:1])
         if len(failed) > self.allowed:
-            kinds = failure_kinds((trajectory.id, trajectory.failure) for trajectory in failed if trajectory.failure)
+            kinds = failure_kinds(failed)
             raise TooManyFailures(
                 f"{len(failed)} of {len(self.requests)} episodes failed, more than the {self.allowed} that "
                 f"max_failures={self.limits.max_failures:g} of this stage allows. {'. '.join(map(str, kinds))}"

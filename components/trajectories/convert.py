@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.trajectories.groups import adjacent_groups, have_spread
-from components.trajectories.schema import Message, ToolCall, Trajectory
+from components.trajectories.schema import History, Message, ToolCall, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,11 @@ def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:
     messages, both are one conversation and only the longer one is returned. Sub-agents and compacted contexts are
     separate conversations.
     """
-    shown = [(history.agent, [to_openai(message) for message in history.messages]) for history in trajectory.histories]
+    return _conversations(trajectory.histories)
+
+
+def _conversations(histories: Sequence[History]) -> list[list[dict[str, Any]]]:
+    shown = [(history.agent, [to_openai(message) for message in history.messages]) for history in histories]
     return [
         messages
         for index, (agent, messages) in enumerate(shown)
@@ -72,8 +76,35 @@ def to_sft(trajectories: Iterable[Trajectory], min_reward: float | None = None) 
         else:
             good = trajectory.failure is None and trajectory.reward is not None and trajectory.reward >= min_reward
         if good:
-            for messages in conversations(trajectory):
-                yield {"messages": messages, "tools": trajectory.tools, "trajectory_id": trajectory.id}
+            yield from _demonstrations(trajectory.histories, trajectory.tools, trajectory.id)
+
+
+def read_sft(
+    trajectories: Path, scores: Path, selection: Path | None = None, min_reward: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of `to_sft` from files (`components.trajectories.store.read_scored`), by columns: successful
+    episodes are selected before they are decoded, and their tokens are not read."""
+    from components.trajectories.columns import EpisodeColumns
+    from components.trajectories.decode import conversation_rows
+    from components.trajectories.store import scored_batches
+    from components.trajectories.tables import CONVERSATION_COLUMNS
+
+    columns = ["failure.boundary", *(["outcome"] if min_reward is None else []), *CONVERSATION_COLUMNS]
+    for batch in scored_batches(trajectories, scores, selection, columns=columns):
+        episodes = EpisodeColumns(batch)
+        if min_reward is None:
+            good_N = episodes.success_N
+        else:
+            good_N = (episodes.reward_N >= min_reward) & ~episodes.failed_N
+        for name, histories, tools in conversation_rows(episodes.where(good_N)):
+            yield from _demonstrations(histories, tools, name)
+
+
+def _demonstrations(
+    histories: Sequence[History], tools: list[dict[str, Any]], trajectory_id: str
+) -> Iterator[dict[str, Any]]:
+    for messages in _conversations(histories):
+        yield {"messages": messages, "tools": tools, "trajectory_id": trajectory_id}
 
 
 def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
@@ -115,14 +146,22 @@ def to_preference(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> int:
     """Write one record per line as ASCII JSON, with one in memory at a time, and return their number.
 
+    Records that follow each other with the same list of tools, one object, share its text.
     The file is written atomically. `datasets.load_dataset("json", data_files=...)` reads it.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    encode = json.JSONEncoder().encode
     count = 0
+    tools: Any = None
+    tools_text = ""
     try:
         with part.open("w", encoding="ascii") as file:
             for record in records:
-                file.write(json.dumps(record) + "\n")
+                if (own := record.get("tools")) is not None and own is not tools:
+                    tools, tools_text = own, encode(own)
+                values = (tools_text if value is tools else encode(value) for value in record.values())
+                fields = (f"{encode(key)}: {value}" for key, value in zip(record, values, strict=True))
+                file.write(f"{{{', '.join(fields)}}}\n")
                 count += 1
         part.replace(path)
     finally:

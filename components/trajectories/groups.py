@@ -60,13 +60,18 @@ def adjacent_groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Traject
     for name, members in groupby(trajectories, key=lambda trajectory: trajectory.group):
         group = list(members)
         if name in finished:
-            raise ArtifactError(
-                f"the trajectories of scenario {name} do not lie next to each other: {group[0].id} comes after those "
-                "of another scenario, and each group is read as a whole. Sort them by scenario first, as with "
-                "sorted(trajectories, key=lambda trajectory: trajectory.group)"
-            )
+            raise not_adjacent(name, group[0].id)
         finished.add(name)
         yield group
+
+
+def not_adjacent(group: str, trajectory_id: str) -> ArtifactError:
+    """Return the error for a group whose trajectories are not adjacent. trajectory_id: first one that comes later."""
+    return ArtifactError(
+        f"the trajectories of scenario {group} do not lie next to each other: {trajectory_id} comes after those of "
+        "another scenario, and each group is read as a whole. Sort them by scenario first, as with "
+        "sorted(trajectories, key=lambda trajectory: trajectory.group)"
+    )
 
 
 def have_spread(rewards: Iterable[float], relative_tolerance: float = RELATIVE_TOLERANCE) -> bool:

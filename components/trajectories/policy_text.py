@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 
@@ -33,32 +34,49 @@ def text(trajectory: Trajectory) -> str:
 
 
 def identical(trajectories: Iterable[Trajectory]) -> tuple[float | None, float | None]:
-    """Return the share of pairs of finished episodes with identical policy text that did not both succeed, first within
-    groups, then between groups. None if there is no pair. Identical successes do not count, because a task may have
-    only one right answer."""
-    groups: dict[str, Counter[PolicyMessages]] = {}
-    solved: dict[str, Counter[PolicyMessages]] = {}
+    """Return the shares of `IdenticalTexts` of these episodes."""
+    texts = IdenticalTexts()
     for trajectory in trajectories:
+        texts.add(trajectory)
+    return texts.shares()
+
+
+class IdenticalTexts:
+    """Count of identical policy texts in a stream of episodes. A digest is held for each distinct text of a group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Counter[bytes]] = {}
+        self._solved: dict[str, Counter[bytes]] = {}
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a trajectory if it finished."""
         if trajectory.failure is None:
-            content = policy_messages(trajectory)
-            groups.setdefault(trajectory.group, Counter())[content] += 1
-            solved.setdefault(trajectory.group, Counter())[content] += trajectory.success
-    all_counts: Counter[PolicyMessages] = Counter()
-    all_solved: Counter[PolicyMessages] = Counter()
-    for name in groups:
-        all_counts.update(groups[name])
-        all_solved.update(solved[name])
-    pairs_within = sum(_pairs(group.total()) for group in groups.values())
-    within = sum(_identical_pairs(groups[name], solved[name]) for name in groups)
-    pairs_between = _pairs(all_counts.total()) - pairs_within
-    between = _identical_pairs(all_counts, all_solved) - within
-    return (
-        within / pairs_within if pairs_within else None,
-        between / pairs_between if pairs_between else None,
-    )
+            content = repr(policy_messages(trajectory)).encode("utf-8", "surrogatepass")
+            digest = hashlib.blake2b(content, digest_size=16).digest()
+            self._groups.setdefault(trajectory.group, Counter())[digest] += 1
+            self._solved.setdefault(trajectory.group, Counter())[digest] += trajectory.success
+
+    def shares(self) -> tuple[float | None, float | None]:
+        """Return the share of pairs of finished episodes with identical policy text that did not both succeed, first
+        within groups, then between groups. None if there is no pair. Identical successes do not count, because a task
+        may have only one right answer."""
+        groups, solved = self._groups, self._solved
+        all_counts: Counter[bytes] = Counter()
+        all_solved: Counter[bytes] = Counter()
+        for name in groups:
+            all_counts.update(groups[name])
+            all_solved.update(solved[name])
+        pairs_within = sum(_pairs(group.total()) for group in groups.values())
+        within = sum(_identical_pairs(groups[name], solved[name]) for name in groups)
+        pairs_between = _pairs(all_counts.total()) - pairs_within
+        between = _identical_pairs(all_counts, all_solved) - within
+        return (
+            within / pairs_within if pairs_within else None,
+            between / pairs_between if pairs_between else None,
+        )
 
 
-def _identical_pairs(counts: Counter[PolicyMessages], solved: Counter[PolicyMessages]) -> int:
+def _identical_pairs(counts: Counter[bytes], solved: Counter[bytes]) -> int:
     """Return the number of identical pairs that did not both succeed."""
     return sum(_pairs(count) - _pairs(solved[content]) for content, count in counts.items())
 

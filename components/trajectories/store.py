@@ -1,8 +1,9 @@
 """The store of trajectories, scores and selections: Parquet files, lossless, written and read as streams.
 
-`components.trajectories.tables` defines the row format; this module owns the files. A file's metadata contain its kind
-and schema version, which are checked before the first row is read. Files are written atomically: an interrupted writer
-leaves no partial file under the final name. Equal rows give equal bytes, so equal data have equal artifact digests.
+`components.trajectories.tables` defines the row format, `components.trajectories.decode` reads it; this module owns the
+files. A file's metadata contain its kind and schema version, which are checked before the first row is read. Files are
+written atomically: an interrupted writer leaves no partial file under the final name. Equal rows give equal bytes, so
+equal data have equal artifact digests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.errors import ArtifactDamaged, SchemaMismatch
-from components.trajectories import tables
+from components.trajectories import decode, tables
+from components.trajectories.aligned import AlignedRows
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Selection, Trajectory
 
 Row = TypeVar("Row")
@@ -31,6 +33,8 @@ GROUP_BYTES = 16 * 2**20
 hold in memory."""
 ROWS_PER_BATCH = 64
 """Rows per conversion to objects in a reader."""
+ROWS_PER_NARROW_BATCH = 65_536
+"""Rows per batch of some columns; at most those of a row group."""
 
 _KIND = b"espalier.kind"
 _VERSION = b"espalier.schema_version"
@@ -53,21 +57,52 @@ class _Table(Generic[Row]):
     @contextmanager
     def writer(self, path: Path) -> Iterator[Callable[[Sequence[Row]], int]]:
         """Give a function that appends rows and returns their number; the file appears at the end."""
+        with self._appender(path) as append:
+
+            def write(rows: Sequence[Row]) -> int:
+                append(pa.RecordBatch.from_pylist([self.to_row(row) for row in rows], schema=self.schema))
+                return len(rows)
+
+            yield write
+
+    def write_batches(self, path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+        """Write columns; the file has the bytes that `write` gives it for the same rows."""
+        total = 0
+        with self._appender(path) as append:
+            pending: list[pa.RecordBatch] = []
+            for batch in batches:
+                joined = pa.concat_batches([*pending, batch])
+                total += len(batch)
+                whole = len(joined) - len(joined) % ROWS_PER_CHUNK
+                for start in range(0, whole, ROWS_PER_CHUNK):
+                    append(joined.slice(start, ROWS_PER_CHUNK))
+                pending = [joined.slice(whole)]
+            for batch in pending:
+                if len(batch):
+                    append(batch)
+        return total
+
+    @contextmanager
+    def _appender(self, path: Path) -> Iterator[Callable[[pa.RecordBatch], None]]:
+        """Give a function that appends a batch. Row groups and pages depend on the size of batches."""
         metadata = {_KIND: self.kind.encode(), _VERSION: str(SCHEMA_VERSION).encode()}
         schema = self.schema.with_metadata(metadata)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         group: list[pa.RecordBatch] = []
+        size = 0
         try:
             with pq.ParquetWriter(part, schema, compression="zstd") as file:
 
-                def write(rows: Sequence[Row]) -> int:
-                    group.append(pa.RecordBatch.from_pylist([self.to_row(row) for row in rows], schema=schema))
-                    if sum(batch.nbytes for batch in group) >= GROUP_BYTES:
+                def append(batch: pa.RecordBatch) -> None:
+                    nonlocal size
+                    group.append(batch.replace_schema_metadata(metadata))
+                    size += batch.nbytes
+                    if size >= GROUP_BYTES:
                         file.write_table(pa.Table.from_batches(group))
                         group.clear()
-                    return len(rows)
+                        size = 0
 
-                yield write
+                yield append
                 if group:
                     file.write_table(pa.Table.from_batches(group))
             part.replace(path)
@@ -78,11 +113,13 @@ class _Table(Generic[Row]):
         for batch in self.batches(path):
             yield from self.from_batch(batch)
 
-    def batches(self, path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, path: Path, columns: Sequence[str] | None = None, rows: int = ROWS_PER_BATCH
+    ) -> Iterator[pa.RecordBatch]:
         with self._open(path) as file:
             try:
                 for group in range(file.num_row_groups):  # one reader for all groups would retain 2 KB per row read
-                    yield from file.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=columns)
+                    yield from file.iter_batches(rows, row_groups=[group], columns=columns)
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
 
@@ -107,9 +144,9 @@ class _Table(Generic[Row]):
         return file
 
 
-_TRAJECTORIES = _Table("trajectories", tables.TRAJECTORY_SCHEMA, tables.trajectory_row, tables.trajectories)
-_SCORES = _Table("scores", tables.SCORE_SCHEMA, tables.score_row, tables.scores)
-_SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, tables.selections)
+_TRAJECTORIES = _Table("trajectories", tables.TRAJECTORY_SCHEMA, tables.trajectory_row, decode.trajectories)
+_SCORES = _Table("scores", tables.SCORE_SCHEMA, tables.score_row, decode.scores)
+_SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, decode.selections)
 
 
 def write_trajectories(path: Path, rows: Iterable[Trajectory]) -> int:
@@ -136,7 +173,7 @@ def read_failures(path: Path) -> Iterator[tuple[str, Failure]]:
     """Yield the id and the failure of each trajectory that failed; no other column is read. Raises as
     read_trajectories."""
     for batch in _TRAJECTORIES.batches(path, ["id", "failure"]):
-        yield from tables.failures(batch)
+        yield from decode.failures(batch)
 
 
 def write_scores(path: Path, rows: Iterable[Score]) -> int:
@@ -152,6 +189,11 @@ def read_scores(path: Path) -> Iterator[Score]:
 def write_selection(path: Path, rows: Iterable[Selection]) -> int:
     """Write a selection, as write_trajectories."""
     return _SELECTION.write(path, rows)
+
+
+def write_selection_batches(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write a selection from its columns, and return the number of rows. The file is that of write_selection."""
+    return _SELECTION.write_batches(path, batches)
 
 
 def read_selection(path: Path) -> Iterator[Selection]:
@@ -187,7 +229,11 @@ def scored_writer(folder: Path) -> Iterator[Callable[[Trajectory, Score], None]]
 
 
 def read_scored(
-    trajectories: Path, scores: Path, selection: Path | None = None, *, components: bool = False
+    trajectories: Path,
+    scores: Path,
+    selection: Path | None = None,
+    *,
+    components: bool = False,
 ) -> Iterator[Trajectory]:
     """Yield trajectories joined with their rewards, with a batch in memory at a time: those that `selection` keeps, or
     all if it is None. A reward of None means unscored. The judge's step rewards, if any, replace the environment's.
@@ -198,23 +244,8 @@ def read_scored(
     The files are read in parallel: each has one row per trajectory, in the same order, as judge and filter write them.
     Raises ArtifactDamaged, with the file's path, at the first mismatch, and the errors of read_trajectories.
     """
-    rewards = _AlignedReader(scores, _rewards(scores, components), trajectories)
-    selected = None
-    if selection is not None:
-        selected = _AlignedReader(
-            selection, ((item.trajectory_id, item.kept) for item in read_selection(selection)), trajectories
-        )
-    for trajectory in read_trajectories(trajectories):
-        trajectory.reward, judged_steps, parts = rewards.take(trajectory.id)
-        if judged_steps:
-            trajectory.step_rewards = judged_steps
-        new = {name: value for name, value in parts.items() if name not in trajectory.outcome}
-        trajectory.metrics = {**new, **trajectory.metrics}
-        if selected is None or selected.take(trajectory.id):
-            yield trajectory
-    rewards.end()
-    if selected is not None:
-        selected.end()
+    for batch in scored_batches(trajectories, scores, selection, components=components):
+        yield from decode.scored_trajectories(batch)
 
 
 def load_scored(
@@ -224,39 +255,41 @@ def load_scored(
     return list(read_scored(trajectories, scores, selection, components=components))
 
 
-_Reward = tuple[float | None, list[float], dict[str, float]]
+def scored_batches(
+    trajectories: Path,
+    scores: Path,
+    selection: Path | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    components: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of read_scored: those of trajectories, with the scores' `reward`, `judged_steps` if
+    all columns are read, and `components` if asked for.
+
+    columns: columns of the trajectories, `id` among them; None: all of them, in small batches.
+    """
+    size = ROWS_PER_BATCH if columns is None else ROWS_PER_NARROW_BATCH
+    steps = ["step_rewards"] if columns is None else []
+    names = ["trajectory_id", "reward", *steps, *(["components"] if components else [])]
+    score_rows = AlignedRows(scores, _SCORES.batches(scores, names, ROWS_PER_NARROW_BATCH), trajectories)
+    kept_rows = None
+    if selection is not None:
+        decisions = _SELECTION.batches(selection, ["trajectory_id", "kept"], ROWS_PER_NARROW_BATCH)
+        kept_rows = AlignedRows(selection, decisions, trajectories)
+    for batch in _TRAJECTORIES.batches(trajectories, columns, size):
+        ids = batch.column("id")
+        joined = _joined(batch, score_rows.take(ids))
+        yield joined if kept_rows is None else joined.filter(kept_rows.take(ids).column("kept"))
+    score_rows.end()
+    if kept_rows is not None:
+        kept_rows.end()
 
 
-def _rewards(path: Path, components: bool) -> Iterator[tuple[str, _Reward]]:
-    columns = ["trajectory_id", "reward", "step_rewards", *(["components"] if components else [])]
-    for batch in _SCORES.batches(path, columns):
-        for name, reward, steps, parts in tables.rewards(batch):
-            yield name, (reward, steps, parts)
-
-
-Value = TypeVar("Value")
-
-
-class _AlignedReader(Generic[Value]):
-    """A reader of one value per trajectory, in the order of the trajectories file."""
-
-    def __init__(self, path: Path, pairs: Iterator[tuple[str, Value]], trajectories: Path):
-        self.path = path
-        self._pairs = pairs
-        self._trajectories = trajectories
-
-    def take(self, trajectory_id: str) -> Value:
-        """Return the next trajectory's value. Raises ArtifactDamaged if the next row is for another trajectory."""
-        for row_id, value in self._pairs:
-            if row_id == trajectory_id:
-                return value
-            raise self._mismatch(f"{row_id} stands where {trajectory_id} should")
-        raise self._mismatch(f"it ends before {trajectory_id}")
-
-    def end(self) -> None:
-        """Raise ArtifactDamaged if there are further rows."""
-        for row_id, _ in self._pairs:
-            raise self._mismatch(f"{row_id} comes after the last trajectory")
-
-    def _mismatch(self, detail: str) -> ArtifactDamaged:
-        return ArtifactDamaged(f"{self.path} was not made from {self._trajectories}: {detail}")
+def _joined(batch: pa.RecordBatch, scores: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns of trajectories with those of their scores."""
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    columns["reward"] = scores.column("reward")
+    for name, column in (("judged_steps", "step_rewards"), ("components", "components")):
+        if column in scores.schema.names:
+            columns[name] = scores.column(column)
+    return pa.RecordBatch.from_pydict(columns)

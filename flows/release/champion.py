@@ -111,7 +111,7 @@ def decide(execution: Execution, outcome: RunOutcome, registry: Registry, name: 
 def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name: str, version: str) -> Decision:
     from components.evaluation.metrics import paired_difference
     from components.evaluation.sequential import alpha_of
-    from components.trajectories.store import read_trajectories
+    from components.trajectories.sources import ScoredFiles
     from flows.reporting.report import summary_of
 
     margin = execution.spec.deploy.margin
@@ -119,9 +119,7 @@ def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name:
     if isinstance(evaluation, str):
         text = f"{name} version {version} is not champion: {evaluation}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)
-    episodes = [
-        list(read_trajectories(artifact.path / "trajectories.parquet")) for artifact in (evaluation, outcome.last)
-    ]
+    episodes = [ScoredFiles.of(artifact.path).load() for artifact in (evaluation, outcome.last)]
     try:
         paired = paired_difference(episodes[0], episodes[1], alpha_of(*map(summary_of, (evaluation, outcome.last))))
     except ValueError as error:

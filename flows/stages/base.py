@@ -65,12 +65,16 @@ PROGRESS_SECONDS = 0.2
 """Minimum time between two progress reports on a stream of rows, in seconds."""
 
 
-def with_progress(rows: Iterable[Row], total: int, progress: Progress) -> Iterator[Row]:
-    """Yield the rows, and report their number of `total` to `progress` regularly and at the end."""
+def with_progress(
+    rows: Iterable[Row], total: int, progress: Progress, size: Callable[[Row], int] = lambda row: 1
+) -> Iterator[Row]:
+    """Yield the rows, and report their number of `total` to `progress` regularly and at the end. size: number of rows
+    that an item counts for."""
     reported = time.monotonic()
     done = 0
     progress(0, total)
-    for done, row in enumerate(rows, 1):
+    for row in rows:
+        done += size(row)
         yield row
         if time.monotonic() - reported > PROGRESS_SECONDS:
             reported = time.monotonic()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.players.reflection import demonstrations
-    from components.trajectories.groups import by_scenario
+    from components.trajectories.groups import adjacent_groups, by_scenario
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
 
@@ -78,6 +79,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     else:
         count, begin = spec.further
         scenarios = choose_further(available, count, spec.round, context.seed, begin=begin, more=spec.collect.scenarios)
+    trajectories: Sequence[Trajectory]
     speed: dict[str, float] = {}
     times: dict[str, float] = {}
     if spec.actor == "solver":
@@ -97,7 +99,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             seed=context.seed * 1_000_003 + spec.round,
             temperature_step=spec.collect.temperature_step,
         )
-        trajectories, times, speed = play(
+        played, times, speed = play(
             Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
             spec.environment,
             spec.agent,
@@ -108,17 +110,19 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             ways=spec.collect,
         )
         if spec.actor == "teacher":
-            _mark_teacher(trajectories, prepare(model, context.cache) if spec.teacher else None)
+            played = played.changed(_mark(prepare(model, context.cache) if spec.teacher else None))
         elif (teaching := spec.collect.teacher) is not None:
             teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
-            taught = [trajectory for trajectory in trajectories if trajectory.policy == TEACHER]
-            _mark_teacher(taught, prepare(teacher, context.cache) if teacher else None)
+            mark = _mark(prepare(teacher, context.cache) if teacher else None)
+            played = played.changed(lambda t: mark(t) if t.policy == TEACHER else t)
+        trajectories = played
     metrics = figures(trajectories) | speed
+    written: Iterable[Trajectory] = trajectories
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
-        shown = list(demonstrations(trajectories, spec.collect.group_size))
-        metrics["demonstrations"] = float(len(shown))
-        trajectories = [trajectory for group in by_scenario([*trajectories, *shown]).values() for trajectory in group]
-    write_trajectories(draft.path / "trajectories.parquet", trajectories)
+        shown = by_scenario(demonstrations(trajectories, spec.collect.group_size))
+        metrics["demonstrations"] = float(sum(map(len, shown.values())))
+        written = (t for group in adjacent_groups(trajectories) for t in [*group, *shown.get(group[0].group, [])])
+    write_trajectories(draft.path / "trajectories.parquet", written)
     write_times(draft.path / "times.json", times)
     return metrics
 
@@ -133,17 +137,15 @@ def _description(spec: CollectStage) -> str:
     return f"collect, round {spec.round + 1}{further}"
 
 
-def _mark_teacher(trajectories: Sequence[Trajectory], base_dir: Path | None) -> None:
-    """Mark the trajectories as a teacher's, with the digest of its tokenizer. base_dir: folder of the teacher's model;
-    None for a model on a server."""
+def _mark(base_dir: Path | None) -> Callable[[Trajectory], Trajectory]:
+    """Return the function that marks a trajectory as a teacher's, with the digest of its tokenizer. base_dir: folder of
+    the teacher's model; None for a model on a server."""
     from components.algorithms.foreign import TOKENIZER, UNKNOWN
     from components.models.weights import tokenizer_digest
     from components.trajectories.parts import TEACHER
 
     tokenizer = UNKNOWN if base_dir is None else tokenizer_digest(base_dir)
-    for trajectory in trajectories:
-        trajectory.policy = TEACHER
-        trajectory.sampling = {**trajectory.sampling, TOKENIZER: tokenizer}
+    return lambda t: replace(t, policy=TEACHER, sampling={**t.sampling, TOKENIZER: tokenizer})
 
 
 def most_episodes(request: Request) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,61 +24,20 @@ from components.errors import (
 from components.exceptions import is_foreign, passes
 from components.inference.protocol import BASE_POLICY, Engine, ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
-from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.rollout.listener import EpisodeListener
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import AgentSpec, CollectSpec, EpisodeLimits
-from components.rollout.usage import PROVIDER_COST
 from components.specs import Target
-from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
-from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
 from flows.stages.base import Context
-from flows.stages.shards import Shards
+from flows.stages.episode_figures import figures
+from flows.stages.finished import FinishedEpisodes, StoredEpisodes
 
 if TYPE_CHECKING:
     from components.rollout.live_view import LiveProgress
     from components.rollout.own_agent import OwnAgent
     from components.rollout.players.player import Player
-
-
-class FinishedEpisodes:
-    """Finished episodes of an unfinished stage, in shards in its scratch folder.
-
-    A failed episode is data of the finished stage, but a retry of the stage runs it again.
-    """
-
-    def __init__(self, folder: Path):
-        self.seconds: dict[str, float] = {}
-        """Wall-clock time of each episode, in seconds."""
-        self._shards = Shards(folder, "episodes", self._write, self._read)
-        self.finished: dict[str, Trajectory] = {trajectory.id: trajectory for trajectory in self._shards.read()}
-        """Episodes of earlier attempts, by id."""
-
-    def add(self, trajectory: Trajectory, seconds: float) -> None:
-        """Add a finished episode."""
-        self.seconds[trajectory.id] = seconds
-        if trajectory.failure is None:
-            self._shards.add([trajectory])
-
-    def flush(self) -> None:
-        """Write the pending episodes."""
-        self._shards.flush()
-
-    def _write(self, path: Path, trajectories: Sequence[Trajectory]) -> None:
-        from components.trajectories.store import write_trajectories
-
-        times = {trajectory.id: self.seconds[trajectory.id] for trajectory in trajectories}
-        path.with_suffix(".json").write_text(json.dumps(times))  # first, so that each existing shard has its times
-        write_trajectories(path, trajectories)
-
-    def _read(self, path: Path) -> list[Trajectory]:
-        from components.trajectories.store import read_trajectories
-
-        trajectories = list(read_trajectories(path))
-        self.seconds.update(read_json(path.with_suffix(".json")))
-        return trajectories
 
 
 def scenarios_of(environment: Target, split: str, context: Context) -> Sequence[Scenario]:
@@ -175,8 +133,8 @@ def play(
     *,
     description: Mapping[str, Any],
     ways: CollectSpec | None = None,
-) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
-    """Play the episodes of a stage.
+) -> tuple[StoredEpisodes, dict[str, float], dict[str, float]]:
+    """Play the episodes of a stage. Finished ones are on disk, and only there.
 
     description: stage and text for live views (`flows.history.live_view`). ways: options such as reflection,
     continuations, opponent and teacher; None: one attempt per episode.
@@ -184,7 +142,7 @@ def play(
     Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
     TooManyFailures.
     """
-    from components.rollout.collector import run_episodes
+    from components.rollout.collector import play_episodes
     from components.rollout.live_view import FILE, LiveProgress
     from components.rollout.pool import EnvironmentPool
 
@@ -192,8 +150,8 @@ def play(
     ways = ways or CollectSpec()
     episodes = FinishedEpisodes(context.scratch)
     requested = {request.id for request in requests}
-    finished = dict(episodes.finished)
-    resumed = [trajectory for name, trajectory in finished.items() if name in requested]
+    finished = episodes.finished
+    resumed = episodes.read([name for name in finished if name in requested])
     context.progress(len(resumed), len(requested))
     engine = actor.engine(context)
     other = _other_engine(actor, ways, context)
@@ -204,9 +162,7 @@ def play(
     try:
         with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
             player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)
-            trajectories = run_episodes(
-                engine, pool, requests, limits, player=player, finished=finished, listener=listener
-            )
+            names = play_episodes(engine, pool, requests, limits, player=player, finished=finished, listener=listener)
     except TooManyFailures as error:
         remedy = (
             f"The same command retries the failed episodes; {description['stage']}.max_failures sets how many may fail"
@@ -219,7 +175,8 @@ def play(
             if used is not None:
                 used.release()  # the trainer needs the memory, and the KV cache is useless for the next policy
     elapsed = time.monotonic() - start
-    new = [trajectory for trajectory in trajectories if trajectory.id not in finished]
+    trajectories = episodes.read(names)
+    new = episodes.read([name for name in names if name not in finished])
     sampled = sum(count for name, count in figures(new).items() if name.endswith("sampled_tokens"))
     speed = {"seconds": elapsed, "tokens_per_s": sampled / elapsed, "resumed": float(len(finished))}
     speed["retried"] = float(listener.retries)
@@ -286,56 +243,6 @@ def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAge
         engine, MODEL, AppOptions(engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens)
     ) as server:
         yield OwnAgent(agent.function.build(), server.url, engines)
-
-
-def figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the metrics of unscored episodes: counts, success rate, mean turns, tokens and invalid actions (where the
-    environment counts them), total cost of the model's provider, repetition, and the share of identical texts
-    (`components.trajectories.policy_text`).
-
-    Parts of the collection other than the policy's own attempts have separate metrics, such as `second/success`; so
-    have continuations, which are not episodes."""
-    from components.rewards.rules.outcome import repetition
-    from components.trajectories.policy_text import NGRAM, identical
-
-    parts: dict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        parts[part_of(trajectory)].append(trajectory)
-    trajectories = parts.pop(main_of(parts), [])
-    finished = [t for t in trajectories if t.failure is None]
-    values = {
-        "episodes": float(len(trajectories)),
-        "failed": float(len(trajectories) - len(finished)),
-        "sampled_tokens": sum(t.metrics.get("sampled_tokens", 0.0) for t in trajectories),
-    }
-    for name, others in sorted(parts.items()):
-        ended = [t for t in others if t.failure is None]
-        values[f"{name}/episodes"] = float(len(others))
-        values[f"{name}/failed"] = float(len(others) - len(ended))
-        values[f"{name}/sampled_tokens"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in others)
-        if ended:
-            values[f"{name}/success"] = sum(t.success for t in ended) / len(ended)
-    if finished:
-        values["success"] = sum(t.success for t in finished) / len(finished)
-        counted = {
-            name for t in finished for name in t.metrics if "/" not in name
-        }  # names with a slash are labels of turns
-        if PROVIDER_COST in counted:
-            values[PROVIDER_COST] = sum(t.metrics.get(PROVIDER_COST, 0.0) for t in trajectories)
-        for name in sorted(counted - {"sampled_tokens", PROVIDER_COST, CONTINUATIONS, CONTINUED_TOKENS}):
-            values[name] = sum(t.metrics.get(name, 0.0) for t in finished) / len(finished)
-        for metric, name in ((CONTINUATIONS, "episodes"), (CONTINUED_TOKENS, "sampled_tokens")):
-            if metric in counted:
-                count = sum(t.metrics.get(metric, 0.0) for t in finished)
-                values[f"{CONTINUED}/{name}"] = values.get(f"{CONTINUED}/{name}", 0.0) + count
-        values["tokens_per_episode"] = sum(t.metrics.get("sampled_tokens", 0.0) for t in finished) / len(finished)
-        invalid = [value for t in finished if isinstance(value := t.outcome.get("invalid_actions"), int | float)]
-        if invalid:
-            values.setdefault("invalid_actions", sum(invalid) / len(invalid))
-        values["repetition"] = sum(repetition(t, NGRAM) for t in finished) / len(finished)
-        shares = zip(("identical_within", "identical_between"), identical(finished), strict=True)
-        values |= {name: share for name, share in shares if share is not None}
-    return values
 
 
 def write_times(path: Path, seconds: dict[str, float]) -> None:

@@ -77,7 +77,8 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     without it the base model is evaluated, or the baseline that `actor` names. `reference`: the evaluation from which
     the difference is decided, with `evaluate.stop=decided`."""
     from components.evaluation.metrics import summarise
-    from components.trajectories.store import load_scored, write_scores, write_trajectories
+    from components.trajectories.sources import ScoredFiles
+    from components.trajectories.store import write_scores, write_trajectories
 
     spec = with_tasks(spec, inputs)
     (trajectories, times, speed), sequence = _episodes(spec, inputs, context)
@@ -91,7 +92,7 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
-    scored = load_scored(draft.path / "trajectories.parquet", draft.path / "scores.parquet", None)
+    scored = ScoredFiles.of(draft.path).load()
     summary = summarise(scored, sequence["alpha"] if sequence else None) | ({"sequence": sequence} if sequence else {})
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}

@@ -1,20 +1,23 @@
 """Filter stage: selects the trajectories to train on and records the reason for each dropped one. It streams from file
-to file, with one group in memory at a time."""
+to file and reads the columns that the filter needs, with a batch of groups in memory at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from components.artifacts import Draft
 from components.specs import Target
 from components.trajectories.groups import scenario_of
-from components.trajectories.schema import SCHEMA_VERSION, Selection
+from components.trajectories.schema import SCHEMA_VERSION
 from flows.stages import selections
 from flows.stages.base import Context, Inputs, Stage, StageSpec, with_progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class FilterStage(StageSpec):
@@ -26,26 +29,28 @@ class FilterStage(StageSpec):
 
 def filter_(spec: FilterStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `selection.parquet`. Inputs: `trajectories`, `scores`."""
+    import numpy as np
+
+    from components.filters.reasons import as_batch
     from components.filters.select import apply
-    from components.trajectories.store import count_trajectories, read_scored, write_selection
+    from components.trajectories.sources import ScoredFiles
+    from components.trajectories.store import count_trajectories, write_selection_batches
 
     path = inputs["trajectories"].path / "trajectories.parquet"
-    scores = inputs["scores"].path / "scores.parquet"
-    reasons: Counter[str] = Counter()
+    source = ScoredFiles(path, inputs["scores"].path / "scores.parquet")
+    reasons: Counter[str | None] = Counter()
     scenarios: set[str] = set()
 
-    def selections() -> Iterator[Selection]:
-        for trajectory, selection in apply(spec.filter_.build(), lambda: read_scored(path, scores, components=True)):
-            if selection.kept:
-                scenarios.add(scenario_of(trajectory.group))
-            else:
-                reasons[selection.reason] += 1
-            yield selection
+    def batches() -> Iterator[pa.RecordBatch]:
+        for episodes, reasons_N in apply(spec.filter_.build(), source):
+            reasons.update(reasons_N.tolist())
+            selection = episodes.take(np.flatnonzero(np.equal(reasons_N, None)))
+            scenarios.update(map(scenario_of, selection.group_names))
+            yield as_batch(episodes, reasons_N)
 
-    total = write_selection(
-        draft.path / "selection.parquet", with_progress(selections(), count_trajectories(path), context.progress)
-    )
-    selected = total - reasons.total()
+    written = with_progress(batches(), count_trajectories(path), context.progress, len)
+    total = write_selection_batches(draft.path / "selection.parquet", written)
+    selected = reasons.pop(None, 0)
     return {
         "kept": float(selected),
         "scenarios": float(len(scenarios)),

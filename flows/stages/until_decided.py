@@ -16,7 +16,7 @@ from components.evaluation.spec import EvaluateSpec
 from components.trajectories.schema import Scenario, Trajectory
 from flows.stages.base import Context
 
-Played = tuple[list[Trajectory], dict[str, float], dict[str, float]]
+Played = tuple[Sequence[Trajectory], dict[str, float], dict[str, float]]
 """Episodes, the seconds of each by id, and throughput metrics."""
 PlayBatch = Callable[[Sequence[Scenario], EvaluateSpec, Context], Played]
 
@@ -58,9 +58,9 @@ def play_until_decided(
     samples: episodes per scenario. Raises TooManyFailures."""
     from components.evaluation.metrics import paired_difference
     from components.rollout.collector import failures_allowed
-    from components.trajectories.store import read_trajectories
+    from components.trajectories.sources import ScoredFiles
 
-    before = list(read_trajectories(reference.path / "trajectories.parquet"))
+    before = ScoredFiles.of(reference.path).load()
     order = sorted(scenarios, key=lambda scenario: hashlib.sha256(scenario.id.encode()).digest())
     total = len(order) * samples
     allowed = failures_allowed(spec.max_failures, total)

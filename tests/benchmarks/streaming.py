@@ -1,17 +1,21 @@
-"""What streams save: a million trajectories through the filter stage and the conversion, and the same from one JSON
-file.
+"""Speed and memory of the filter stage and of a conversion on files of up to a million trajectories.
 
-    python tests/benchmarks/streaming.py [--json] [--rows 1000000] [--json-rows 100000] [--group 8]
+Reading the same columns, and the same work on one JSON file, are measured beside them.
+
+    python tests/benchmarks/streaming.py [--json] [--rows 1000000] [--json-rows 20000] [--group 8]
         [--conversion sft|preference] [--folder DIR]
 
-Episodes of 4 turns with tools, about 350 tokens and their log-probs, in groups of 8, with rewards. `stream` runs the
-filter stage (`signal`) on Parquet files through the store, hashing and all, then reads trajectories, rewards and
-selection again and writes the conversion as JSON lines. `json` loads one JSON file of trajectories with rewards,
-makes the same objects of them, and applies the same filter and conversion to lists. Each has a fresh process;
-`peak_gb` is the most memory that it held, in GB (10^9 bytes), imports included.
+Episodes of 4 turns with tools, about 350 tokens and their log-probs, in groups of 8, with rewards. Each form has a
+fresh process; a peak is the most memory that it held, imports included. Making the episodes is not measured.
 
-The JSON way holds everything, some 40 GB for a million, so it gets fewer rows; its speed hardly depends on how many.
-`ratio_vs_json` is our rows per second over its rows per second. Making the episodes is not measured.
+- `filter_rows_per_s`, `filter_peak_mb`: the filter stage (`signal`) on the files, its selection written and hashed.
+- `bound_rows_per_s`: pyarrow reads the columns that this filter reads, and does nothing with them.
+- `sft_rows_per_s`: trajectories, rewards and selection are read, and the kept episodes written as JSON lines; rows are
+  the kept episodes. `sft_bound_rows_per_s`: pyarrow reads the columns that the conversion reads, of all episodes; its
+  rows are the kept ones too.
+- `json_rows_per_s`: one JSON file of trajectories with rewards is loaded, made into the same objects, filtered and
+  converted in lists. It holds everything in memory, some 40 GB for a million, so it gets fewer rows; its speed hardly
+  depends on how many. `ratio_vs_json` is the rows per second of filter and conversion together over it.
 """
 
 from __future__ import annotations
@@ -29,9 +33,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from components.trajectories.schema import Trajectory
 
 CODE = Path(__file__).resolve().parents[2]
+BLOCK = 40_000
+"""Episodes that are made one by one."""
 SIGNAL = "components.filters.signal.Signal"
 KEYS = {"trajectories": "0" * 64, "scores": "1" * 64}
 
@@ -44,18 +52,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="espalier-streaming-", dir=options.folder) as name:
         folder = Path(name)
         made = in_own_process("make", folder)
-        stream = in_own_process("stream", folder)
+        bounds = in_own_process("bounds", folder)
+        filtered = in_own_process("filter", folder)
+        converted = in_own_process("convert", folder)
         in_own_process("make-json", folder)
         peer = in_own_process("json", folder)
+    seconds = filtered["seconds"] + converted["seconds"]
     result = {
         "rows": options.rows,
         "conversion": options.conversion,
-        "rows_per_s": round(options.rows / stream["seconds"]),
-        "peak_gb": stream["peak_gb"],
-        "ratio_vs_json": round(options.rows / stream["seconds"] / (options.json_rows / peer["seconds"]), 2),
-        "filter_seconds": stream["filter_seconds"],
-        "convert_seconds": stream["convert_seconds"],
-        "records": stream["records"],
+        "filter_rows_per_s": round(options.rows / filtered["seconds"]),
+        "bound_rows_per_s": round(options.rows / bounds["filter_seconds"]),
+        "filter_peak_mb": round(filtered["peak_gb"] * 1000),
+        "sft_rows_per_s": round(converted["records"] / converted["seconds"]),
+        "sft_bound_rows_per_s": round(converted["records"] / bounds["convert_seconds"]),
+        "sft_peak_mb": round(converted["peak_gb"] * 1000),
+        "rows_per_s": round(options.rows / seconds),
+        "peak_gb": max(filtered["peak_gb"], converted["peak_gb"]),
+        "ratio_vs_json": round(options.rows / seconds / (options.json_rows / peer["seconds"]), 2),
+        "filter_seconds": round(filtered["seconds"], 2),
+        "filter_cpu_seconds": filtered["cpu_seconds"],
+        "convert_seconds": round(converted["seconds"], 2),
+        "convert_cpu_seconds": converted["cpu_seconds"],
+        "make_seconds": made["seconds"],
+        "records": converted["records"],
         "file_gb": made["file_gb"],
         "json_rows": options.json_rows,
         "json_rows_per_s": round(options.json_rows / peer["seconds"]),
@@ -66,9 +86,13 @@ def main() -> None:
     }
     if not options.json:
         print(
-            f"{options.rows} trajectories in {stream['seconds']:.0f} s: {result['rows_per_s']} rows/s, at most "
-            f"{stream['peak_gb']:.2f} GB; from one JSON file, {options.json_rows} of them only, for all would not fit: "
-            f"{result['json_rows_per_s']} rows/s, {peer['peak_gb']:.2f} GB; {result['ratio_vs_json']} times as fast"
+            f"{options.rows} trajectories\n"
+            f"filter: {result['filter_rows_per_s']} rows/s in {result['filter_peak_mb']} MB; reading its columns: "
+            f"{result['bound_rows_per_s']}\n"
+            f"conversion: {result['sft_rows_per_s']} kept rows/s in {result['sft_peak_mb']} MB; reading: "
+            f"{result['sft_bound_rows_per_s']}\n"
+            f"one JSON file of {options.json_rows}: {result['json_rows_per_s']} rows/s in {peer['peak_gb']:.2f} GB; "
+            f"filter and conversion together are {result['ratio_vs_json']} times as fast"
         )
     print(json.dumps(result))
 
@@ -77,7 +101,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, nothing else")
     parser.add_argument("--rows", type=int, default=1_000_000, help="trajectories that stream")
-    parser.add_argument("--json-rows", type=int, default=100_000, help="trajectories in the JSON file")
+    parser.add_argument("--json-rows", type=int, default=20_000, help="trajectories in the JSON file")
     parser.add_argument("--group", type=int, default=8, help="episodes of one scenario")
     parser.add_argument("--conversion", choices=("sft", "preference"), default="sft")
     parser.add_argument("--folder", type=Path, help="where to put 3 GB for a million; without it the temporary folder")
@@ -165,26 +189,59 @@ def episodes(rows: int, group: int) -> Iterator[Trajectory]:
 
 
 def make(options: argparse.Namespace, folder: Path) -> dict:
-    """Artifacts in a store, written as streams."""
-    from components.artifacts import Store
-    from components.trajectories.schema import Score
-    from components.trajectories.store import write_scores, write_trajectories
+    """Artifacts in a store, written as streams. After the first block, its episodes repeat with other scenario ids."""
+    import pyarrow.parquet as pq
 
+    from components.artifacts import Store
+    from components.trajectories import store as files
+    from components.trajectories.schema import Score
+
+    begin = time.perf_counter()
+    block = min(options.rows, BLOCK - BLOCK % options.group)
     rewards = []
 
     def unscored() -> Iterator[Trajectory]:
-        for episode in episodes(options.rows, options.group):
-            rewards.append((episode.id, episode.reward))
+        for episode in episodes(block, options.group):
+            rewards.append((f"{episode.scenario.id}", episode.sample, episode.reward))
             episode.reward = None
             yield episode
 
+    files.write_trajectories(folder / "block.parquet", unscored())
+    table = pq.read_table(folder / "block.parquet").replace_schema_metadata(None)
+    (folder / "block.parquet").unlink()
+    repeats = -(-options.rows // block)
+    lengths = [min(block, options.rows - number * block) for number in range(repeats)]
     store = Store(folder / "artifacts")
     arguments = {"schema_version": 1, "inputs": {}}
     with store.draft(KEYS["trajectories"], stage="collect", kind="trajectories", **arguments) as draft:
-        write_trajectories(draft.path / "trajectories.parquet", unscored())
+        batches = (
+            renamed(batch, number)
+            for number, length in enumerate(lengths)
+            for batch in table.slice(0, length).to_batches(256)
+        )
+        files._TRAJECTORIES.write_batches(draft.path / "trajectories.parquet", batches)
     with store.draft(KEYS["scores"], stage="judge", kind="scores", **arguments) as draft:
-        write_scores(draft.path / "scores.parquet", (Score(*pair, {"success": pair[1]}) for pair in rewards))
-    return {"file_gb": gigabytes(store.path(KEYS["trajectories"]) / "trajectories.parquet")}
+        scores = (
+            Score(f"{number:03d}-{name}/{sample}", reward, {"success": reward})
+            for number, length in enumerate(lengths)
+            for name, sample, reward in rewards[:length]
+        )
+        files.write_scores(draft.path / "scores.parquet", scores)
+    path = store.path(KEYS["trajectories"]) / "trajectories.parquet"
+    return {"file_gb": gigabytes(path), "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def renamed(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    """The batch with other ids of scenarios and episodes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    scenario = batch.column("scenario")
+    names = pc.binary_join_element_wise(f"{number:03d}", scenario.field("id"), "-")
+    parts = [names, *(scenario.field(index) for index in range(1, scenario.type.num_fields))]
+    columns = [pc.binary_join_element_wise(f"{number:03d}", batch.column("id"), "-")]
+    columns.append(pa.StructArray.from_arrays(parts, fields=list(scenario.type)))
+    return pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
 
 
 def make_json(options: argparse.Namespace, folder: Path) -> dict:
@@ -195,34 +252,58 @@ def make_json(options: argparse.Namespace, folder: Path) -> dict:
     return {}
 
 
-# The two ways
+# The ways
 
 
-def stream(options: argparse.Namespace, folder: Path) -> dict:
-    from components.trajectories.convert import to_preference, to_sft, write_jsonl
-    from components.trajectories.store import read_scored
+def bounds(options: argparse.Namespace, folder: Path) -> dict:
+    """Reading the columns of the filter, and those of the conversion, without doing anything with them."""
+    from components.trajectories.tables import CONVERSATION_COLUMNS
+
+    start = time.perf_counter()
+    read(folder, "trajectories", ["id", "scenario.id", "failure.boundary"])
+    read(folder, "scores", ["trajectory_id", "reward"])
+    middle = time.perf_counter()
+    read(folder, "trajectories", ["failure.boundary", "outcome", *CONVERSATION_COLUMNS])
+    read(folder, "scores", ["trajectory_id", "reward"])
+    return {"filter_seconds": middle - start, "convert_seconds": time.perf_counter() - middle}
+
+
+def read(folder: Path, name: str, columns: list[str]) -> None:
+    import pyarrow.parquet as pq
+
+    from components.artifacts import Store
+
+    with pq.ParquetFile(Store(folder / "artifacts").path(KEYS[name]) / f"{name}.parquet") as file:
+        for group in range(file.num_row_groups):
+            for _ in file.iter_batches(65_536, row_groups=[group], columns=columns):
+                pass
+
+
+def run_filter(options: argparse.Namespace, folder: Path) -> dict:
     from flows.stages.base import Context, Request
     from flows.stages.execute import run_stage
 
     start = time.perf_counter()
-    context = Context.at(folder)
-    selection, _ = run_stage(Request("filter", {"filter": {"_target_": SIGNAL}}, KEYS), context)
-    filtered = time.perf_counter()
-    kept = read_scored(
-        context.store.path(KEYS["trajectories"]) / "trajectories.parquet",
-        context.store.path(KEYS["scores"]) / "scores.parquet",
-        selection.path / "selection.parquet",
-    )
-    convert = {"sft": to_sft, "preference": to_preference}[options.conversion]
-    records = write_jsonl(folder / "records.jsonl", convert(kept))
-    end = time.perf_counter()
-    return {
-        "seconds": end - start,
-        "filter_seconds": round(filtered - start, 1),
-        "convert_seconds": round(end - filtered, 1),
-        "records": records,
-        "peak_gb": peak_gb(),
-    }
+    artifact, _ = run_stage(Request("filter", {"filter": {"_target_": SIGNAL}}, KEYS), Context.at(folder))
+    seconds = time.perf_counter() - start
+    (folder / "selection").symlink_to(artifact.path)
+    return {"seconds": seconds, "cpu_seconds": round(time.process_time(), 2), "peak_gb": peak_gb()}
+
+
+def convert(options: argparse.Namespace, folder: Path) -> dict:
+    from components.artifacts import Store
+    from components.trajectories.convert import read_sft, to_preference, write_jsonl
+    from components.trajectories.store import read_scored
+
+    start = time.perf_counter()
+    store = Store(folder / "artifacts")
+    files = (store.path(KEYS[name]) / f"{name}.parquet" for name in ("trajectories", "scores"))
+    kept = (*files, folder / "selection" / "selection.parquet")
+    converted = read_sft(*kept) if options.conversion == "sft" else to_preference(read_scored(*kept))
+    records = write_jsonl(folder / "records.jsonl", converted)
+    seconds = time.perf_counter() - start
+    cpu_seconds = round(time.process_time(), 2)
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "records": records, "peak_gb": peak_gb()}
 
 
 def from_json(options: argparse.Namespace, folder: Path) -> dict:
@@ -272,7 +353,14 @@ def gigabytes(path: Path) -> float:
     return round(path.stat().st_size / 1e9, 3)
 
 
-FORMS = {"make": make, "stream": stream, "make-json": make_json, "json": from_json}
+FORMS = {
+    "make": make,
+    "bounds": bounds,
+    "filter": run_filter,
+    "convert": convert,
+    "make-json": make_json,
+    "json": from_json,
+}
 
 if __name__ == "__main__":
     sys.path.insert(0, str(CODE))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import ANY
 
 import pytest
 
 from components.errors import SpecError
-from components.filters.between import Between, number_of
+from components.filters.between import Between
+from components.trajectories.columns import EpisodeColumns
 from tests.filters.test_filters import reasons, selections_of
 from tests.trajectories.builders import FAILURE, episode
 
@@ -35,8 +37,11 @@ def test_a_threshold_of_the_reward():
 
 def test_a_number_is_a_metric_or_a_field_of_the_outcome():
     trajectory = episode("a", 0, reward=0.5, outcome={"turns": 9, "moves": 4, "won": True, "said": "much"})
-    numbers = {name: number_of(trajectory, name) for name in ("turns", "moves", "won", "said", "none", "reward")}
-    assert numbers == {"turns": 2.0, "moves": 4.0, "won": 1.0, "said": None, "none": None, "reward": 0.5}
+    episodes = EpisodeColumns.of([trajectory])
+    numbers = {name: float(episodes.number_N(name)[0]) for name in ("turns", "moves", "won", "said", "none")}
+    assert numbers == {"turns": 2.0, "moves": 4.0, "won": 1.0, "said": ANY, "none": ANY}
+    assert math.isnan(numbers["said"])
+    assert math.isnan(numbers["none"])
 
 
 def test_an_episode_without_the_number_is_dropped_as_unknown():
@@ -56,13 +61,14 @@ def test_unknown_number_is_an_error_that_suggests_the_nearest_name():
     assert selections_of(Between("turn", 1.0), trajectories[:1])[0].reason == "failed"
 
 
-def test_survey_stops_at_the_first_episode_with_the_number():
+def test_survey_stops_at_the_first_batch_with_the_number():
     pulled = []
 
-    def read():
-        for number in range(3):
-            pulled.append(number)
-            yield episode(str(number), 0, reward=1.0)
+    class Groups:
+        def read(self, reads):
+            for number in range(3):
+                pulled.append(number)
+                yield EpisodeColumns.of([episode(str(number), 0, reward=1.0)])
 
-    next(iter(Between("turns", 1.0).survey(lambda: ([trajectory] for trajectory in read())).select([])), None)
+    Between("turns", 1.0).prepare(Groups())
     assert pulled == [0]

@@ -15,13 +15,16 @@ from components.filters.chain import Chain
 from components.filters.distinct import Distinct
 from components.filters.everything import Everything
 from components.filters.percentiles import Percentiles
+from components.filters.reasons import as_selections
 from components.filters.select import apply
 from components.filters.signal import Signal
 from components.filters.successful import Successful
 from components.filters.top import Top
 from components.filters.without import Without
 from components.specs import Spec, Target, validate
+from components.trajectories.columns import EpisodeColumns
 from components.trajectories.schema import History, Message, Selection
+from components.trajectories.sources import InMemory
 from tests.trajectories.builders import FAILURE, episode
 
 GROUPS = (("a", (1.0, 1.0)), ("b", (0.0, 1.0)))
@@ -44,7 +47,8 @@ FILTERS = [
 
 
 def selections_of(filter_, rows):
-    return [selection for _, selection in apply(filter_, lambda: rows)]
+    decided = apply(filter_, InMemory(rows))
+    return [selection for episodes, reasons_N in decided for selection in as_selections(episodes, reasons_N)]
 
 
 def reasons(filter_, *rewards):
@@ -120,9 +124,9 @@ def test_decisions_are_deterministic(filter_):
 
 def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group():
     rows = [episode(name, i, reward=float(i)) for name in "ab" for i in range(2)]
-    assert [
-        (row.group, selection.trajectory_id, selection.kept) for row, selection in apply(Best(1), lambda: rows)
-    ] == [
+    (decided,) = apply(Best(1), InMemory(rows))
+    episodes, reasons_N = decided
+    assert list(zip(episodes.groups.to_pylist(), episodes.names, np.equal(reasons_N, None), strict=True)) == [
         ("a", "a/0", False),
         ("a", "a/1", True),
         ("b", "b/0", False),
@@ -131,35 +135,34 @@ def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group
 
 
 class Reading:
-    """Stream of episodes that records which ones were read."""
+    """Source of one group per batch that records what was read."""
 
     def __init__(self):
         self.pulled = []
 
-    def __call__(self):
+    def read(self, reads):
         for name, rewards in GROUPS:
-            for sample, reward in enumerate(rewards):
-                self.pulled.append(f"{name}/{sample}")
-                yield episode(name, sample, reward=reward)
+            self.pulled.append(name)
+            yield EpisodeColumns.of([episode(name, sample, reward=reward) for sample, reward in enumerate(rewards)])
 
 
 @pytest.mark.parametrize("filter_", [Signal(), Best(), Distinct(), Top(0.5, of="group"), Chain({"one": Signal()})])
-def test_decisions_stream_group_by_group(filter_):
-    read = Reading()
-    decided = apply(filter_, read)
-    assert read.pulled == []
-    assert next(decided)[1].trajectory_id == "a/0"
-    assert read.pulled == ["a/0", "a/1", "b/0"]
+def test_decisions_stream_batch_by_batch(filter_):
+    source = Reading()
+    decided = apply(filter_, source)
+    assert source.pulled == []
+    assert next(decided)[0].names == ["a/0", "a/1"]
+    assert source.pulled == ["a"]
 
 
 @pytest.mark.parametrize("filter_", [Top(0.5), Percentiles(), Distinct(of="collection")])
 def test_a_survey_reads_the_collection_once_before_decisions(filter_):
-    read = Reading()
-    assert next(apply(filter_, read))[1].trajectory_id == "a/0"
-    assert read.pulled == ["a/0", "a/1", "b/0", "b/1", "a/0", "a/1", "b/0"]
+    source = Reading()
+    assert next(apply(filter_, source))[0].names == ["a/0", "a/1"]
+    assert source.pulled == ["a", "b", "a"]
 
 
-def test_a_survey_holds_one_group_at_a_time():
+def test_a_survey_holds_one_batch_at_a_time():
     """At most a few of 200 groups are in memory at once."""
     alive = peak = 0
 
@@ -174,15 +177,17 @@ def test_a_survey_holds_one_group_at_a_time():
             nonlocal alive
             alive -= 1
 
-    def read():
-        for number in range(200):
-            for sample in range(2):
-                history = History([Message("assistant", Counted(f"answer {number} {sample}"))])
-                yield episode(str(number), sample, reward=float(sample), histories=[history])
+    class Groups:
+        def read(self, reads):
+            for number in range(200):
+                histories = [[History([Message("assistant", Counted(f"{number} {i}"))])] for i in range(2)]
+                yield EpisodeColumns.of(
+                    [episode(str(number), i, reward=float(i), histories=histories[i]) for i in range(2)]
+                )
 
     for filter_ in (Top(0.5), Percentiles(), Distinct(of="collection", similarity=0.9)):
         peak = 0
-        assert sum(selection.kept for _, selection in apply(filter_, read)) >= 200
+        assert sum(np.equal(reasons_N, None).sum() for _, reasons_N in apply(filter_, Groups())) >= 200
         assert peak <= 8
 
 

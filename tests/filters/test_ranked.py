@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.filters.best import Best
-from components.filters.percentiles import Percentiles, percentile
+from components.filters.percentiles import Percentiles, percentiles
 from components.filters.top import Top
 from tests.filters.test_filters import reasons, selections_of
 from tests.trajectories.builders import episode
@@ -77,7 +77,7 @@ def test_a_share_of_equal_rewards_is_spread_over_scenarios():
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
 def test_percentiles_are_those_of_numpy(values, rank):
     expected = float(np.percentile(np.array(values), rank))
-    assert percentile(sorted(values), rank) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+    assert percentiles(np.sort(values), np.array([len(values)]), rank)[0] == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 def test_percentiles_of_the_collection_and_of_a_group():

@@ -128,7 +128,7 @@ def test_the_experiment_selects_the_shortest_of_the_won_games():
         Trajectory(f"game/{sample}", scenario, sample, [], outcome={"success": won}, reward=float(won) - 0.01 * turns)
         for sample, (won, turns) in enumerate([(False, 3), (True, 5), (True, 4), (True, 4), (False, 5)])
     ]
-    selections = spec.filter.build().survey(lambda: [games]).select(games)
+    selections = spec.filter.build().select(games)
     reasons = ["accepted/reward_below_minimum", "best/not_among_best", "kept", "best/not_among_best"]
     assert [selection.reason for selection in selections] == [*reasons, "accepted/reward_below_minimum"]
 

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from components.errors import ArtifactError
 from components.trajectories.convert import (
     conversations,
+    read_sft,
     to_message,
     to_openai,
     to_preference,
     to_sft,
     write_jsonl,
 )
-from components.trajectories.schema import Message
+from components.trajectories.schema import Message, Score, Selection
+from components.trajectories.store import read_scored, write_scores, write_selection, write_trajectories
 from tests.trajectories import strategies
 from tests.trajectories.builders import FAILURE, TOOLS, episode, talk, tool_talk
 
@@ -162,3 +164,35 @@ class TestStreams:
             write_jsonl(path, to_preference(rows))
         assert path.read_text() == '{"old": 1}\n'
         assert [file.name for file in tmp_path.iterdir()] == ["pairs.jsonl"]
+
+
+class TestFromFiles:
+    @pytest.fixture
+    def files(self, tmp_path):
+        rows = [
+            episode("a", 0, success=True, histories=[tool_talk()]),
+            episode("a", 1, success=False),
+            episode("b", 0, success=True, histories=[talk("Hi.", "Hé\ud83d."), talk("Sub.", "Yes.", agent="worker")]),
+            episode("b", 1, success=True, failure=FAILURE),
+            episode("c", 0, success=True),
+            episode("c", 1),
+        ]
+        rewards = [0.1, 0.9, None, None, 1.0, 0.5]
+        write_trajectories(tmp_path / "trajectories.parquet", rows)
+        scores = [Score(row.id, reward) for row, reward in zip(rows, rewards, strict=True)]
+        write_scores(tmp_path / "scores.parquet", scores)
+        write_selection(tmp_path / "selection.parquet", [Selection(row.id, row.id != "c/0", "x") for row in rows])
+        return [tmp_path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")]
+
+    @pytest.mark.parametrize("selected", [False, True])
+    @pytest.mark.parametrize("min_reward", [None, 0.5])
+    def test_records_are_those_of_the_trajectories(self, files, selected, min_reward):
+        chosen = files if selected else [*files[:2], None]
+        records = list(read_sft(*chosen, min_reward=min_reward))
+        assert records == list(to_sft(read_scored(*chosen), min_reward))
+        assert records
+
+    def test_each_line_is_its_record_as_json(self, files, tmp_path):
+        records = [*read_sft(*files[:2]), {"tools": [], "messages": []}, {"tools": None}, {"é": 1}, {}]
+        write_jsonl(tmp_path / "sft.jsonl", records)
+        assert (tmp_path / "sft.jsonl").read_text() == "".join(f"{json.dumps(record)}\n" for record in records)

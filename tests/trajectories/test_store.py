@@ -247,7 +247,7 @@ class TestScored:
         write_trajectories(files[0], [episode("s", sample) for sample in range(5)])
         write_scores(files[1], [Score(f"s/{sample}", sample / 2) for sample in range(5)])
         made = []
-        monkeypatch.setattr(store.tables, "Trajectory", lambda *values: made.append(values[0]) or Trajectory(*values))
+        monkeypatch.setattr(store.decode, "Trajectory", lambda *values: made.append(values[0]) or Trajectory(*values))
         rows = read_scored(*files)
         assert (next(rows).reward, next(rows).reward) == (0.0, 0.5)
         assert made == ["s/0", "s/1"]

@@ -14,14 +14,14 @@ import pyarrow as pa
 from components.data.columns import RowColumns
 from components.data.examples import Candidate, DataExample, RowProblem
 from components.data.forms.base import Form
-from components.trajectories import tables
+from components.trajectories import decode, tables
 from components.trajectories.schema import History, Trajectory
 
 
 def _read(columns: RowColumns) -> DataExample:
     row = {field.name: columns.get(field.name) for field in tables.TRAJECTORY_SCHEMA}
     try:
-        (trajectory,) = tables.trajectories(pa.RecordBatch.from_pylist([row], schema=tables.TRAJECTORY_SCHEMA))
+        (trajectory,) = decode.trajectories(pa.RecordBatch.from_pylist([row], schema=tables.TRAJECTORY_SCHEMA))
     except (pa.ArrowException, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RowProblem(f"no trajectory in the format of this version: {error}") from None
     if trajectory.failure is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.errors import GuardTriggered, Problem, SpecError
 from components.evaluation.sequential import alpha_of
 from components.json_text import read_json
-from components.trajectories.schema import Trajectory
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
@@ -19,6 +18,9 @@ from flows.experiment.guards.judge_drift import judge_drift_message
 from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
 from flows.history.records import GuardName, Notice, SampleEpisode
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import EpisodeColumns
 
 SPREAD = re.compile(r"components/(.*[/.])?spread")
 """Metrics of a judge stage that measure the disagreement of an ensemble."""
@@ -161,13 +163,13 @@ class RunGuards:
             )
 
 
-def _episodes(measured: EvaluatedPolicy) -> list[Trajectory]:
-    """Return the scored episodes of an evaluation; an empty list if it is pending or not on this machine."""
-    from components.trajectories.store import load_scored
+def _episodes(measured: EvaluatedPolicy) -> EpisodeColumns:
+    """Return the scored episodes of an evaluation; none if it is pending or not on this machine."""
+    from components.trajectories.columns import EpisodeColumns
+    from components.trajectories.sources import ScoredFiles
 
-    folder = measured.evaluation.path
-    trajectories, scores = folder / "trajectories.parquet", folder / "scores.parquet"
-    return load_scored(trajectories, scores, None) if trajectories.is_file() and scores.is_file() else []
+    files = ScoredFiles.of(measured.evaluation.path)
+    return files.load() if files.trajectories.is_file() and files.scores.is_file() else EpisodeColumns.of([])
 
 
 def _summary(measured: EvaluatedPolicy) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def _summary(measured: EvaluatedPolicy) -> dict[str, Any]:
 
 
 def _difference(
-    before: list[Trajectory], after: list[Trajectory], metric: str, alpha: float | None
+    before: EpisodeColumns, after: EpisodeColumns, metric: str, alpha: float | None
 ) -> dict[str, Any] | None:
     """Return the paired difference of two evaluations; None if no scenario was measured in both. alpha: error rate of
     the confidence sequence, if one may have stopped early; rewards have no interval then."""

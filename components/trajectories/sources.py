@@ -1,0 +1,105 @@
+"""Collections that are read as columns, as often as needed: from files, or from trajectories in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.trajectories.columns import EpisodeColumns
+from components.trajectories.decode import texts
+from components.trajectories.groups import not_adjacent
+from components.trajectories.reads import COLUMNS, COMPONENTS, MEASURES, WHOLE, Reads
+from components.trajectories.schema import Trajectory
+from components.trajectories.store import ROWS_PER_BATCH, scored_batches
+
+BATCH_EPISODES = 65_536
+"""Episodes of a batch without whole trajectories; a batch is longer if its last group is."""
+
+
+class Source(Protocol):
+    """A collection that can be read several times."""
+
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
+        """Yield the collection from its start, in batches of whole groups with these columns. Raises ArtifactError if
+        the episodes of a group are not adjacent."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A collection of trajectories that carry their rewards."""
+
+    rows: Sequence[Trajectory]
+
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
+        if self.rows:
+            episodes = EpisodeColumns.of(self.rows)
+            _add_groups(episodes, set())
+            yield episodes
+
+
+@dataclass(frozen=True)
+class ScoredFiles:
+    """A collection of trajectories in a file, with their scores in another."""
+
+    trajectories: Path
+    scores: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> ScoredFiles:
+        """Return the collection of an artifact that holds both files."""
+        return cls(folder / "trajectories.parquet", folder / "scores.parquet")
+
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
+        return _whole_groups(self._batches(reads), ROWS_PER_BATCH if WHOLE in reads else BATCH_EPISODES)
+
+    def load(self) -> EpisodeColumns:
+        """Return all episodes with the columns of `components.evaluation.metrics`; groups need not be adjacent."""
+        batches = list(self._batches(MEASURES))
+        return EpisodeColumns(pa.concat_batches(batches)) if batches else EpisodeColumns.of([])
+
+    def _batches(self, reads: Reads) -> Iterator[pa.RecordBatch]:
+        whole = WHOLE in reads
+        columns = None if whole else [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
+        return scored_batches(self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads)
+
+
+def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[EpisodeColumns]:
+    """Yield batches of whole groups, of about this number of episodes, from batches of any size. Raises ArtifactError
+    if a group occurs again later: it would be split."""
+    finished: set[str] = set()
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += len(batch)
+        if count >= episodes:
+            joined = pa.concat_batches(held)
+            start = _last_group(joined)
+            if start:
+                yield _add_groups(EpisodeColumns(joined.slice(0, start)), finished)
+            held, count = [joined.slice(start)], len(joined) - start
+    if count:
+        yield _add_groups(EpisodeColumns(pa.concat_batches(held)), finished)
+
+
+def _last_group(batch: pa.RecordBatch) -> int:
+    """Return the position of the first episode of the last group of a batch."""
+    groups = batch.column("scenario").field("id")
+    others = pc.indices_nonzero(pc.not_equal(groups, groups[-1]))
+    return others[-1].as_py() + 1 if len(others) else 0
+
+
+def _add_groups(episodes: EpisodeColumns, finished: set[str]) -> EpisodeColumns:
+    """Add the groups of the episodes to the names of finished groups. Raises ArtifactError for one of these names."""
+    firsts = episodes.first_G.tolist()
+    for place, name in zip(firsts, episodes.groups.take(pa.array(firsts)).to_pylist(), strict=True):
+        if name in finished:
+            raise not_adjacent(*texts(pa.array([name, episodes.ids[place].as_py()])))
+        finished.add(name)
+    return episodes
