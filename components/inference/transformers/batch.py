@@ -96,7 +96,7 @@ class Batch:
         self.stop_ids = stop_ids
         self.active: list[Row] = []
         self.shared_tokens: float = SHARED_TOKENS if device == "cpu" and model.dtype == torch.float32 else math.inf
-        """Least saving for which a shared prefix is read once (`prefixes`); infinite never does."""
+        """Least saving for which shared prefixes are read once (`prefixes.partition`); infinite never does."""
         self.stop = threading.Event()
         """Ends the forward passes with PassInterrupted while it is set."""
         self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}

@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from components.models.shared_attention import Run, Segment, Sharing
 
-SHARED_TOKENS = 2048
-"""Least number of tokens that are not read because of a segment: below, its own operations take longer."""
+SHARED_TOKENS = 15_000
+"""Least number of tokens that are not read because prefixes are shared: a fifth of a decoding pass of SmolLM2-135M with
+64 rows. Below, attention reads every row by itself, and rounds as it does alone."""
+SEGMENT_TOKENS = 2048
+"""Least number of them for one segment: below, its own operations take longer."""
 RUN_TOKENS = 512
 """Greatest number of masked tokens that are read to avoid one more run: they take as long as its operations."""
 
@@ -30,13 +33,13 @@ def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 def partition(sequences: Sequence[list[int]], least: float = SHARED_TOKENS) -> Sharing | None:
     """Return the partition of sequences whose keys and values are cached, before a step that adds a token to each;
-    None if no segment saves reading `least` tokens."""
+    None if it does not save reading `least` tokens."""
     if len(sequences) < 2:
         return None
     order = sorted(range(len(sequences)), key=lambda row: sequences[row])
     common = [shared_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:], strict=False)]
-    segments = tuple(_segments(order, common, 0, least))
-    if not segments:
+    segments = tuple(_segments(order, common, 0, min(least, SEGMENT_TOKENS)))
+    if sum((segment.stop - segment.start) * (len(segment.rows) - 1) for segment in segments) < max(least, 1):
         return None
     private = [0] * len(sequences)
     for segment in segments:

@@ -31,7 +31,9 @@ def draw(
     count = CHUNK_ROWS if logits_BV.device.type == "cpu" else max(1, len(samplings))
     for start in range(0, len(samplings), count):
         rows = slice(start, start + count)
-        for total, part in zip((tokens, logprobs), _draw(logits_BV[rows], samplings[rows], uniforms[rows]), strict=True):
+        for total, part in zip(
+            (tokens, logprobs), _draw(logits_BV[rows], samplings[rows], uniforms[rows]), strict=True
+        ):
             total += part
     return tokens, logprobs
 
