@@ -7,6 +7,7 @@ order, the descendants of a node are adjacent, and what they share is what the f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from components.models.shared_attention import Run, Segment, Sharing
 
@@ -37,7 +38,7 @@ def partition(sequences: Sequence[list[int]], least: float = SHARED_TOKENS) -> S
     if len(sequences) < 2:
         return None
     order = sorted(range(len(sequences)), key=lambda row: sequences[row])
-    common = [shared_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:], strict=False)]
+    common = [shared_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
     segments = tuple(_segments(order, common, 0, min(least, SEGMENT_TOKENS)))
     if sum((segment.stop - segment.start) * (len(segment.rows) - 1) for segment in segments) < max(least, 1):
         return None
