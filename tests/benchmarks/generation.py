@@ -1,25 +1,26 @@
 """Speed of decoding with the embedded engine: rows that share a prefix, against the same without sharing, and others.
 
-    python tests/benchmarks/generation.py [--json] [--rows 64] [--prefix 250] [--own 24] [--tokens 8] [--repeat 5]
+    python tests/benchmarks/generation.py [--json] [--rows 64] [--prefix 250] [--own 16] [--tokens 24] [--repeat 1]
                                           [--threads 1] [--cache FOLDER] [--vllm-python PYTHON]
 
 Each of `--rows` prompts has `--prefix` tokens in common with the others and `--own` tokens of its own; each run samples
-`--tokens` tokens of each. Prompts are computed before the time is taken. The sides run in turn, `--repeat` times, on the
-same weights, and medians count:
+`--tokens` tokens of each. A step samples one token of each row; its time includes the engine's loop and the drawing of
+samples, and not the prompts. The steps of the first two take turns within a run, and change their places in a second
+one with the same seeds; the other sides run in between. Medians count:
 
     shared        the engine (`components.inference.transformers`)
     apart         the same, reading the keys and values of each row by itself (`Batch.shared_tokens` infinite)
-    before        as apart, and drawing the samples of all rows in one piece (`sampling.CHUNK_ROWS`)
     transformers  `generate` with the prefix computed once and its cache repeated, scaled dot-product attention
     vllm          vLLM on CPU with prefix caching, in the environment of `--vllm-python`, without compilation
-    products      the matrix products of one step by torch alone: those of the linear layers and the head, and those of
-                  attention, with the shared prefix once
+    linear        the matrix products of one step by torch alone: those of the linear layers and the head
+    products      these, and the products of attention with the shared prefix once
 
-A second is one of the processor's for one thread, which other programs on the machine disturb least, and else one of the
-clock. `tokens_per_s` is that of `shared`; `ratio_vs_X` is its ratio to X: `ratio_vs_before` to `apart`, which switches
-shared attention alone, and `ratio_vs_before_and_drawing` to `before`. `fraction_of_bound` is the share of `products` in
-a step, `fraction_of_linear` that of the linear layers. `same_tokens` is the share of rows with the same samples with
-and without sharing, and `logprob_gap` the largest difference of log-probabilities up to a row's first other sample.
+A second is one of the processor's for one thread, which other programs on the machine disturb least, and else one of
+the clock. `tokens_per_s` is that of `shared`; `ratio_vs_X` is its ratio to X, `ratio_vs_before` to `apart`.
+`fraction_of_bound` is the share of `products` in a step of `shared`, `fraction_of_linear` that of `linear`.
+`ratio_possible` is the ratio to `apart` of a step of nothing but its `products`. `same_tokens` is the share of rows with
+the same samples in both runs, in which each step is shared once, and `logprob_gap` the largest difference of
+log-probabilities up to a row's first other sample.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ from pathlib import Path
 from typing import Any
 
 CODE = Path(__file__).resolve().parents[2]
-OURS = ("shared", "apart", "before")
+OURS = ("shared", "apart")
+PRODUCTS = 6
+"""Times that the products of a step are computed after each run."""
+VLLM_RUNS = 3
 MODELS = {"tiny": ("tiny", "random"), "smollm2": ("smollm2-135m-instruct", "package")}
 
 
@@ -73,35 +77,36 @@ class Ours:
         self.least = self.engine.batch.shared_tokens
         self.given, self.options = given, options
         self.stamps: list[float] = []
+        self.order: tuple[str, ...] = OURS
         original, now = self.engine._pass, clock(options.threads)
 
         def timed() -> Any:
+            batch = self.engine.batch
+            batch.shared_tokens = self.least if self.order[len(self.stamps) % len(self.order)] == "shared" else math.inf
+            batch._partitioned = []  # compares the prefixes of every step: a millisecond of both sides
             done = original()
             self.stamps.append(now())
             return done
 
         self.engine._pass = timed  # type: ignore[method-assign]
 
-    def run(self, side: str) -> tuple[list[float], list[Any]]:
-        """Return the seconds of each step, and the completions."""
+    def run(self, order: tuple[str, ...]) -> tuple[dict[str, list[float]], list[Any]]:
+        """Return the seconds of the steps of each side, and the completions."""
         from components.inference.protocol import Sampling
         from components.inference.text_protocol import TextRequest
-        from components.inference.transformers import sampling
 
         async def all_at_once() -> list[Any]:
             settings = Sampling(max_tokens=self.options.tokens)
             requests = [TextRequest(ids, sampling=settings, seed=index) for index, ids in enumerate(self.given)]
             return await asyncio.gather(*(self.engine.complete(request) for request in requests))
 
-        chunk = sampling.CHUNK_ROWS
-        self.engine.batch.shared_tokens = self.least if side == "shared" else math.inf
-        sampling.CHUNK_ROWS = len(self.given) if side == "before" else chunk
         self.stamps.clear()
-        try:
-            completions = asyncio.run(all_at_once())
-        finally:
-            sampling.CHUNK_ROWS = chunk
-        return differences(self.stamps), completions
+        self.order = order
+        completions = asyncio.run(all_at_once())
+        steps: dict[str, list[float]] = {side: [] for side in order}
+        for index, seconds in enumerate(differences(self.stamps), 1):
+            steps[order[index % len(order)]].append(seconds)
+        return steps, completions
 
 
 def differences(stamps: list[float]) -> list[float]:
@@ -126,7 +131,7 @@ def transformers_steps(model: Any, given: list[list[int]], options: argparse.Nam
             model(input_ids=torch.tensor([given[0][: options.prefix]]), past_key_values=cache, logits_to_keep=1)
             cache.batch_repeat_interleave(len(given))
             ids = torch.tensor(given)
-            count = options.tokens
+            count = max(2, options.tokens // 2)
             model.generate(
                 ids, attention_mask=torch.ones_like(ids), past_key_values=cache, do_sample=True, temperature=1.0,
                 top_k=0, top_p=1.0, min_new_tokens=count, max_new_tokens=count, stopping_criteria=[stamp],
@@ -241,21 +246,19 @@ def measure(options: argparse.Namespace, cache: Path) -> dict[str, Any]:
     base_dir = weights.prepare(ModelSpec(name=name, source=source, device="cpu"), cache)  # type: ignore[arg-type]
     given = prompts(weights.load_tokenizer(base_dir), options)
     ours = Ours(base_dir, given, options)
-    steps: dict[str, list[float]] = {side: [] for side in (*OURS, "transformers", "linear", "products", "vllm")}
-    samples: dict[str, list[Any]] = {}
-    for count in range(options.repeat + 1):
-        sides = OURS if count % 2 else OURS[::-1]
-        for side in sides:
-            seconds, samples[side] = ours.run(side)
-            steps[side] += seconds if count else []  # the first one warms up
-        for side, seconds in (("transformers", transformers_steps(ours.engine.model, given, options)),):
-            steps[side] += seconds if count else []
-        for _ in range(2):
+    steps: dict[str, list[float]] = {side: [] for side in (*OURS, "transformers", "linear", "products")}
+    samples: list[list[Any]] = [[], []]
+    for order in (OURS, OURS[::-1]) * options.repeat:
+        seconds, completions = ours.run(order)
+        samples[order == OURS] = completions
+        for side in OURS:
+            steps[side] += seconds[side]
+        steps["transformers"] += transformers_steps(ours.engine.model, given, options)
+        for _ in range(PRODUCTS):
             linear, attention = products(ours.engine.model, options)
-            steps["linear"] += [linear] if count else []
-            steps["products"] += [linear + attention] if count else []
-    result = summary(steps, options.rows) | equality(samples["shared"], samples["apart"])
-    return result | against_vllm(base_dir, given, ours, options)
+            steps["linear"].append(linear)
+            steps["products"].append(linear + attention)
+    return summary(steps, options.rows) | equality(*samples) | against_vllm(base_dir, given, ours, options)
 
 
 def against_vllm(base_dir: Path, given: list[list[int]], ours: Ours, options: argparse.Namespace) -> dict[str, Any]:
@@ -264,9 +267,9 @@ def against_vllm(base_dir: Path, given: list[list[int]], ours: Ours, options: ar
     steps: dict[str, list[float]] = {"shared": [], "vllm": []}
     try:
         with vllm(base_dir, given, options) as step:
-            for _ in range(options.repeat):
+            for _ in range(VLLM_RUNS * options.repeat):
                 steps["vllm"].append(step())
-                steps["shared"] += ours.run("shared")[0]
+                steps["shared"] += ours.run(("shared",))[0]["shared"]
     except (OSError, RuntimeError) as error:
         return {"ratio_vs_vllm": None, "ratio_vs_vllm_reason": str(error)}
     medians = {side: statistics.median(values) for side, values in steps.items()}
@@ -283,10 +286,10 @@ def summary(steps: dict[str, list[float]], rows: int) -> dict[str, Any]:
     return {
         "tokens_per_s": round(rows / medians["shared"], 1),
         "ratio_vs_before": ratios["apart"],
-        "ratio_vs_before_and_drawing": ratios["before"],
         "ratio_vs_transformers": ratios["transformers"],
         "fraction_of_bound": ratios["products"],
         "fraction_of_linear": ratios["linear"],
+        "ratio_possible": round(medians["apart"] / medians["products"], 3),
         **{f"{side}_ms": round(1000 * value, 1) for side, value in medians.items()},
     }
 
@@ -308,9 +311,9 @@ def arguments() -> argparse.Namespace:
     for name, value, text in (
         ("rows", 64, "concurrent sequences"),
         ("prefix", 250, "tokens that all prompts share"),
-        ("own", 24, "further tokens of each prompt"),
-        ("tokens", 8, "tokens that a run samples of each row"),
-        ("repeat", 5, "runs of each side"),
+        ("own", 16, "further tokens of each prompt"),
+        ("tokens", 24, "tokens that a run samples of each row"),
+        ("repeat", 1, "pairs of runs"),
         ("threads", 1, "threads; more than one is timed by the clock"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default {value})")
