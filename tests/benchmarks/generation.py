@@ -18,8 +18,8 @@ one with the same seeds; the other sides run in between. Medians count:
 A second is one of the processor's for one thread, which other programs on the machine disturb least, and else one of
 the clock. `tokens_per_s` is that of `shared`; `ratio_vs_X` is its ratio to X, `ratio_vs_before` to `apart`.
 `fraction_of_bound` is the share of `products` in a step of `shared`, `fraction_of_linear` that of `linear`.
-`ratio_possible` is the ratio to `apart` of a step of nothing but its `products`. `same_tokens` is the share of rows with
-the same samples in both runs, in which each step is shared once, and `logprob_gap` the largest difference of
+`ratio_possible` is the ratio to `apart` of a step of nothing but its `products`. `same_tokens` is the share of rows
+with the same samples in both runs, in which each step is shared once, and `logprob_gap` the largest difference of
 log-probabilities up to a row's first other sample.
 """
 
@@ -88,7 +88,7 @@ class Ours:
             self.stamps.append(now())
             return done
 
-        self.engine._pass = timed  # type: ignore[method-assign]
+        self.engine._pass = timed
 
     def run(self, order: tuple[str, ...]) -> tuple[dict[str, list[float]], list[Any]]:
         """Return the seconds of the steps of each side, and the completions."""
@@ -189,13 +189,14 @@ def vllm(base_dir: Path, given: list[list[int]], options: argparse.Namespace) ->
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, **pipes, stderr=errors, cwd="/", env={**os.environ, **variables}) as process,
     ):
-        assert process.stdin is not None
-        assert process.stdout is not None
+        into, out = process.stdin, process.stdout
+        assert into is not None
+        assert out is not None
 
         def ask(line: str) -> Any:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            while said := process.stdout.readline():
+            into.write(line + "\n")
+            into.flush()
+            while said := out.readline():
                 if said.startswith("RESULT "):
                     return json.loads(said.removeprefix("RESULT "))
             errors.seek(0)
@@ -205,12 +206,12 @@ def vllm(base_dir: Path, given: list[list[int]], options: argparse.Namespace) ->
             ask(json.dumps(told))
             yield lambda: ask("run")
         finally:
-            process.stdin.close()
+            into.close()
 
 
 def vllm_side() -> None:
     """In the process of vLLM: answer each line with the seconds of a step."""
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     told = json.loads(sys.stdin.readline())
     given = [{"prompt_token_ids": ids} for ids in told["prompts"]]
@@ -243,7 +244,7 @@ def measure(options: argparse.Namespace, cache: Path) -> dict[str, Any]:
 
     torch.set_num_threads(options.threads)
     name, source = MODELS[options.model]
-    base_dir = weights.prepare(ModelSpec(name=name, source=source, device="cpu"), cache)  # type: ignore[arg-type]
+    base_dir = weights.prepare(ModelSpec(name=name, source=source, device="cpu"), cache)
     given = prompts(weights.load_tokenizer(base_dir), options)
     ours = Ours(base_dir, given, options)
     steps: dict[str, list[float]] = {side: [] for side in (*OURS, "transformers", "linear", "products")}
@@ -258,7 +259,9 @@ def measure(options: argparse.Namespace, cache: Path) -> dict[str, Any]:
             linear, attention = products(ours.engine.model, options)
             steps["linear"].append(linear)
             steps["products"].append(linear + attention)
-    return summary(steps, options.rows) | equality(*samples) | against_vllm(base_dir, given, ours, options)
+    result = summary(steps, options.rows) | equality(*samples)
+    print(json.dumps(result), file=sys.stderr, flush=True)  # the rest takes minutes on a busy machine
+    return result | against_vllm(base_dir, given, ours, options)
 
 
 def against_vllm(base_dir: Path, given: list[list[int]], ours: Ours, options: argparse.Namespace) -> dict[str, Any]:

@@ -31,10 +31,9 @@ def draw(
     count = CHUNK_ROWS if logits_BV.device.type == "cpu" else max(1, len(samplings))
     for start in range(0, len(samplings), count):
         rows = slice(start, start + count)
-        for total, part in zip(
-            (tokens, logprobs), _draw(logits_BV[rows], samplings[rows], uniforms[rows]), strict=True
-        ):
-            total += part
+        drawn = _draw(logits_BV[rows], samplings[rows], uniforms[rows])
+        tokens += drawn[0]
+        logprobs += drawn[1]
     return tokens, logprobs
 
 
