@@ -28,7 +28,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Run:
+class PrivateRun:
     """Adjacent rows [first, last) whose private tokens are read together: tokens [start, stop) of each."""
 
     first: int
@@ -45,7 +45,7 @@ class Sharing:
     segments: tuple[Segment, ...]
     private: tuple[int, ...]
     """First private token of each row."""
-    runs: tuple[Run, ...]
+    runs: tuple[PrivateRun, ...]
     """Runs when the batch was partitioned; since then, `grown` tokens were added to each row."""
     grown: int = 0
 
@@ -57,7 +57,7 @@ class SharedMask(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
     segments: list[tuple[torch.Tensor | None, Segment]]
     """Segments with the numbers of their rows; None means all rows."""
-    runs: list[tuple[Run, torch.Tensor]]
+    runs: list[tuple[PrivateRun, torch.Tensor]]
     """Runs with the bias (rows, 1, 1, tokens) of their scores: 0 or -inf."""
 
 
@@ -71,7 +71,7 @@ def shared_mask(mask_B11W: torch.Tensor, sharing: Sharing) -> SharedMask:
     own_B11W = mask_B11W & (torch.arange(mask_B11W.shape[-1]) >= torch.tensor(sharing.private)[:, None, None, None])
     shared.runs = []
     for run in sharing.runs:
-        run = Run(run.first, run.last, run.start, run.stop + sharing.grown)
+        run = PrivateRun(run.first, run.last, run.start, run.stop + sharing.grown)
         own = own_B11W[run.first : run.last, :, :, run.start : run.stop]
         shared.runs.append((run, torch.zeros(own.shape).masked_fill_(~own, -math.inf)))
     return shared
@@ -130,7 +130,7 @@ def _add_private(
     key: torch.Tensor,
     value: torch.Tensor,
     shared: tuple[torch.Tensor, torch.Tensor],
-    run: Run,
+    run: PrivateRun,
     bias: torch.Tensor,
     scale: float,
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from components.errors import ResourceError
 from components.models import trie_attention
 from components.models.attention import grouped_attention, refuse_inexact
-from components.models.shared_attention import Run, Segment, Sharing, shared_mask
+from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
 
 
 def formula(query, key, value, mask, scale):
@@ -138,7 +138,7 @@ def test_attention_over_shared_prefixes_is_the_formula(heads, shared):
             part[list(segment.rows), :, tokens] = part[segment.rows[0], :, tokens].clone()
     lengths = torch.tensor([9, 12, 6, 9, 10, 3])
     mask = (torch.arange(12) < lengths[:, None])[:, None, None]
-    runs = (Run(0, 5, 4, 11), Run(5, 6, 0, 2))  # when the batch was partitioned, one token earlier
+    runs = (PrivateRun(0, 5, 4, 11), PrivateRun(5, 6, 0, 2))  # when the batch was partitioned, one token earlier
     sharing = Sharing(segments, (4, 7, 4, 7, 4, 0), runs, grown=1)
     output, _ = grouped_attention(torch.nn.Module(), query, key, value, shared_mask(mask, sharing), scaling=0.3)
     expected = formula(query, key, value, mask, 0.3)
@@ -147,6 +147,6 @@ def test_attention_over_shared_prefixes_is_the_formula(heads, shared):
 
 def test_a_mask_that_a_model_changes_is_for_standard_attention():
     mask = torch.ones(2, 1, 1, 3, dtype=torch.bool)
-    sharing = Sharing((Segment((0, 1), 0, 2),), (2, 2), (Run(0, 2, 2, 3),))
+    sharing = Sharing((Segment((0, 1), 0, 2),), (2, 2), (PrivateRun(0, 2, 2, 3),))
     assert type(shared_mask(mask, sharing) & mask) is torch.Tensor
     assert type(shared_mask(mask, sharing)[:1]) is torch.Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from components.models.shared_attention import Run, Segment, Sharing
+from components.models.shared_attention import PrivateRun, Segment, Sharing
 
 SHARED_TOKENS = 15_000
 """Least number of tokens that are not read because prefixes are shared: a fifth of a decoding pass of SmolLM2-135M with
@@ -65,15 +65,15 @@ def _segments(order: list[int], common: list[int], start: int, least: float) -> 
             first = last
 
 
-def _runs(starts: list[int], stops: list[int]) -> Iterator[Run]:
+def _runs(starts: list[int], stops: list[int]) -> Iterator[PrivateRun]:
     """Yield the runs of rows with private tokens [start, stop)."""
-    run = Run(0, 1, starts[0], stops[0])
+    run = PrivateRun(0, 1, starts[0], stops[0])
     for row in range(1, len(starts)):
         count, start, stop = row - run.first, min(run.start, starts[row]), max(run.stop, stops[row])
         before = count * (run.stop - run.start) + stops[row] - starts[row]
         if (count + 1) * (stop - start) - before > RUN_TOKENS:
             yield run
-            run = Run(row, row + 1, starts[row], stops[row])
+            run = PrivateRun(row, row + 1, starts[row], stops[row])
         else:
-            run = Run(run.first, row + 1, start, stop)
+            run = PrivateRun(run.first, row + 1, start, stop)
     yield run
