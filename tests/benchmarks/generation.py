@@ -279,6 +279,7 @@ def against_vllm(base_dir: Path, given: list[list[int]], ours: Ours, options: ar
     seconds = {f"{side}_beside_vllm" if side == "shared" else side: value for side, value in medians.items()}
     return {
         "ratio_vs_vllm": round(medians["vllm"] / medians["shared"], 3),
+        "ratio_vs_vllm_reason": None,
         **{f"{side}_ms": round(1000 * value, 1) for side, value in seconds.items()},
     }
 
