@@ -31,16 +31,18 @@ def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, sc
     """Return (attention output (B, Q, H, D), None). Raises ResourceError for unsupported arguments.
 
     query: (B, H, Q, D). key, value: (B, H_kv, K, D). attention_mask: (B, 1, Q, K), True or 0 where attention is
-    allowed, or the result of `trie_attention.mask`.
+    allowed, or the result of `trie_attention.mask` or `shared_attention.shared_mask`.
     """
     import torch
 
-    from components.models import trie_attention
+    from components.models import shared_attention, trie_attention
 
     if extra := [name for name in _UNSUPPORTED if kwargs.get(name) is not None]:
         raise ResourceError(f"{type(module).__name__} needs attention with {', '.join(extra)}, which is not supported")
     if trie_attention.is_mask(attention_mask):
         return trie_attention.attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+    if isinstance(attention_mask, shared_attention.SharedMask):
+        return shared_attention.attend(query, key, value, attention_mask, scaling).transpose(1, 2), None
     batch, heads, length, dim = query.shape
     shared = key.shape[1]
     groups = heads // shared

@@ -137,3 +137,12 @@ def test_a_row_of_logits_that_are_not_finite_fails_alone(sampling, value):
     alone = [draw(good[None], [sampling], [uniform]) for uniform in (0.2, 0.9)]
     assert [tokens[0], tokens[2]] == [token for (token,), _ in alone]
     assert [logprobs[0], logprobs[2]] == [logprob for _, (logprob,) in alone]
+
+
+def test_rows_drawn_in_chunks_get_what_they_get_at_once(monkeypatch):
+    logits_BV = torch.randn(21, 1003, generator=torch.Generator().manual_seed(0)) * 3
+    samplings = [Sampling(temperature=(0.0, 0.7, 1.0)[row % 3], top_k=(0, 40)[row % 2]) for row in range(21)]
+    uniforms = [random.Random(row).random() for row in range(21)]
+    chunks = draw(logits_BV, samplings, uniforms)
+    monkeypatch.setattr("components.inference.transformers.sampling.CHUNK_ROWS", 21)
+    assert draw(logits_BV, samplings, uniforms) == chunks

@@ -10,6 +10,7 @@ import torch
 from components.errors import ResourceError
 from components.models import trie_attention
 from components.models.attention import grouped_attention, refuse_inexact
+from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
 
 
 def formula(query, key, value, mask, scale):
@@ -122,3 +123,30 @@ def test_the_block_mask_of_a_gpu_is_the_same():
     output = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True)
     ours = trie_attention.attend(query, key, value, trie_attention.mask(ends_N), 0.3)
     torch.testing.assert_close(output, ours, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (6, 1), (9, 3)])
+def test_attention_over_shared_prefixes_is_the_formula(heads, shared):
+    """Five rows share four tokens, of these two share three more; the last shares nothing and has its own run."""
+    generator = torch.Generator().manual_seed(heads)
+    query = torch.randn(6, heads, 1, 8, generator=generator)
+    key, value = (torch.randn(6, shared, 12, 8, generator=generator) for _ in range(2))
+    segments = (Segment((0, 1, 2, 3, 4), 0, 4), Segment((1, 3), 4, 7))
+    for part in (key, value):
+        for segment in segments:
+            tokens = slice(segment.start, segment.stop)
+            part[list(segment.rows), :, tokens] = part[segment.rows[0], :, tokens].clone()
+    lengths = torch.tensor([9, 12, 6, 9, 10, 3])
+    mask = (torch.arange(12) < lengths[:, None])[:, None, None]
+    runs = (PrivateRun(0, 5, 4, 11), PrivateRun(5, 6, 0, 2))  # when the batch was partitioned, one token earlier
+    sharing = Sharing(segments, (4, 7, 4, 7, 4, 0), runs, grown=1)
+    output, _ = grouped_attention(torch.nn.Module(), query, key, value, shared_mask(mask, sharing), scaling=0.3)
+    expected = formula(query, key, value, mask, 0.3)
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_that_a_model_changes_is_for_standard_attention():
+    mask = torch.ones(2, 1, 1, 3, dtype=torch.bool)
+    sharing = Sharing((Segment((0, 1), 0, 2),), (2, 2), (PrivateRun(0, 2, 2, 3),))
+    assert type(shared_mask(mask, sharing) & mask) is torch.Tensor
+    assert type(shared_mask(mask, sharing)[:1]) is torch.Tensor

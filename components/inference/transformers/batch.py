@@ -12,7 +12,7 @@ import math
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from components.inference.text_protocol import TextRequest
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.likeliest import likeliest
 from components.inference.transformers.logit_changes import LogitEditor
+from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
 from components.inference.transformers.sampling import distributions, draw
+from components.models.shared_attention import Sharing, shared_mask
 
 PREFILL_TOKENS = 4096
 """Maximum number of tokens per prefill pass, including padding."""
@@ -93,6 +95,8 @@ class Batch:
         self.device = device
         self.stop_ids = stop_ids
         self.active: list[Row] = []
+        self.shared_tokens: float = SHARED_TOKENS if device == "cpu" and model.dtype == torch.float32 else math.inf
+        """Least saving for which shared prefixes are read once (`prefixes.partition`); infinite never does."""
         self.stop = threading.Event()
         """Ends the forward passes with PassInterrupted while it is set."""
         self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
@@ -109,6 +113,11 @@ class Batch:
         self._used = [0] * self.slots
         """Time of last use of each slot, for eviction."""
         self._clock = 0
+        self._partitioned: list[Row] = []
+        """Active rows when their prefixes were compared last."""
+        self._partitioned_at = 0
+        """Cached tokens of the first of them then."""
+        self._sharing: Sharing | None = None
 
     def park_cancelled_rows(self) -> None:
         """Remove the active rows whose callers have gone."""
@@ -239,21 +248,38 @@ class Batch:
         last = [row.sampled[-1] if row.sampled else row.prompt[-1] for row in rows]
         tokens = torch.tensor(last)[:, None]
         positions = torch.tensor([[row.cached] for row in rows])
-        logits = self._forward(tokens, positions, slice(0, len(rows)))[:, -1]
+        logits = self._forward(tokens, positions, slice(0, len(rows)), sharing=self._shared())[:, -1]
         for row, token in zip(rows, last, strict=True):
             row.cached += 1
             self._held[row.slot].append(token)
         return logits
 
+    def _shared(self) -> Sharing | None:
+        """Return what the active rows share. Their prefixes are compared when other rows are active than before."""
+        if self._partitioned != self.active:
+            self._partitioned, self._partitioned_at = list(self.active), self.active[0].cached
+            self._sharing = partition(self._held[: len(self.active)], self.shared_tokens)
+        if self._sharing is None:
+            return None
+        return replace(self._sharing, grown=self.active[0].cached - self._partitioned_at)
+
     def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: slice | torch.Tensor, logits: int = 1
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rows: slice | torch.Tensor,
+        logits: int = 1,
+        sharing: Sharing | None = None,
     ) -> torch.Tensor:
-        """Return the logits after the last `logits` tokens of each row; 0 means all tokens."""
+        """Return the logits after the last `logits` tokens of each row; 0 means all tokens. sharing: what the rows
+        share, for one token of each."""
         if self.stop.is_set():
             raise PassInterrupted
         self.counters["passes"] += 1
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
+        if sharing is not None:
+            mask = shared_mask(mask, sharing)
         return self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -327,15 +353,3 @@ def missing(row: Row) -> int:
 def shares_tokens(a: list[int], b: list[int], count: int) -> bool:
     """Return True if the first `count` tokens are equal. The last one, which differs most often, is compared first."""
     return min(len(a), len(b)) >= count and a[count - 1] == b[count - 1] and a[:count] == b[:count]
-
-
-def shared_prefix(a: list[int], b: list[int]) -> int:
-    """Return the length of the common prefix."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # bisection, because list comparison in C is faster than a loop over tokens
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -13,6 +13,9 @@ import torch
 from components.inference.protocol import Sampling
 from components.models.distribution import Cut, support_mask
 
+CHUNK_ROWS = 8
+"""Rows that are drawn together on a CPU: their distributions fit a processor's cache, and the results are the same."""
+
 
 def draw(
     logits_BV: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
@@ -23,6 +26,21 @@ def draw(
     (temperature 0) it is at temperature 1. A row whose logits are not finite has a log-probability of NaN and an
     arbitrary token, and does not affect the other rows.
     """
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    count = CHUNK_ROWS if logits_BV.device.type == "cpu" else max(1, len(samplings))
+    for start in range(0, len(samplings), count):
+        rows = slice(start, start + count)
+        drawn = _draw(logits_BV[rows], samplings[rows], uniforms[rows])
+        tokens += drawn[0]
+        logprobs += drawn[1]
+    return tokens, logprobs
+
+
+def _draw(
+    logits_BV: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Draw for the rows of a chunk."""
     logps_BV = distributions(logits_BV, samplings)
     greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
     if greedy.all():
@@ -33,7 +51,9 @@ def draw(
         tokens_B = torch.searchsorted(cumulative_BV, points_B1, right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
         # Rounding can place a point at the total: use a token with positive probability instead.
         impossible = logps_BV.gather(-1, tokens_B[:, None])[:, 0] == -torch.inf
-        tokens_B = torch.where(impossible | greedy.to(tokens_B.device), logits_BV.argmax(-1), tokens_B)
+        likeliest_B = impossible | greedy.to(tokens_B.device)
+        if likeliest_B.any():
+            tokens_B = torch.where(likeliest_B, logits_BV.argmax(-1), tokens_B)
     logps_B = logps_BV.gather(-1, tokens_B[:, None])[:, 0]
     return tokens_B.tolist(), logps_B.tolist()
 
