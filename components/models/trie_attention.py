@@ -36,7 +36,12 @@ def mask(ends_N: torch.Tensor) -> torch.Tensor | BlockMask:
     count = len(ends_N)
     if flex_works():
         return create_block_mask(visible(ends_N), None, None, count, count, device=str(ends_N.device))
-    nodes_N = torch.arange(count, device=ends_N.device)
+    return dense_mask(ends_N)
+
+
+def dense_mask(ends_N: torch.Tensor) -> torch.Tensor:
+    """Return the (1, 1, N, N) bool mask, True where attention is allowed."""
+    nodes_N = torch.arange(len(ends_N), device=ends_N.device)
     return ((nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < ends_N))[None, None]
 
 
