@@ -82,7 +82,9 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
     try:
         import torch
     except ImportError as error:
-        sys.exit(f"torch is not installed ({error}); python -m tests.benchmarks.gpu --requirements lists what is needed")
+        sys.exit(
+            f"torch is not installed ({error}); python -m tests.benchmarks.gpu --requirements lists what is needed"
+        )
     from tests.benchmarks.gpu import machine
 
     device = options.device
@@ -96,7 +98,13 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
     if python is not None and not Path(python).is_file():
         sys.exit(f"--vllm-python {python}: there is no such file; expected the Python of an environment with vLLM")
     found = {"size": options.size, "minutes": options.minutes, "repeat": options.repeat, "seconds": 0.0}
-    return {**found, **machine.describe(device), "vllm_python": python, "vllm": machine.vllm_version(python), "parts": {}}
+    return {
+        **found,
+        **machine.describe(device),
+        "vllm_python": python,
+        "vllm": machine.vllm_version(python),
+        "parts": {},
+    }
 
 
 def wanted(part: Part, options: argparse.Namespace) -> bool:
@@ -136,8 +144,13 @@ def line(name: str, part: dict[str, Any]) -> str:
     for workload, sides in result.get("workloads", {}).items():
         for side, figures in sides.items():
             text += f"\n  {workload} {side}: " + ", ".join(f"{key} {value:.2g}" for key, value in figures.items())
-    for side, reason in result.get("skipped_sides", {}).items():
-        text += f"\n  {side} is skipped: {reason}"
+    if "stage_seconds" in result:
+        text += "\n  seconds: " + ", ".join(f"{label} {value}" for label, value in result["stage_seconds"].items())
+        text += "\n  of these beside a training: " + ", ".join(
+            f"{label} {value}" for label, value in result["overlapped_seconds"].items()
+        )
+    for side, cause in result.get("skipped_sides", {}).items():
+        text += f"\n  {side} is skipped: {cause}"
     return text
 
 
@@ -150,12 +163,15 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=("qwen3", "tiny"), default="qwen3", help="dimensions of Qwen3-0.6B, or tiny")
     names = ("train", "exact", "generate", "overlap")
     parser.add_argument("--parts", nargs="+", choices=names, default=list(names), help="parts to run (all)")
-    parser.add_argument("--workload", nargs="+", choices="abcd", default=list("abcd"), help="workloads (all)")
-    parser.add_argument("--repeat", type=int, default=5, help="repetitions, of which the median counts (5)")
+    parser.add_argument("--workload", nargs="+", choices="abcd", help="workloads (all; with --size tiny: b)")
+    parser.add_argument("--repeat", type=int, help="repetitions, of which the median counts (5; with --size tiny: 2)")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="interpreter of an environment with vLLM")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="new folder for weights and logs, which stays")
     parser.add_argument("--requirements", action="store_true", help="print the packages that are needed, and exit")
     options = parser.parse_args(words)
+    tiny = options.size == "tiny"
+    options.workload = options.workload or (["b"] if tiny else list("abcd"))
+    options.repeat = options.repeat if options.repeat is not None else (2 if tiny else 5)
     if options.repeat < 1:
         parser.error(f"--repeat {options.repeat}: at least 1")
     if options.keep is not None and options.keep.exists():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.benchmarks import train_step
-from tests.benchmarks.gpu.setup import Report, Setup, attention, attentions, free, one_line
+from tests.benchmarks.gpu.setup import Report, Setup, attention, attentions, free, reason
 from tests.benchmarks.train_step import PACK_TOKENS, Episode, Ours, Padded
 
 ROWS = 2
@@ -61,7 +61,7 @@ def sides(
     """Yield name, log-probabilities and gradient of each side in a dtype."""
     kinds, reasons = attentions(setup.device)
     skipped: dict[str, str] = report.result["skipped_sides"]
-    skipped |= {f"ours_{kind}": reason for kind, reason in reasons.items()}
+    skipped |= {f"ours_{kind}": cause for kind, cause in reasons.items()}
     try:
         padded = Padded(setup.base_dir, setup.model(dtype), episodes, ROWS, setup.folder)
         load(padded.model, adapter)
@@ -69,7 +69,7 @@ def sides(
         del padded
         free()
     except Exception as error:  # noqa: BLE001  a side that fails here must not lose the others
-        skipped[f"padded_{dtype} ({name})"] = one_line(error)
+        skipped[f"padded_{dtype} ({name})"] = reason(f"padded_{dtype}", error)
     for kind in kinds:
         try:
             with attention(kind):
@@ -81,7 +81,7 @@ def sides(
             del ours
             free()
         except Exception as error:  # noqa: BLE001
-            skipped[f"ours_{kind}_{dtype} ({name})"] = one_line(error)
+            skipped[f"ours_{kind}_{dtype} ({name})"] = reason(f"ours_{kind}_{dtype}", error)
 
 
 def load(model: Any, adapter: dict[str, Any]) -> None:

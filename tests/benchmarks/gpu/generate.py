@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.gpu.setup import MAX_LENGTH, RANK, Report, Setup, free, one_line, with_peak
+from tests.benchmarks.gpu.setup import MAX_LENGTH, RANK, Report, Setup, free, reason, with_peak
 
 GROUP = 8
 SWAPS = 3
@@ -37,7 +37,7 @@ def run(setup: Setup, report: Report) -> None:
             try:
                 engines[name] = start(setup, close)
             except Exception as error:  # noqa: BLE001  a side that fails here must not lose the other
-                skipped[name] = one_line(error)
+                skipped[name] = reason(name, error)
             else:
                 report.result["sides"][name] = {"start_seconds": round(time.monotonic() - began, 1)}
             report.update()

@@ -15,7 +15,6 @@ from typing import Any
 
 from tests.benchmarks.gpu.setup import ALPHA, RANK, Report, Setup
 
-ROUNDS = 3
 GROUP = 4
 TURNS = 3
 
@@ -79,7 +78,7 @@ def experiment(setup: Setup, root: Any) -> dict[str, Any]:
     return {
         "name": "overlapped",
         "root": str(root),
-        "rounds": ROUNDS,
+        "rounds": setup.shape.rounds,
         "allow": ["tests"],
         "model": {
             "name": str(setup.base_dir),
@@ -98,6 +97,7 @@ def experiment(setup: Setup, root: Any) -> dict[str, Any]:
             "concurrency": GROUP * setup.shape.scenarios,
             "overlap": 1,
         },
+        "evaluate": {"scenarios": 2},
         "agent": {"max_turns": TURNS, "max_tokens": 32 if setup.size == "qwen3" else 8},
         "deploy": {"mode": "none"},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,13 @@ class Size:
     """Number of sampled tokens of a request."""
     scenarios: int
     """Number of scenarios of a round of the overlapped run, with four episodes each."""
+    rounds: int
+    """Number of rounds of the overlapped run."""
 
 
 SIZES = {
-    "qwen3": Size(1024, 3072, 28, 16, 8, 128, 151_936, 1.0, 128, 400, 128, 16),  # the dimensions of Qwen3-0.6B
-    "tiny": Size(64, 128, 2, 4, 2, 32, 512, 0.1, 8, 100, 8, 2),
+    "qwen3": Size(1024, 3072, 28, 16, 8, 128, 151_936, 1.0, 128, 400, 128, 16, 3),  # the dimensions of Qwen3-0.6B
+    "tiny": Size(64, 128, 2, 4, 2, 32, 512, 0.1, 8, 100, 8, 2, 2),
 }
 RANK, ALPHA = 8, 16.0
 MAX_LENGTH = 2048
@@ -147,8 +150,9 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def one_line(error: BaseException) -> str:
-    """Return type and first line of an error."""
+def reason(side: str, error: BaseException) -> str:
+    """Return the reason for a side that is skipped: type and first line of an error, whose traceback is logged."""
+    logging.getLogger(__name__).error("%s is skipped", side, exc_info=error)
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
 
@@ -161,8 +165,8 @@ def attentions(device: str) -> tuple[list[str], dict[str, str]]:
     from components.models import trie_attention
 
     if device == "cpu":
-        reason = "FlexAttention has no backward pass on a CPU, where the trie computes dense blocks (`blocks`)"
-        return ["blocks", "sdpa"], {"flex": reason}
+        cause = "FlexAttention has no backward pass on a CPU, where the trie computes dense blocks (`blocks`)"
+        return ["blocks", "sdpa"], {"flex": cause}
     if trie_attention.flex_works():
         return ["flex", "sdpa"], {}
     return ["sdpa"], {"flex": "FlexAttention does not compile here (see the log)"}

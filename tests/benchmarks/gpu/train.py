@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks import train_step
-from tests.benchmarks.gpu.setup import Report, Setup, attention, attentions, free, one_line, with_peak
+from tests.benchmarks.gpu.setup import Report, Setup, attention, attentions, free, reason, with_peak
 from tests.benchmarks.train_step import GROUP, PACK_TOKENS, Episode, Ours, Padded, Trl
 
 Step = Callable[[], float]
@@ -33,11 +33,11 @@ def run(setup: Setup, report: Report, name: str) -> None:
     report.update(tokens=tokens, distinct_tokens=len(distinct), dtype=setup.dtype, skipped_sides={}, sides={})
     skipped: dict[str, str] = report.result["skipped_sides"]
     steps: dict[str, Step] = {}
-    for side, make in sides(setup, name, episodes, skipped).items():
+    for side, make in sides(setup, report, name, episodes).items():
         try:
             steps[side] = warmed_up(make)
         except Exception as error:  # noqa: BLE001  a side that fails here must not lose the others
-            skipped[side] = one_line(error)
+            skipped[side] = reason(side, error)
         free()
         report.update()
     seconds: dict[str, list[float]] = {side: [] for side in steps}
@@ -49,7 +49,7 @@ def run(setup: Setup, report: Report, name: str) -> None:
             try:
                 taken, peak = with_peak(setup.device, step)
             except Exception as error:  # noqa: BLE001
-                skipped[side] = one_line(error)
+                skipped[side] = reason(side, error)
                 del steps[side]
                 continue
             seconds[side].append(taken)
@@ -58,13 +58,12 @@ def run(setup: Setup, report: Report, name: str) -> None:
     report.update(ratios=ratios(report.result["sides"]))
 
 
-def sides(
-    setup: Setup, name: str, episodes: list[Episode], skipped: dict[str, str]
-) -> dict[str, Callable[[int], Step]]:
-    """Return a function for each side, which takes the rows of a micro-batch and returns its step. Add the reasons for
-    sides that cannot run to `skipped`."""
+def sides(setup: Setup, report: Report, name: str, episodes: list[Episode]) -> dict[str, Callable[[int], Step]]:
+    """Return a function for each side, which takes the rows of a micro-batch and returns its step. Report the reasons
+    for sides that cannot run."""
+    skipped = report.result["skipped_sides"]
     kinds, reasons = attentions(setup.device)
-    skipped |= {f"ours_{kind}": reason for kind, reason in reasons.items()}
+    skipped |= {f"ours_{kind}": cause for kind, cause in reasons.items()}
     spec, scratch = setup.model(), setup.folder
     ours: list[Ours] = []
 
@@ -99,7 +98,9 @@ def sides(
     def make_tree(rows: int) -> Step:
         from tests.benchmarks.gpu.trl_tree import TrlTree
 
-        return TrlTree(setup, episodes, PACK_TOKENS[name]).step
+        side = TrlTree(setup, episodes)
+        report.update(trl_tree_kernel=side.kernel)
+        return side.step
 
     return made | {"trl": make_trl, "trl_tree": make_tree}
 

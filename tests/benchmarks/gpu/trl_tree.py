@@ -20,15 +20,18 @@ from typing import Any
 from tests.benchmarks.gpu.setup import ALPHA, RANK, Setup
 from tests.benchmarks.train_step import Episode, synchronize
 
+BATCHES = 3
+"""Number of batches in the queue per step."""
+
 
 class TrlTree:
     """Trainer with a step of one group per call."""
 
-    def __init__(self, setup: Setup, episodes: list[Episode], budget: int):
+    def __init__(self, setup: Setup, episodes: list[Episode]):
         from datasets import Dataset
         from peft import LoraConfig
         from transformers import TrainerCallback
-        from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+        from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer
 
         from components.models.weights import load_tokenizer
 
@@ -36,6 +39,8 @@ class TrlTree:
         self.worker = Worker(episodes)
         self.times: list[float] = []
         times, device = self.times, setup.device
+        if device == "cpu":
+            async_grpo_trainer.get_peak_flops_per_device = lambda *_: None  # it asks for the name of the GPU
 
         class Clock(TrainerCallback):
             def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -96,17 +101,18 @@ class Worker:
         self.episodes = episodes
         self.rollout_buffer: queue.Queue[Any] = queue.Queue()
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
-        self.version = 0
 
     def fill(self, version: int) -> None:
-        """Put the group into the queue, with advantages by its standard deviation."""
+        """Fill the queue with the group, with advantages by its standard deviation: once for the step, and for the
+        batches that the data loader fetches ahead."""
         import numpy as np
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        self.version = version
+        while not self.rollout_buffer.empty():
+            self.rollout_buffer.get_nowait()
         rewards = np.array([episode.reward for episode in self.episodes])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-        for episode, advantage in zip(self.episodes, advantages, strict=True):
+        for episode, advantage in [*zip(self.episodes, advantages, strict=True)] * BATCHES:
             self.rollout_buffer.put(
                 RolloutSample(
                     prompt=[],
