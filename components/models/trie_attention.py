@@ -150,6 +150,11 @@ def flex_works() -> bool:
     return True
 
 
+RECOMPILE_LIMIT = 64
+"""Maximum number of compiled kernels. Each combination of dtype, head counts, gradients or none, and one, two or more
+blocks needs its own; beyond torch's default of 8, attention would silently compute all scores."""
+
+
 @functools.cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention, dynamic=True, recompile_limit=RECOMPILE_LIMIT)

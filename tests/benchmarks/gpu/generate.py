@@ -20,28 +20,30 @@ GROUP = 8
 SWAPS = 3
 GPU_MEMORY = 0.35
 """Share of the GPU memory that vLLM reserves."""
+START = 0.8
+"""Share of the part's time that vLLM's start may take."""
 CACHE_BYTES = 4_000_000_000
 """Cache of the embedded engine."""
 
 
 def run(setup: Setup, report: Report) -> None:
-    """Measure both engines. vLLM starts first, because it measures the free memory of the GPU."""
+    """Measure the embedded engine, then start vLLM, whose start may fail or take long, and measure both in turn."""
     shape = setup.shape
     report.update(requests=shape.requests, sampled_tokens=shape.sampled, skipped_sides={}, sides={}, dtype=setup.dtype)
     skipped: dict[str, str] = report.result["skipped_sides"]
     engines: dict[str, Any] = {}
     close: list[Callable[[], None]] = []
     try:
-        for name, start in (("vllm", start_vllm), ("embedded", start_embedded)):
+        for name, start in (("embedded", start_embedded), ("vllm", start_vllm)):
             began = time.monotonic()
             try:
                 engines[name] = start(setup, close)
             except Exception as error:  # noqa: BLE001  a side that fails here must not lose the other
                 skipped[name] = reason(name, error)
-            else:
-                report.result["sides"][name] = {"start_seconds": round(time.monotonic() - began, 1)}
-            report.update()
-        generate(setup, report, engines)
+                report.update()
+                continue
+            report.result["sides"][name] = {"start_seconds": round(time.monotonic() - began, 1)}
+            generate(setup, report, engines, setup.repeat if len(engines) == 2 or setup.vllm_python is None else 1)
         compare(setup, report, engines)
         swap(setup, report, engines)
     finally:
@@ -66,7 +68,7 @@ def start_vllm(setup: Setup, close: list[Callable[[], None]]) -> Any:
 
     if setup.vllm_python is None:
         raise RuntimeError("vLLM is not installed here; name the interpreter of its environment by --vllm-python")
-    timeout = max(setup.deadline - time.monotonic(), 20.0)
+    timeout = max(START * (setup.deadline - time.monotonic()), 20.0)
     spec = VllmSpec(
         python=setup.vllm_python, max_lora_rank=RANK, gpu_memory=GPU_MEMORY, cpu_cache_gb=1, start_timeout=timeout
     )
@@ -78,11 +80,11 @@ def start_vllm(setup: Setup, close: list[Callable[[], None]]) -> Any:
     return engine
 
 
-def generate(setup: Setup, report: Report, engines: dict[str, Any]) -> None:
+def generate(setup: Setup, report: Report, engines: dict[str, Any], repeat: int) -> None:
     """Measure sampled tokens per second. The first round of each engine is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     sampled: dict[str, int] = {}
-    for repetition in range(setup.repeat + 1):
+    for repetition in range(repeat + 1):
         if repetition > 1 and time.monotonic() > setup.deadline:
             break
         for name, engine in engines.items():

@@ -47,7 +47,7 @@ PARTS = (
     Part("train_a", 60),
     Part("train_d", 60),
     Part("train_c", 60),
-    Part("generate", 170),
+    Part("generate", 180),
     Part("overlap", 90),
 )
 """In the order in which they run: what matters most comes first."""
