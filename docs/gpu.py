@@ -37,8 +37,8 @@ def add(results: dict[str, Any]) -> None:
     """Record the results. Exits if they are not those of a GPU and a model of full size."""
     if results["device"] != "cuda" or results["size"] != "qwen3":
         sys.exit(
-            f"device = {results['device']}, size = {results['size']}: the page shows a GPU and --size qwen3; a trial on "
-            "a CPU is not recorded"
+            f"device = {results['device']}, size = {results['size']}: expected a GPU and --size qwen3; "
+            "a trial on a CPU is not recorded"
         )
     RECORD.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

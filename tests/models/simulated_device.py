@@ -1,8 +1,8 @@
 """A device that is simulated on the CPU: tensors on it compute the same values, but mixing them with tensors of the CPU
 raises RuntimeError, as on a GPU. The context counts the operations that wait for the device.
 
-Its type is `meta`, which autograd runs in the calling thread and torch has no kernels for. It shows mistakes of placement
-only: nothing about kernels, dtypes or the memory of a GPU.
+Its type is `meta`, which autograd runs in the calling thread and torch has no kernels for. It shows mistakes of
+placement only: nothing about kernels, dtypes or the memory of a GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class OnDevice(torch.Tensor):
 
     values: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
+    is_meta = False  # torch loads no state into parameters of type `meta`
 
     @staticmethod
     def __new__(cls, values: torch.Tensor) -> OnDevice:

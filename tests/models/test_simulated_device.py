@@ -32,7 +32,7 @@ def test_mixing_devices_is_an_error():
         assert (here + torch.tensor(1)).tolist() == [1, 2, 3]  # numbers are allowed
         with pytest.raises(RuntimeError, match="expected all tensors on one device"):
             here + torch.tensor([1, 2, 3])
-        with pytest.raises(TypeError, match="use Tensor.cpu"):
+        with pytest.raises(TypeError, match=r"use Tensor\.cpu"):
             here.numpy()
         assert here.cpu().numpy().tolist() == [0, 1, 2]
 
