@@ -1,4 +1,4 @@
-"""Measurements on one GPU in docs/results/gpu.md, from docs/results/gpu.json.
+"""Measurements on one GPU in docs/results/gpu.md, from the record beside it.
 
 python -m tests.benchmarks.gpu --json | python -m docs.gpu add     keep the results of a GPU in place of earlier ones
 python -m docs.gpu                                                 write the page

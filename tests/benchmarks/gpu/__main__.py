@@ -1,7 +1,7 @@
 """A GPU in ten minutes: what Espalier does on one GPU, offline, compared with its peers.
 
     python -m tests.benchmarks.gpu [--json] [--out gpu.json] [--minutes 9] [--vllm-python PYTHON]
-    python -m tests.benchmarks.gpu --device cpu --size tiny     every part that a CPU can run, in about two minutes
+    python -m tests.benchmarks.gpu --device cpu --size tiny     every part that a CPU can run
     python -m tests.benchmarks.gpu --requirements               packages for a folder of wheels
 
     model      weights with the dimensions of Qwen3-0.6B, drawn at random
