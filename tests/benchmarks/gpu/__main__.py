@@ -144,6 +144,9 @@ def line(name: str, part: dict[str, Any]) -> str:
     for workload, sides in result.get("workloads", {}).items():
         for side, figures in sides.items():
             text += f"\n  {workload} {side}: " + ", ".join(f"{key} {value:.2g}" for key, value in figures.items())
+    if "logprob_difference" in result:
+        difference = result["logprob_difference"]
+        text += f"\n  log-probabilities of vLLM and the embedded engine: {difference['mean']:.2g} nats apart on average"
     if "stage_seconds" in result:
         text += "\n  seconds: " + ", ".join(f"{label} {value}" for label, value in result["stage_seconds"].items())
         text += "\n  of these beside a training: " + ", ".join(

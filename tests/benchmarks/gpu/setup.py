@@ -132,7 +132,7 @@ def with_peak(device: str, call: Callable[[], T]) -> tuple[T, float]:
         return train_step.with_peak(call)
     import torch
 
-    free()
+    gc.collect()  # the allocator keeps its blocks: to allocate them again would be part of the measured time
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
