@@ -36,7 +36,12 @@ def mask(ends_N: torch.Tensor) -> torch.Tensor | BlockMask:
     count = len(ends_N)
     if flex_works():
         return create_block_mask(visible(ends_N), None, None, count, count, device=str(ends_N.device))
-    nodes_N = torch.arange(count, device=ends_N.device)
+    return dense_mask(ends_N)
+
+
+def dense_mask(ends_N: torch.Tensor) -> torch.Tensor:
+    """Return the (1, 1, N, N) bool mask, True where attention is allowed."""
+    nodes_N = torch.arange(len(ends_N), device=ends_N.device)
     return ((nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < ends_N))[None, None]
 
 
@@ -145,6 +150,11 @@ def flex_works() -> bool:
     return True
 
 
+RECOMPILE_LIMIT = 64
+"""Maximum number of compiled kernels. Each combination of dtype, head counts, gradients or none, and one, two or more
+blocks needs its own; beyond torch's default of 8, attention would silently compute all scores."""
+
+
 @functools.cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention, dynamic=True, recompile_limit=RECOMPILE_LIMIT)

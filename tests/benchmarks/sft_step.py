@@ -81,7 +81,7 @@ class Trl(Plain):
         from components.models.weights import load_tokenizer
         from components.trajectories.chat import ChatFormat
 
-        super().__init__(base_dir, options.model)
+        super().__init__(base_dir, model_spec(options.model))
         tokenizer = load_tokenizer(base_dir)
         rows = [
             {

@@ -140,13 +140,21 @@ def adamw(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, lr=1e-9)  # so small that every step starts from the same policy
 
 
+def synchronize(device: str) -> None:
+    """Wait for the kernels that run on a GPU, before the clock is read."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 class Ours:
-    def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
+    def __init__(self, base_dir: Path, spec: Any, episodes: list[Episode], rows: int, scratch: Path):
         from components.algorithms.policy.policy import Policy
         from components.algorithms.policy_gradient.spec import GRPOSpec
         from components.trajectories.schema import History, Message, Scenario, Trajectory
 
-        self.policy = Policy(base_dir, model_spec(model), seed=0)
+        self.policy = Policy(base_dir, spec, seed=0)
         self.optimizer = adamw(list(self.policy.parameters.values()))
         self.spec = GRPOSpec(learning_rate=1e-9, pack_tokens=rows, max_grad_norm=1e9, measure_kl=False)
         self.scratch = scratch
@@ -169,7 +177,11 @@ class Ours:
         from components.algorithms.trainer import TrainingContext
 
         seconds: list[float] = []
-        start = time.perf_counter()
+
+        def stop(metrics: Any) -> None:
+            synchronize(self.policy.device)
+            seconds.append(time.perf_counter() - start)
+
         context = TrainingContext(
             policy=self.policy,
             optimizer=self.optimizer,
@@ -177,15 +189,18 @@ class Ours:
             trajectories=self.trajectories,
             scratch=self.scratch,
             seed=0,
-            on_step=lambda metrics: seconds.append(time.perf_counter() - start),
+            on_step=stop,
         )
+        synchronize(self.policy.device)
+        start = time.perf_counter()
         train_policy_gradient(self.spec, context)
         return seconds[0]
 
     def gradient(self) -> dict[str, Any]:
         kept: dict[str, Any] = {}
         hook = self.optimizer.register_step_pre_hook(lambda *_: kept.update(grads(self.policy.model)))
-        self.step()
+        while not kept:  # with float16, a step whose scaled gradients overflow is skipped, and the scale is halved
+            self.step()
         hook.remove()
         return kept
 
@@ -193,76 +208,111 @@ class Ours:
 class Plain:
     """A PEFT model of transformers with the adapter of a fresh policy."""
 
-    def __init__(self, base_dir: Path, model: str, dtype: str = "float32"):
+    def __init__(self, base_dir: Path, spec: Any, dtype: str | None = None):
+        """dtype: that of all weights, adapter included; None means that of `spec` with an adapter in float32."""
         import torch
         from peft import LoraConfig, get_peft_model
 
-        from components.models.weights import load_model
+        from components.models.weights import load_model, pick_device
 
-        base = load_model(base_dir, dtype="float32", device="cpu")
+        self.spec, self.device = spec, pick_device(spec.device)
+        base = load_model(base_dir, dtype=spec.dtype, device=self.device)
         base.set_attn_implementation("sdpa")
         torch.manual_seed(0)
-        lora = model_spec(model).lora
+        lora = spec.lora
         config = LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
         )
-        self.model = get_peft_model(base, config).to(getattr(torch, dtype))
+        self.model = get_peft_model(base, config)
+        if dtype is not None:
+            self.model.to(getattr(torch, dtype))
 
 
 class Padded(Plain):
     def __init__(
-        self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path, dtype: str = "float32"
+        self, base_dir: Path, spec: Any, episodes: list[Episode], rows: int, scratch: Path, dtype: str | None = None
     ):
-        super().__init__(base_dir, model, dtype)
+        from components.algorithms.loop.loss_scale import LossScale
+
+        super().__init__(base_dir, spec, dtype)
         self.model.eval()
+        self.loss_scale = LossScale.of(spec.dtype)
         self.episodes, self.rows = episodes, rows
         self.optimizer = adamw([one for one in self.model.parameters() if one.requires_grad])
 
     def _backward(self) -> None:
         import torch
 
-        rewards = torch.tensor([one.reward for one in self.episodes])
+        rewards = torch.tensor([one.reward for one in self.episodes], device=self.device)
         advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
         count = sum(sum(one.sampled) for one in self.episodes)
         for start in range(0, len(self.episodes), self.rows):
-            part = self.episodes[start : start + self.rows]
-            longest = max(len(one.token_ids) for one in part)
-            first = min(one.prompt for one in part)
-            ids_BT = torch.tensor([[*one.token_ids, *[0] * (longest - len(one.token_ids))] for one in part])
-            real_BT = torch.tensor([[1] * len(one.token_ids) + [0] * (longest - len(one.token_ids)) for one in part])
-            learned_BT = torch.tensor([[*one.sampled, *[False] * (longest - len(one.token_ids))] for one in part])
-            given = {"input_ids": ids_BT, "attention_mask": real_BT, "use_cache": False}
-            logits_BTV = self.model(**given, logits_to_keep=longest - first + 1).logits[:, :-1]
-            logps_BTV = logits_BTV.log_softmax(-1)
-            logps_BT = logps_BTV.gather(-1, ids_BT[:, first:, None])[..., 0]
+            logps_BTV, logps_BT, learned_BT = self._forward(self.episodes[start : start + self.rows])
             with torch.no_grad():
                 -(logps_BTV.exp() * logps_BTV).sum(-1).mean()  # the entropy, which every trainer shows
             ratio_BT = (logps_BT - logps_BT.detach()).exp()
             advantage_B1 = advantages[start : start + self.rows, None]
             loss_BT = -torch.minimum(ratio_BT * advantage_B1, ratio_BT.clamp(0.8, 1.2) * advantage_B1)
-            ((loss_BT * learned_BT[:, first:]).sum() / count).backward()
+            self.loss_scale.backward((loss_BT * learned_BT).sum() / count)
+        self.loss_scale.unscale(self.model.parameters())
+
+    def _forward(self, part: list[Episode]) -> tuple[Any, Any, Any]:
+        """Return the log-probabilities of all tokens and of the next ones, and the mask of sampled ones, from the first
+        answer on."""
+        import torch
+
+        def tensor(rows: list[list[Any]]) -> Any:
+            return torch.tensor(rows, device=self.device)
+
+        longest = max(len(one.token_ids) for one in part)
+        first = min(one.prompt for one in part)
+        ids_BT = tensor([[*one.token_ids, *[0] * (longest - len(one.token_ids))] for one in part])
+        real_BT = tensor([[1] * len(one.token_ids) + [0] * (longest - len(one.token_ids)) for one in part])
+        learned_BT = tensor([[*one.sampled, *[False] * (longest - len(one.token_ids))] for one in part])
+        given = {"input_ids": ids_BT, "attention_mask": real_BT, "use_cache": False}
+        logits_BTV = self.model(**given, logits_to_keep=longest - first + 1).logits[:, :-1]
+        if logits_BTV.itemsize < 4:
+            logits_BTV = logits_BTV.float()
+        logps_BTV = logits_BTV.log_softmax(-1)
+        return logps_BTV, logps_BTV.gather(-1, ids_BT[:, first:, None])[..., 0], learned_BT[:, first:]
+
+    def logprobs(self) -> Any:
+        """Return the log-probabilities of the sampled tokens of all episodes, in their order."""
+        import torch
+
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(self.episodes), self.rows):
+                _, logps_BT, learned_BT = self._forward(self.episodes[start : start + self.rows])
+                parts.append(logps_BT[learned_BT])
+        return torch.cat(parts)
 
     def step(self) -> float:
+        synchronize(self.device)
         start = time.perf_counter()
         self._backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        synchronize(self.device)
         return time.perf_counter() - start
 
     def gradient(self) -> dict[str, Any]:
-        self._backward()
-        found = grads(self.model)
-        self.optimizer.zero_grad(set_to_none=True)
-        return found
+        while True:
+            self._backward()
+            found = grads(self.model)
+            self.optimizer.zero_grad(set_to_none=True)
+            if not self.loss_scale.enabled or all(bool(one.isfinite().all()) for one in found.values()):
+                return found
+            self.loss_scale.update(overflowed=True)
 
 
 class Trl(Plain):
     steps = 1
 
-    def __init__(self, base_dir: Path, model: str, episodes: list[Episode], rows: int, scratch: Path):
+    def __init__(self, base_dir: Path, spec: Any, episodes: list[Episode], rows: int, scratch: Path):
         import trl  # noqa: F401  so that its imports are not taken for memory of the step
 
-        super().__init__(base_dir, model)
+        super().__init__(base_dir, spec)
         self.base_dir, self.episodes, self.rows, self.scratch = base_dir, episodes, rows, scratch
 
     def step(self) -> float:
@@ -276,6 +326,7 @@ class Trl(Plain):
 
         episodes = self.episodes
         took: list[float] = []
+        device = self.device
 
         def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
             return {
@@ -291,9 +342,11 @@ class Trl(Plain):
 
         class Clock(TrainerCallback):
             def on_step_begin(self, *_: Any, **__: Any) -> None:
+                synchronize(device)
                 took.append(time.perf_counter())
 
             def on_step_end(self, *_: Any, **__: Any) -> None:
+                synchronize(device)
                 took.append(time.perf_counter())
 
         config = GRPOConfig(
@@ -308,8 +361,9 @@ class Trl(Plain):
             loss_type="dapo",
             max_completion_length=max(len(one.token_ids) - one.prompt for one in episodes),
             gradient_checkpointing=False,  # its default recomputes the forward pass: slower, and it fits without
-            bf16=False,
-            use_cpu=True,
+            bf16=self.spec.dtype == "bfloat16",
+            fp16=self.spec.dtype == "float16",
+            use_cpu=device == "cpu",
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,
@@ -350,7 +404,7 @@ def build(form: str, name: str, episodes: list[Episode], options: argparse.Names
     from components.models import weights
 
     base_dir = weights.prepare(model_spec(options.model), options.cache)
-    return CLASSES[form](base_dir, options.model, episodes, rows_of(form, name, options), folder / form)
+    return CLASSES[form](base_dir, model_spec(options.model), episodes, rows_of(form, name, options), folder / form)
 
 
 def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -406,7 +460,7 @@ def exactness(name: str, options: argparse.Namespace, folder: Path) -> dict[str,
     vocabulary = json.loads((base_dir / "config.json").read_text())["vocab_size"]
     episodes = workload(name, vocabulary, options.scale)
     found = {form: build(form, name, episodes, options, folder).gradient() for form in ("ours", "padded")}
-    double = Padded(base_dir, options.model, episodes, 1, folder, "float64")
+    double = Padded(base_dir, model_spec(options.model), episodes, 1, folder, "float64")
     torch.set_default_dtype(torch.float64)  # rewards and advantages too
     exact = double.gradient()
     torch.set_default_dtype(torch.float32)

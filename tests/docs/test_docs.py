@@ -349,6 +349,11 @@ def test_tables_are_what_was_measured(name):
     assert table.made() == table.written(), f"run `python -m docs.{name}`"
 
 
+def test_the_page_of_gpu_measurements_is_what_was_recorded():
+    page = script("gpu").PAGE
+    assert page.current() == page.stored(), "run `python -m docs.gpu`"
+
+
 def test_results_are_kept_and_one_that_was_not_measured_takes_no_place(tmp_path, monkeypatch):
     played, recorded = script("played"), sys.modules["docs.recorded"]
     monkeypatch.setattr(recorded, "DOCS", tmp_path)

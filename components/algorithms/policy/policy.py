@@ -152,8 +152,9 @@ class Policy:
                 return _read(head(part_UD), row_S, token_S, cut, entropy_gradient)
 
             parts = []
-            for first in range(0, len(states_UX), LOGIT_ROWS):
-                low, high = torch.searchsorted(row_S, torch.tensor([first, first + LOGIT_ROWS], device=self.device))
+            starts = range(0, len(states_UX), LOGIT_ROWS)
+            bounds = torch.searchsorted(row_S, torch.tensor([*starts, len(states_UX)], device=self.device)).tolist()
+            for first, low, high in zip(starts, bounds[:-1], bounds[1:], strict=True):
                 arguments = states_UX[first : first + LOGIT_ROWS], row_S[low:high] - first, token_S[low:high]
                 recompute = torch.is_grad_enabled() and len(states_UX) > LOGIT_ROWS
                 parts.append(checkpoint(read, *arguments, use_reentrant=False) if recompute else read(*arguments))

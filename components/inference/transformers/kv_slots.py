@@ -33,6 +33,8 @@ class KVSlots:
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
         """(L, 2, S, H, T, D) keys and values."""
         self._rows: slice | torch.Tensor = slice(0, 0)
+        self._numbers = torch.empty(0, dtype=torch.long)
+        """Numbers of the slots of `_rows`, on the device: indices on the CPU would be copied in each layer."""
         self._positions = torch.empty(0, 0, dtype=torch.long)
         self._width = 0
 
@@ -60,6 +62,10 @@ class KVSlots:
         """
         positions = positions.clamp(max=self.kv.shape[4] - 1)
         self._rows, self._positions = rows, positions
+        if isinstance(rows, slice):
+            self._numbers = torch.arange(rows.start, rows.stop, device=positions.device)
+        else:
+            self._numbers = rows
         self._width = int(positions.max()) + 1
         return (torch.arange(self._width, device=positions.device) <= positions[:, :, None])[:, None]
 
@@ -74,10 +80,8 @@ class KVSlots:
         stored = []
         for index, new in enumerate((key, value)):
             table = self.kv[layer_idx, index]
-            rows = self._rows
-            numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            table[numbers[:, None], :, self._positions] = new.transpose(1, 2)
-            stored.append(table[rows, :, : self._width])
+            table[self._numbers[:, None], :, self._positions] = new.transpose(1, 2)
+            stored.append(table[self._rows, :, : self._width])
         return tuple(stored)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -1,0 +1,119 @@
+"""The benchmark of one GPU, tried on a CPU: results, limits and failures of its parts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.benchmarks.gpu import __main__ as command
+from tests.benchmarks.gpu import parts, train
+from tests.benchmarks.gpu.requirements import requirements
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(600)
+def test_a_trial_on_a_cpu_measures_the_rounding_of_each_side(tmp_path):
+    out = tmp_path / "gpu.json"
+    options = ["--device", "cpu", "--size", "tiny", "--parts", "exact", "--workload", "b", "--minutes", "9"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.gpu", *options, "--json", "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results == json.loads(out.read_text())
+    assert {name: part["status"] for name, part in results["parts"].items()} == {
+        "model": "complete",
+        "exact": "complete",
+    }
+    assert results["versions"]["torch"]
+    assert results["commit"]
+    exact = results["parts"]["exact"]["result"]
+    assert "FlexAttention" in exact["skipped_sides"]["ours_flex"]
+    sides = exact["workloads"]["b"]
+    for side in ("ours_blocks", "ours_sdpa"):
+        assert sides[f"{side}_float32"]["gradient"] < 1e-5
+        for dtype, eps in (("bfloat16", 2**-8), ("float16", 2**-11)):
+            for form in (side, "padded"):  # a few roundings, and as many as without the trie
+                assert eps / 100 < sides[f"{form}_{dtype}"]["gradient"] < 30 * eps
+
+
+def test_a_part_that_fails_says_why_and_keeps_what_it_reported(tmp_path):
+    settings = {
+        "size": "tiny",
+        "device": "cpu",
+        "repeat": 1,
+        "folder": str(tmp_path),
+        "workloads": [],
+        "vllm_python": "",
+    }
+    (tmp_path / "nonsense.json").write_text('{"before": 1}')
+    done = parts.run_part(parts.Part("nonsense", 60), settings, tmp_path, 300)
+    assert done["status"].startswith("failed (exit code 1)")
+    assert done["result"] == {"before": 1}
+
+
+def test_a_part_ends_at_its_limit_with_its_processes(tmp_path):
+    child = "import subprocess; p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()"
+    with open(tmp_path / "log", "wb") as log:
+        assert parts._run([sys.executable, "-c", child], log, {}, 10) is None
+    pid = int((tmp_path / "log").read_text())
+    until = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the child of the part is still alive"
+        time.sleep(0.1)
+
+
+def test_micro_batches_are_halved_until_they_fit():
+    import torch
+
+    tried = []
+
+    def make(rows):
+        tried.append(rows)
+        if rows > 2:
+            raise torch.OutOfMemoryError
+        return lambda: 0.0
+
+    train.warmed_up(make)
+    assert tried == [8, 4, 2]
+
+
+def test_ratios_are_those_to_the_fastest_of_ours():
+    measured = {
+        side: {"seconds": {"median": seconds}, "peak_mb": peak}
+        for side, seconds, peak in (("ours_sdpa", 2.0, 300.0), ("ours_flex", 1.0, 100.0), ("trl", 4.0, 250.0))
+    }
+    assert train.ratios(measured) == {
+        "ours_sdpa_time": 2.0,
+        "ours_sdpa_memory": 3.0,
+        "trl_time": 4.0,
+        "trl_memory": 2.5,
+    }
+
+
+def test_the_requirements_are_locked():
+    lines = requirements()
+    assert all("==" in line for line in lines)
+    assert any(line.startswith("trl==1.16") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "cpu"], "--size qwen3: takes hours on a CPU"),
+        (["--device", "cpu", "--size", "tiny", "--vllm-python", "/no/python"], "--vllm-python /no/python: there is no"),
+    ],
+)
+def test_mistakes_are_explained(options, message):
+    with pytest.raises(SystemExit, match=message):
+        command.main(options)

