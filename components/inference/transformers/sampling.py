@@ -52,7 +52,7 @@ def _draw(
         # Rounding can place a point at the total: use a token with positive probability instead.
         impossible = logps_BV.gather(-1, tokens_B[:, None])[:, 0] == -torch.inf
         likeliest_B = impossible | greedy.to(tokens_B.device)
-        if likeliest_B.any():
+        if likeliest_B.device.type != "cpu" or likeliest_B.any():  # elsewhere, asking would wait for the device
             tokens_B = torch.where(likeliest_B, logits_BV.argmax(-1), tokens_B)
     logps_B = logps_BV.gather(-1, tokens_B[:, None])[:, 0]
     return tokens_B.tolist(), logps_B.tolist()
