@@ -201,10 +201,11 @@ class CollectSpec(EpisodeLimits):
     refills: int = Field(0, ge=0)
     """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): maximum number of refills per round. A refill plays, judges
     and filters as many other scenarios as the filter removed from the round."""
-    overlap: int = Field(0, ge=0, le=1)
-    """1: the next round is collected, judged and filtered while the current one trains, with the policy from before
-    that training (one version behind), so the same policy plays the first two rounds. 0: rounds run after training,
-    with the newest policy."""
+    overlap: int = Field(0, ge=0)
+    """K: up to K later rounds are collected, judged and filtered while a round trains, each in a worker process of its
+    own. Round r is collected with the policy after round r - 1 - K, or with that at the start of the rounds, so its
+    episodes are min(r - 1, K) versions old when they are trained on. 0: rounds run after training, with the newest
+    policy."""
     temperature: float = Field(1.0, ge=0)
     """Divisor of the logits; 0 means greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -227,6 +228,15 @@ class CollectSpec(EpisodeLimits):
     both sides are training episodes. `base`: the model before any training; its side is no training episode."""
     teacher: CollectTeacherSpec | None = None
     """`{model: {name: NAME}, ...}`: another model plays the scenarios that the policy failed. null: no teacher."""
+
+    def off_policy_reason(self) -> str | None:
+        """Return the reason why rounds train on episodes of earlier policies; None if they do not."""
+        if not self.overlap:
+            return None
+        age = "1 version" if self.overlap == 1 else f"up to {self.overlap} versions"
+        return (
+            f"with collect.overlap={self.overlap} rounds are collected with a policy {age} behind the one in training"
+        )
 
     def sampling(self, max_tokens: int) -> Sampling:
         """Return the sampling parameters of sample 0. max_tokens: maximum number of tokens per message."""

@@ -15,7 +15,7 @@ from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.errors import Problem, SpecError
 from components.rewards.llm.spec import JudgeModel
-from flows.execution.overlap import BackgroundRunner, sequential
+from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
@@ -75,7 +75,7 @@ class StageCalls:
     def __post_init__(self) -> None:
         spec = self.spec
         self.requests = Requests(spec)
-        self.background = self.beside or sequential(self.call)
+        self.background = self.beside or Sequential(self.call)
         independent = spec.evaluate.reward is not None or spec.reward_model is not None
         self.guards = RunGuards(spec.guards, self.on_notice, independent)
         fork = self.start.fork
@@ -120,9 +120,9 @@ class StageCalls:
 
     def refuse_overlap(self) -> None:
         """Raise SpecError with `collect.overlap`. For recipes that gather rounds with sections of their own."""
-        if self.spec.collect.overlap:
+        if overlap := self.spec.collect.overlap:
             text = "chooses the environment of a round when it begins, so it cannot be collected before; expected 0"
-            raise SpecError([Problem("collect.overlap", f"1: flow={self.spec.flow.name} {text}")])
+            raise SpecError([Problem("collect.overlap", f"{overlap}: flow={self.spec.flow.name} {text}")])
 
     def refuse_stopped_evaluations(self) -> None:
         """Raise SpecError with `evaluate.stop=decided`. For recipes that compare their evaluations themselves."""

@@ -26,7 +26,7 @@ from components.environments.protocol import Step
 from components.specs import validate
 from components.trajectories.schema import Scenario
 from flows.execution.executor import Execution
-from flows.execution.overlap import together
+from flows.execution.overlap import Concurrent
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
 from flows.stages.base import Context
@@ -108,7 +108,7 @@ class _Run:
             run = Run(
                 spec,
                 self.execution.artifact,
-                together(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
+                Concurrent(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
                 on_round=lambda number, artifacts: ended.append(time.monotonic()),
             )
             run.execute()

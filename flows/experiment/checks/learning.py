@@ -113,20 +113,22 @@ def _filter_name(filter_: Target) -> str:
 def overlap(
     collect: CollectSpec, algorithm: AlgorithmSpec, replay: ReplaySpec | None, reward_model: RewardModelPartSpec | None
 ) -> Iterator[Problem]:
-    """Check the options that off-policy episodes (`collect.overlap=1`, one version behind) exclude."""
-    if not collect.overlap:
+    """Check the options that off-policy episodes (`collect.overlap`, several versions behind) exclude."""
+    overlap = collect.overlap
+    if not overlap:
         return
-    yield from algorithm.off_policy_problems(overlap=True, replay=False)
-    if replay is not None and replay.max_staleness == 0:
+    yield from algorithm.off_policy_problems(reason=collect.off_policy_reason(), replay=False)
+    if replay is not None and replay.max_staleness is not None and replay.max_staleness < overlap:
         yield Problem(
             "replay.max_staleness",
-            "0: drops all rounds collected with collect.overlap=1, which are one version old; expected at least 1",
+            f"{replay.max_staleness}: drops all rounds collected with collect.overlap={overlap} that are {overlap} "
+            f"versions old; expected at least {overlap}, or null",
         )
     if reward_model is not None and reward_model.every:
         yield Problem(
             "reward_model.every",
-            f"{reward_model.every}: with collect.overlap=1 a round is scored during training, before the reward model "
-            "is retrained; expected 0, or collect.overlap=0",
+            f"{reward_model.every}: with collect.overlap={overlap} a round is scored during training, before the "
+            "reward model is retrained; expected 0, or collect.overlap=0",
         )
 
 
@@ -190,7 +192,7 @@ def settings(algorithm: AlgorithmSpec) -> Iterator[Problem]:
 def replay(algorithm: AlgorithmSpec, replay: ReplaySpec | None) -> Iterator[Problem]:
     """Check that the algorithm can train on episodes of earlier rounds."""
     if replay is not None:
-        yield from algorithm.off_policy_problems(overlap=False, replay=True)
+        yield from algorithm.off_policy_problems(reason=None, replay=True)
 
 
 def ewc(
