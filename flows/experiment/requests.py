@@ -112,6 +112,8 @@ class Requests:
             since, count = further
             part["further"] = (part["collect"]["scenarios"], since)
             part["collect"] = {**part["collect"], "scenarios": count}
+        if self.spec.judge.ahead:
+            part["ahead"] = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
         return self.request("collect", part, {"policy": policy}, seed=self.spec.seed)
 
     def collect_for_reward(self, policy: Artifact | None, number: int = 0) -> Request:
@@ -285,6 +287,7 @@ class Requests:
             experiment["data"] = self.spec.data.meaning()  # its content is that of the policy
         else:
             del experiment["data"]
+        experiment["judge"] = {name: value for name, value in self._data["judge"].items() if name != "ahead"}
         unread = ("approve", "approve_timeout", "margin", "target", "canary")
         experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         part = {

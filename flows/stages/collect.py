@@ -19,6 +19,7 @@ from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 from flows.stages.generate import TASKS, with_tasks
+from flows.stages.judge import JudgeStage
 
 SPLIT = "train"
 
@@ -37,6 +38,9 @@ class CollectStage(StageSpec):
     """Index of the round, from 0; each round continues in the order of scenarios where the one before ended."""
     further: tuple[int, int] | None = None
     """(n, k) of a refill with other scenarios: the round itself has n scenarios, and k were collected since."""
+    ahead: JudgeStage | None = None
+    """Judge of the episodes while others are played; None: they are judged after the collection. Not part of the
+    key."""
     split: str = SPLIT
     """Split of the environment; rounds use the training split."""
 
@@ -70,6 +74,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.trajectories.groups import by_scenario
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
+    from flows.stages.ahead import judging_ahead
 
     spec = with_tasks(spec, inputs)
     available = scenarios_of(spec.environment, spec.split, context)
@@ -97,16 +102,22 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             seed=context.seed * 1_000_003 + spec.round,
             temperature_step=spec.collect.temperature_step,
         )
-        trajectories, times, speed = play(
-            Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
-            spec.environment,
-            spec.agent,
-            requests,
-            limits,
-            context,
-            description={"stage": "collect", "what": _description(spec)},
-            ways=spec.collect,
-        )
+        with judging_ahead(spec.ahead, context, spec.collect.group_size) as (context, ahead):
+            trajectories, times, speed = play(
+                Actor(
+                    model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None
+                ),
+                spec.environment,
+                spec.agent,
+                requests,
+                limits,
+                context,
+                description={"stage": "collect", "what": _description(spec)},
+                ways=spec.collect,
+            )
+        if ahead is not None:
+            ahead.write(draft.path)
+            speed |= ahead.metrics
         if spec.actor == "teacher":
             _mark_teacher(trajectories, prepare(model, context.cache) if spec.teacher else None)
         elif (teaching := spec.collect.teacher) is not None:
@@ -174,8 +185,14 @@ STAGE = Stage(
     "trajectories",
     SCHEMA_VERSION,
     collect,
-    files={"trajectories.parquet": "episodes", "times.json": "seconds of each episode"},
-    volatile=("times.json",),
+    files={
+        "trajectories.parquet": "episodes",
+        "times.json": "seconds of each episode",
+        "ahead.parquet": "scores that were given while other episodes were played",
+        "ahead.json": "digest of the reward that gave them",
+    },
+    optional=("ahead.parquet", "ahead.json"),
+    volatile=("times.json", "ahead.parquet", "ahead.json"),
     inputs={"policy": "checkpoint", TASKS: TASKS},
     order=10,
     unit="episodes",

@@ -145,8 +145,9 @@ class _StageListener(EpisodeListener):
     """Receiver of the events of a stage's collection. requested: ids of the episodes that are not derived from
     others."""
 
-    def __init__(self, episodes: FinishedEpisodes, live: LiveProgress, requested: set[str]):
+    def __init__(self, episodes: FinishedEpisodes, live: LiveProgress, requested: set[str], context: Context):
         self.retries = 0
+        self._on_episode = context.on_episode or (lambda trajectory: None)
         self._episodes = episodes
         self._live = live
         self._requested = requested
@@ -160,6 +161,7 @@ class _StageListener(EpisodeListener):
             self._live.ended(trajectory)
         else:
             self._live.follows(trajectory)
+        self._on_episode(trajectory)
 
     def retry(self, error: EnvironmentUnavailable) -> None:
         self.retries += 1
@@ -200,7 +202,10 @@ def play(
     pool = context.warm.get("environments", _recipe(environment), lambda: EnvironmentPool(environment.build))
     start = time.monotonic()
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
-    listener = _StageListener(episodes, live, requested)
+    listener = _StageListener(episodes, live, requested, context)
+    if context.on_episode is not None:
+        for trajectory in resumed:
+            context.on_episode(trajectory)
     try:
         with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
             player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)

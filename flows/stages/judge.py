@@ -103,6 +103,7 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     queries it (without: the base model); with `anchors`, the episodes of the `round`, and the scores of the `first`
     judgement and of its `control`."""
     from components.trajectories.store import count_trajectories, read_trajectories, write_scores
+    from flows.stages.ahead import read_ahead
 
     path, written = inputs["trajectories"].path / "trajectories.parquet", draft.path / "scores.parquet"
     anchors = None if spec.anchors is None else sample_anchors(path, spec.anchors.groups)
@@ -112,6 +113,7 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     trajectories = _record_parts(read_trajectories(path) if anchors is None else anchors, parts)
     resources = (context, spec.judge, spec.model, inputs.get("policy"), spec.inference)
     with judging(spec.build(inputs), *resources, keep_answers=anchors is None) as judged:
+        judged.finished |= read_ahead(inputs["trajectories"], spec)
         write_scores(written, with_progress(tally.over(judged(trajectories), parts), count, context.progress))
         tally.demand_some("reward models" if spec.learned else spec.reward.target)
         metrics = tally.figures() | judged.figures() | judged.agreement(written)
@@ -141,6 +143,8 @@ class RewardJudge:
         self._settings = settings
         self._name = name
         self._paid = 0.0
+        self.finished: dict[str, Score] = {}
+        """Scores by trajectory id, before settling; those that are known before the call are not judged again."""
 
     def __call__(self, trajectories: Iterable[Trajectory]) -> Iterator[Score]:
         from components.rewards.judge import judge as apply
@@ -148,17 +152,18 @@ class RewardJudge:
 
         assert self._context.scratch is not None
         shards = Shards(self._context.scratch, self._name, write_scores, read_scores)
-        finished = {score.trajectory_id: score for score in shards.read()}
-        if finished:
-            log.info("reusing %d scores of an earlier attempt", len(finished))
-        self._paid = sum(score.cost or 0.0 for score in finished.values())
+        self.finished |= {score.trajectory_id: score for score in shards.read()}
+        if self.finished:
+            log.info("reusing %d scores of an earlier attempt", len(self.finished))
+        self._paid = sum(score.cost or 0.0 for score in self.finished.values())
         self._meter.spent += self._paid
 
         def keep(scores: Sequence[Score]) -> None:
             if all(score.reward is not None for score in scores):
                 shards.add(scores)
+                self.finished |= {score.trajectory_id: score for score in scores}
 
-        concurrency = self._settings.concurrency
+        concurrency, finished = self._settings.concurrency, dict(self.finished)
         try:
             yield from apply(self._reward, trajectories, concurrency=concurrency, finished=finished, on_judged=keep)
         finally:

@@ -17,7 +17,7 @@ from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
 from components.rewards.rules.answers import of_input
 from components.rewards.spec import JudgeSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.spec import WAYS, AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
 from flows.experiment.checks.worlds import TRAIN, input_fields
@@ -57,6 +57,30 @@ def _build_problems(path: str, reward: Target) -> Iterator[Problem]:
         yield Problem(
             f"{path}._target_", f"{reward.target} cannot score; expected a method `__call__` or `score_group`"
         )
+
+
+def ahead(
+    judge: JudgeSpec, reward: Target, collect: CollectSpec, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """Check that the reward can judge episodes while others are played (`judge.ahead`)."""
+    if not judge.ahead or list(_build_problems("reward", reward)):
+        return
+    from components.rewards.judge import RewardCaller
+
+    models = asked_by(reward)
+    if reward_model is not None:
+        reason = "reward models score the rounds, and they compute in the process of the judge stage"
+    elif not RewardCaller(reward.build()).waits:
+        reason = f"{reward.target} computes its scores and waits for no service, so there is nothing to overlap"
+    elif any(model.asks_policy or model.local_model is not None for model in models):
+        reason = "the reward asks a model in the process that plays the episodes"
+    elif any(getattr(model, "batch", False) for model in models):
+        reason = "the judge sends one batch for all episodes of a stage (reward.model.batch=true)"
+    elif ways := [name for name in WAYS[1:] if getattr(collect, name) != getattr(CollectSpec(), name)]:
+        reason = f"collect.{ways[0]} adds episodes to a group after its own ones have finished"
+    else:
+        return
+    yield Problem("judge.ahead", f"true: {reason}; expected false")
 
 
 def other_rewards(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target) -> Iterator[Problem]:
