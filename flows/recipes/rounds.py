@@ -44,6 +44,8 @@ class RoundLoop:
         self.anchors = JudgeAnchors(run)
         self.background: BackgroundResult | None = None
         """Episodes of the next round, if they were collected in the background."""
+        self.collected: dict[int, Artifact] = {}
+        """Collection of each round."""
         self._started = policy.step + 1
         """Last round whose collection was started; the first one begins when it is gathered."""
 
@@ -102,7 +104,9 @@ class RoundLoop:
             selection = call(f"filter[{name}]", number, requests.filter(trajectories, scores))
             return Episodes(name, number, trajectories, scores, selection)
 
-        gathered = [gather(str(number), requests.collect(policy.checkpoint, number))]
+        paused = self.collected.get(number - spec.collect.continues_after) if spec.collect.partial else None
+        gathered = [gather(str(number), requests.collect(policy.checkpoint, number, paused=paused))]
+        self.collected[number] = gathered[0].trajectories
         self.anchors.judge(number, gathered[0].trajectories, policy.checkpoint, call)
         drawn, remaining = 0, _scenarios(gathered[0])
         for refill in range(1, spec.collect.refills + 1):

@@ -27,7 +27,9 @@ from components.artifacts.keys import json_digest
 from components.errors import EspalierError
 from components.json_text import read_json
 from components.rewards.protocol import GroupReward
+from components.rollout.spec import CollectSpec
 from components.trajectories.schema import Score, Trajectory
+from components.trajectories.versions import PAUSED
 from flows.stages.base import Context, silent
 from flows.stages.judge import JudgeStage, judging
 
@@ -58,14 +60,14 @@ def _digest(spec: JudgeStage) -> str:
 
 @contextmanager
 def judging_ahead(
-    spec: JudgeStage | None, context: Context, group_size: int
+    spec: JudgeStage | None, context: Context, collect: CollectSpec
 ) -> Iterator[tuple[Context, JudgeAhead | None]]:
     """Provide the context of a collection whose finished episodes are judged, and their judge; without `spec`, the
     context as it is. At a normal end of the block, wait for the judgements under way."""
     if spec is None:
         yield context, None
         return
-    ahead = JudgeAhead(spec, context, group_size)
+    ahead = JudgeAhead(spec, context, collect.group_size, partial=collect.partial is not None)
     try:
         yield replace(context, on_episode=ahead.add), ahead
     except BaseException:
@@ -77,7 +79,7 @@ def judging_ahead(
 class JudgeAhead:
     """Judge of the finished episodes of a collection, in a thread."""
 
-    def __init__(self, spec: JudgeStage, context: Context, group_size: int):
+    def __init__(self, spec: JudgeStage, context: Context, group_size: int, *, partial: bool = False):
         self.scores: dict[str, Score] = {}
         """Scores by trajectory id."""
         self.metrics: dict[str, float] = {}
@@ -85,23 +87,27 @@ class JudgeAhead:
         self._spec = spec
         self._context = replace(context, progress=silent)
         self._reward = spec.build({})
-        self._unit = group_size if isinstance(self._reward, GroupReward) else 1
-        """Number of episodes that are judged together."""
+        self._unit = group_size if partial or isinstance(self._reward, GroupReward) else 1
+        """Number of episodes that are judged together. With partial rollouts an episode is judged with its group, which
+        otherwise gets another name."""
         self._groups: defaultdict[str, list[Trajectory]] = defaultdict(list)
         self._ready: queue.SimpleQueue[list[Trajectory] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="judge ahead")
         self._thread.start()
 
-    def add(self, trajectory: Trajectory) -> None:
-        """Add a finished episode."""
-        if self._unit == 1:
-            self._ready.put([trajectory])
-            return
-        group = self._groups[trajectory.group]
-        group.append(trajectory)
-        if len(group) == self._unit:
-            self._ready.put(sorted(self._groups.pop(trajectory.group), key=lambda member: member.sample))
+    def add(self, *trajectories: Trajectory) -> None:
+        """Add finished episodes; paused ones are not judged."""
+        for trajectory in trajectories:
+            if PAUSED in trajectory.metrics:
+                continue
+            if self._unit == 1:
+                self._ready.put([trajectory])
+                continue
+            group = self._groups[trajectory.group]
+            group.append(trajectory)
+            if len(group) == self._unit:
+                self._ready.put(sorted(self._groups.pop(trajectory.group), key=lambda member: member.sample))
 
     def finish(self) -> None:
         """Wait for the judgements under way."""

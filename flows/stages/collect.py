@@ -67,7 +67,8 @@ class CollectStage(StageSpec):
 
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `trajectories.parquet` and `times.json`. Inputs: `policy`, a checkpoint; without it the base model acts.
-    `tasks`, of the stage `generate`; without them the environment has its own."""
+    `paused`, an earlier collection whose paused episodes continue (`flows.stages.partial`). `tasks`, of the stage
+    `generate`; without them the environment has its own."""
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.players.reflection import demonstrations
@@ -75,6 +76,7 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
     from flows.stages.ahead import judging_ahead
+    from flows.stages.partial import Carried
 
     spec = with_tasks(spec, inputs)
     available = scenarios_of(spec.environment, spec.split, context)
@@ -94,7 +96,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         if spec.further is not None and limits.max_failures < 1:  # a share of the round, not of the smaller refill
             allowed = failures_allowed(limits.max_failures, spec.further[0] * spec.collect.group_size)
             limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(allowed))})
-        requests = episode_requests(
+        carried = Carried(inputs.get("paused"))
+        requests = carried.requests(spec.agent.max_turns) + episode_requests(
             scenarios,
             spec.collect.group_size,
             sampling=spec.collect.sampling(spec.agent.max_tokens),
@@ -102,7 +105,9 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             seed=context.seed * 1_000_003 + spec.round,
             temperature_step=spec.collect.temperature_step,
         )
-        with judging_ahead(spec.ahead, context, spec.collect.group_size) as (context, ahead):
+        with judging_ahead(spec.ahead, context, spec.collect) as (context, ahead):
+            if ahead is not None:
+                ahead.add(*carried.ended)
             trajectories, times, speed = play(
                 Actor(
                     model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None
@@ -118,6 +123,9 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         if ahead is not None:
             ahead.write(draft.path)
             speed |= ahead.metrics
+        if spec.collect.partial is not None:
+            trajectories, counts = carried.join(trajectories, spec.round + 1, draft.path)
+            speed |= counts | {"tokens_per_s": speed["tokens_per_s"] - carried.sampled_tokens / speed["seconds"]}
         if spec.actor == "teacher":
             _mark_teacher(trajectories, prepare(model, context.cache) if spec.teacher else None)
         elif (teaching := spec.collect.teacher) is not None:
@@ -188,12 +196,13 @@ STAGE = Stage(
     files={
         "trajectories.parquet": "episodes",
         "times.json": "seconds of each episode",
+        "paused.parquet": "episodes of incomplete groups, which continue in a later round",
         "ahead.parquet": "scores that were given while other episodes were played",
         "ahead.json": "digest of the reward that gave them",
     },
-    optional=("ahead.parquet", "ahead.json"),
+    optional=("paused.parquet", "ahead.parquet", "ahead.json"),
     volatile=("times.json", "ahead.parquet", "ahead.json"),
-    inputs={"policy": "checkpoint", TASKS: TASKS},
+    inputs={"policy": "checkpoint", "paused": "trajectories", TASKS: TASKS},
     order=10,
     unit="episodes",
     plays=True,

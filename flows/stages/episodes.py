@@ -41,6 +41,7 @@ from flows.stages.shards import Shards
 if TYPE_CHECKING:
     from components.rollout.live_view import LiveProgress
     from components.rollout.own_agent import OwnAgent
+    from components.rollout.players.partial import Recall
     from components.rollout.players.player import Player
 
 
@@ -208,7 +209,8 @@ def play(
             context.on_episode(trajectory)
     try:
         with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
-            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)
+            recall = getattr(engine, "recall", None)
+            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other, recall)
             trajectories = run_episodes(
                 engine, pool, requests, limits, player=player, finished=finished, listener=listener
             )
@@ -243,10 +245,14 @@ def _other_engine(actor: Actor, ways: CollectSpec, context: Context) -> ModelEng
     return Actor(model, ways.teacher.inference, adapter=adapter).engine(context, "teacher")
 
 
-def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None) -> Player:
-    """Return the player of an agent. other: engine of the opponent or of the teacher."""
+def _player(
+    agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None, recall: Recall | None
+) -> Player:
+    """Return the player of an agent. other: engine of the opponent or of the teacher. recall: of the engine of the
+    policy."""
     from components.rollout.agent import AgentLoop
     from components.rollout.players.continuation import ContinuationPlayer
+    from components.rollout.players.partial import PartialPlayer
     from components.rollout.players.player import Player
     from components.rollout.players.reflection import ReflectionPlayer
     from components.rollout.players.roles import PlannerAndWorkers
@@ -263,6 +269,8 @@ def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, oth
         return ContinuationPlayer(loop, ways.continuations)
     if ways.opponent != "environment":
         return SelfPlay(loop, other)
+    if ways.partial is not None:
+        return PartialPlayer(loop, ways.partial, recall)
     if ways.teacher is not None:
         assert other is not None
         return TeacherPlayer(single, ways.teacher, other, ways.group_size)

@@ -17,7 +17,7 @@ from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
 from components.rewards.rules.answers import of_input
 from components.rewards.spec import JudgeSpec
-from components.rollout.spec import WAYS, AgentSpec, CollectSpec
+from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
 from flows.experiment.checks.worlds import TRAIN, input_fields
@@ -59,6 +59,10 @@ def _build_problems(path: str, reward: Target) -> Iterator[Problem]:
         )
 
 
+ADDED = ("reflection", "continuations", "opponent", "teacher")
+"""Options of `collect` with which a group has more episodes than its size."""
+
+
 def ahead(
     judge: JudgeSpec, reward: Target, collect: CollectSpec, reward_model: RewardModelPartSpec | None
 ) -> Iterator[Problem]:
@@ -76,7 +80,7 @@ def ahead(
         reason = "the reward asks a model in the process that plays the episodes"
     elif any(getattr(model, "batch", False) for model in models):
         reason = "the judge sends one batch for all episodes of a stage (reward.model.batch=true)"
-    elif ways := [name for name in WAYS[1:] if getattr(collect, name) != getattr(CollectSpec(), name)]:
+    elif ways := [name for name in ADDED if getattr(collect, name) != getattr(CollectSpec(), name)]:
         reason = f"collect.{ways[0]} adds episodes to a group after its own ones have finished"
     else:
         return

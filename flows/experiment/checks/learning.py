@@ -17,7 +17,7 @@ from components.filters.signal import Signal
 from components.filters.top import Top
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.spec import CollectSpec
+from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec
@@ -111,20 +111,24 @@ def _filter_name(filter_: Target) -> str:
 
 
 def overlap(
-    collect: CollectSpec, algorithm: AlgorithmSpec, replay: ReplaySpec | None, reward_model: RewardModelPartSpec | None
+    collect: CollectSpec,
+    agent: AgentSpec,
+    algorithm: AlgorithmSpec,
+    replay: ReplaySpec | None,
+    reward_model: RewardModelPartSpec | None,
 ) -> Iterator[Problem]:
-    """Check the options that off-policy episodes (`collect.overlap`, several versions behind) exclude."""
-    overlap = collect.overlap
-    if not overlap:
+    """Check the options that off-policy episodes (`collect.overlap`, `collect.partial`) exclude."""
+    reason, overlap, staleness = collect.off_policy_reason(), collect.overlap, collect.staleness(agent.max_turns)
+    if reason is None:
         return
-    yield from algorithm.off_policy_problems(reason=collect.off_policy_reason(), replay=False)
-    if replay is not None and replay.max_staleness is not None and replay.max_staleness < overlap:
+    yield from algorithm.off_policy_problems(reason=reason, replay=False)
+    if replay is not None and replay.max_staleness is not None and replay.max_staleness < staleness:
         yield Problem(
             "replay.max_staleness",
-            f"{replay.max_staleness}: drops all rounds collected with collect.overlap={overlap} that are {overlap} "
-            f"versions old; expected at least {overlap}, or null",
+            f"{replay.max_staleness}: drops episodes of this round: {reason}, and they are up to {staleness} versions "
+            f"old; expected at least {staleness}, or null",
         )
-    if reward_model is not None and reward_model.every:
+    if overlap and reward_model is not None and reward_model.every:
         yield Problem(
             "reward_model.every",
             f"{reward_model.every}: with collect.overlap={overlap} a round is scored during training, before the "
