@@ -24,6 +24,9 @@ from flows.recipes.reward_models import RewardModels
 from flows.recipes.stage_calls import PolicyVersion, StageCalls
 from flows.stages.base import Request
 
+STALENESS = "policy versions behind, at most"
+"""Name of the age of the oldest tokens that a run trained on, among its results."""
+
 
 class RoundLoop:
     """Rounds of one run."""
@@ -46,6 +49,8 @@ class RoundLoop:
         """Episodes of the next round, if they were collected in the background."""
         self.collected: dict[int, Artifact] = {}
         """Collection of each round."""
+        self.first = policy.step
+        """Step of the policy at the start of the rounds."""
         self._started = policy.step + 1
         """Last round whose collection was started; the first one begins when it is gathered."""
 
@@ -194,6 +199,8 @@ class Round:
         rounds.earlier.insert(0, inputs)
         checkpoint = rounds.train(number, self.policy, request)
         self.trained = PolicyVersion(checkpoint, number)
+        if oldest := min(number - 1 - rounds.first, run.spec.collect.staleness(run.spec.agent.max_turns)):
+            run.report(STALENESS, float(oldest))
         run.outcome.checkpoint, run.outcome.step = checkpoint, number
         latest = next((episodes for episodes in reversed(data) if episodes.name == str(number)), data[-1])
         parts = zip(("collect", "judge", "filter"), (latest.inputs()[name] for name in FED), strict=True)

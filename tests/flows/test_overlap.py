@@ -55,6 +55,36 @@ def test_staleness_is_the_smaller_of_the_earlier_rounds_and_the_overlap(tmp_path
     assert [number - 1 - version for number, version in enumerate(played, 1)] == [min(n, overlap) for n in range(5)]
     trained = [versions[run.requests[f"train[{number}]"].inputs["start"]] for number in range(1, 6)]
     assert trained == [0, 1, 2, 3, 4]
+    behind = {"policy versions behind, at most": float(min(4, overlap))} if overlap else {}
+    assert run.outcome.reported == behind
+
+
+def test_the_plan_of_several_rounds_ahead_says_how_old_episodes_are_and_waits_for_what_is_not_covered(
+    tmp_path, monkeypatch
+):
+    seconds = {"train": 2, "collect": 9, "judge": 1, "filter": 0, "evaluate": 1, "deploy": 1}
+    pretend(tmp_path, **BEFORE)
+    monkeypatch.setattr(SimilarStage, "seconds_for", lambda near, request: seconds[request.stage])
+    deep = {**OVERLAP, "rounds": 5, "collect": {**COLLECT, "overlap": 2}, "seed": 1}
+    found = plan(spec_of(tmp_path, **deep))
+    note = "round r is collected by the policy after round r - 3; its tokens are at most 2 policy versions old"
+    assert any(note in text for text in found.notes)
+    assert [one.label for one in found.stages if one.stage == "collect" and one.step] == [
+        f"collect[{number}]" for number in range(1, 6)
+    ]
+    beside = {one.label: one.beside for one in found.stages if one.stage == "collect" and one.beside}
+    assert beside == {f"collect[{n}]": f"train[{max(1, n - 2)}]" for n in range(2, 6)}
+    # Rounds 2 and 3 begin with train[1], at 0: it ends at 2, they end at 10. Round 4 begins with train[2], at 10, and
+    # ends at 20; train[3] begins at 12, with round 5, and ends at 14. train[4] ends at 22, as round 5 does.
+    waited = {
+        number: sum(
+            one.seconds - one.overlapped_seconds
+            for one in found.stages
+            if one.step == number and one.stage in ("collect", "judge", "filter")
+        )
+        for number in range(2, 6)
+    }
+    assert waited == {2: 8, 3: 0, 4: 6, 5: 0}
 
 
 def test_what_does_not_depend_on_it_is_the_same(tmp_path):
