@@ -110,8 +110,11 @@ class Concurrent:
 
     def close(self) -> None:
         self._foreground = ""
-        for work in self._pending:
-            work.runner.stop()
+        stops = [threading.Thread(target=work.runner.stop, daemon=True) for work in self._pending]
+        for stop in stops:  # at the same time: each process has some seconds to put away what it has
+            stop.start()
+        for stop in stops:
+            stop.join()
         for work in self._pending:
             work.thread.join(GRACE)
             for finished in work.done:
