@@ -24,29 +24,29 @@ NOT_SAMPLED = ""
 """Version of a token that no policy sampled."""
 
 
-class Version(NamedTuple):
+class PolicyTurns(NamedTuple):
     """A policy version, and the number of consecutive turns that it played."""
 
     policy: str
     turns: int
 
 
-def versions_of(trajectory: Trajectory) -> list[Version]:
+def versions_of(trajectory: Trajectory) -> list[PolicyTurns]:
     """Return the versions in the order of play."""
     recorded = trajectory.sampling.get(VERSIONS)
     if recorded is None:
-        return [Version(trajectory.policy, int(trajectory.metrics.get("turns", 0.0)))]
-    return [Version(policy, turns) for policy, turns in recorded]
+        return [PolicyTurns(trajectory.policy, int(trajectory.metrics.get("turns", 0.0)))]
+    return [PolicyTurns(policy, turns) for policy, turns in recorded]
 
 
-def with_versions(trajectory: Trajectory, versions: Sequence[Version]) -> Trajectory:
+def with_versions(trajectory: Trajectory, versions: Sequence[PolicyTurns]) -> Trajectory:
     """Return the trajectory with its versions. Consecutive turns of one policy are one version."""
-    merged: list[Version] = []
+    merged: list[PolicyTurns] = []
     for policy, turns in versions:
         if merged and merged[-1].policy == policy:
-            merged[-1] = Version(policy, merged[-1].turns + turns)
+            merged[-1] = PolicyTurns(policy, merged[-1].turns + turns)
         elif turns or not merged:
-            merged.append(Version(policy, turns))
+            merged.append(PolicyTurns(policy, turns))
     sampling = {name: value for name, value in trajectory.sampling.items() if name != VERSIONS}
     if len(merged) > 1:
         sampling[VERSIONS] = [list(version) for version in merged]

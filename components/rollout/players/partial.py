@@ -28,7 +28,7 @@ from components.rollout.spec import PartialSpec
 from components.trajectories.convert import to_message, to_openai
 from components.trajectories.groups import begun_scenario
 from components.trajectories.schema import Message, Trajectory
-from components.trajectories.versions import PAUSED, POLICIES, Version, versions_of, with_versions
+from components.trajectories.versions import PAUSED, POLICIES, PolicyTurns, versions_of, with_versions
 
 Recall = Callable[[ChatRequest, dict[str, Any], list[int]], None]
 """Function that makes an engine continue a conversation from exact tokens: the request, its response, and the tokens of
@@ -62,7 +62,10 @@ class PartialPlayer(Player):
             while not (episode.ended or self._spec.reached(talk.turns - earlier, talk.sampled - sampled)):
                 await episode.turn()
         trajectory = replace(episode.trajectory(), id=request.id, scenario=request.scenario)
-        versions = [*(versions_of(before) if before is not None else []), Version(engine.policy, talk.turns - earlier)]
+        versions = [
+            *(versions_of(before) if before is not None else []),
+            PolicyTurns(engine.policy, talk.turns - earlier),
+        ]
         trajectory = with_versions(trajectory, versions)
         metrics = trajectory.metrics | {POLICIES: float(len(versions_of(trajectory)))}
         if not episode.ended and trajectory.failure is None:
