@@ -12,7 +12,6 @@ reported. Judgements of an unfinished stage are kept in its scratch folder, as e
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
@@ -22,40 +21,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from components.artifacts import Artifact
-from components.artifacts.keys import json_digest
 from components.errors import EspalierError
-from components.json_text import read_json
 from components.rewards.protocol import GroupReward
 from components.rollout.spec import CollectSpec
 from components.trajectories.schema import Score, Trajectory
 from components.trajectories.versions import PAUSED
+from flows.stages.ahead_scores import write_ahead
 from flows.stages.base import Context, silent
-from flows.stages.judge import JudgeStage, judging
+from flows.stages.judge import JudgeStage, judging, reward_digest
 
 log = logging.getLogger(__name__)
 
-SCORES, REWARD = FILES = ("ahead.parquet", "ahead.json")
-"""Files of a collection: scores, and the digest of the reward that gave them."""
 PAID = ("spent", "unpriced_calls")
 """Metrics of the judge's calls that belong to the cost of the collection."""
 GRACE = 3.0
 """Seconds that a stopped judge gets to keep its judgements."""
-
-
-def read_ahead(collection: Artifact, spec: JudgeStage) -> dict[str, Score]:
-    """Return the scores that an equal reward gave while the episodes were collected, by trajectory id."""
-    from components.trajectories.store import read_scores
-
-    if not (collection.path / REWARD).is_file() or read_json(collection.path / REWARD) != {"reward": _digest(spec)}:
-        return {}
-    return {score.trajectory_id: score for score in read_scores(collection.path / SCORES)}
-
-
-def _digest(spec: JudgeStage) -> str:
-    from flows.stages import STAGES
-
-    return json_digest([STAGES["judge"].version, spec.key_part()])
 
 
 @contextmanager
@@ -122,10 +102,7 @@ class JudgeAhead:
 
     def write(self, folder: Path) -> None:
         """Write the scores into the folder of the collection."""
-        from components.trajectories.store import write_scores
-
-        write_scores(folder / SCORES, self.scores.values())
-        (folder / REWARD).write_text(json.dumps({"reward": _digest(self._spec)}) + "\n", encoding="utf-8")
+        write_ahead(folder, self.scores.values(), reward_digest(self._spec))
 
     def _run(self) -> None:
         spec = self._spec

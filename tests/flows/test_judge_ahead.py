@@ -14,7 +14,8 @@ from components.errors import JudgeError, SpecError
 from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
 from components.trajectories.store import read_scores
 from flows.experiment.requests import Requests
-from flows.stages.ahead import FILES, JudgeAhead
+from flows.stages.ahead import JudgeAhead
+from flows.stages.ahead_scores import FILES
 from flows.stages.base import Context
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.judge import JudgeStage
