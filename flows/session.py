@@ -21,7 +21,7 @@ from components.artifacts.roots import private_root
 from components.errors import EspalierError, GuardTriggered, ResourceError
 from components.redaction import refuse_secrets
 from flows.execution import notification
-from flows.execution.overlap import BackgroundRunner, sequential
+from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment import fork, teachers
 from flows.experiment.prerequisites import check_keys, refuse
@@ -187,7 +187,7 @@ def run(
             return results.conclude(execution, outcome, overrides, released, seconds=time.monotonic() - start)
 
         if prefect is None:
-            result = body(execution.artifact, sequential(execution.artifact), in_turn(execution.artifact))
+            result = body(execution.artifact, Sequential(execution.artifact), in_turn(execution.artifact))
         else:
             result = tasks.run_flow(spec.flow.title, execution, body, prefect, interruption, dead, records.close)
         line: dict[str, Any] = json.loads(result.to_json())

@@ -156,9 +156,9 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
         """Yield the problems of training all weights, without an adapter."""
         yield from ()
 
-    def off_policy_problems(self, *, overlap: bool, replay: bool) -> Iterator[Problem]:
-        """Yield the problems of training on episodes of earlier policies. overlap: of the previous policy. replay: of
-        earlier rounds."""
+    def off_policy_problems(self, *, reason: str | None, replay: bool) -> Iterator[Problem]:
+        """Yield the problems of training on episodes of earlier policies. reason: why the episodes of a round are by
+        earlier policies; None if they are not. replay: True if episodes of earlier rounds join them."""
         yield from ()
 
     def feedback_problems(self) -> Iterator[Problem]:

@@ -159,6 +159,11 @@ class ProcessRunner(Runner):
         for child in running:
             _quit(child)
 
+    @property
+    def stopped(self) -> bool:
+        """True after `stop`."""
+        return self._stopped.is_set()
+
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage. Raises the stage's error (of our own tree), EspalierError if the child died otherwise,
         WaitTimeout after `limit` seconds, and RunnerStopped. A KeyboardInterrupt ends the child too."""
@@ -255,6 +260,10 @@ class KeptProcessRunner(ProcessRunner):
     (`--requests`)."""
 
     _child: subprocess.Popen | None = None
+
+    def another(self) -> KeptProcessRunner:
+        """Return a runner of the same stages with a process of its own."""
+        return KeptProcessRunner(self._process, self._command)
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""

@@ -69,6 +69,6 @@ class EngineSpec(Spec):
     def problems(self, *, rounds: int, lora_rank: int, min_p: float, top_p: float, overlap: int) -> Iterator[Problem]:
         """Yield the problems of the engine with the rest of an experiment.
 
-        lora_rank: 0 without an adapter. min_p, top_p: of the collection. overlap: rounds between the policy that
-        collects and the one in training."""
+        lora_rank: 0 without an adapter. min_p, top_p: of the collection. overlap: largest number of
+        rounds between the policy that collects and the one in training."""
         yield from ()

@@ -14,6 +14,9 @@ class JudgeSpec(Spec):
     """Maximum number of concurrent judgements of a reward that waits (`async` or `blocking = True`). With a judge in
     batch mode, also the number of judgements gathered into one batch: set it to at least the number in a stage. The
     episodes of up to four times as many judgements are in memory."""
+    ahead: bool = False
+    """true: episodes of the rounds are judged while others are still played, a group as soon as all of its episodes
+    have finished. Only for a reward that waits for a service. false: judging begins after the collection."""
     budget: float | None = Field(None, gt=0)
     """Maximum cost of the judges of one stage, in the currency of their prices. The run ends when it is spent. Finished
     judgements are stored, and the same command with a higher budget resumes. null is no limit."""

@@ -29,6 +29,8 @@ class EpisodeRequest:
     """Time limit of the episode in seconds; None: no limit."""
     step_timeout: float | None = None
     """Time limit of each environment call of the agent loop in seconds; None: no limit but `timeout`."""
+    paused: Trajectory | None = None
+    """Paused episode that is continued (`players.partial`); None: the episode begins."""
     raise_unreachable: bool = False
     """True: EnvironmentUnavailable propagates, so that the caller can retry the episode. False: it is recorded as a
     failure."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
@@ -166,6 +166,32 @@ class CollectTeacherSpec(Spec):
         return data | {"model": self.model.key_part() if self.model else None, **self.inference.key_part()}
 
 
+class PartialSpec(Spec):
+    """Share of a round in an episode. An episode that exceeds it is paused, and continues in a later round with the
+    policy of that round."""
+
+    turns: int | None = Field(None, ge=1)
+    """Number of assistant messages in one round, after which an episode is paused. null is no limit."""
+    tokens: int | None = Field(None, ge=1)
+    """Number of sampled tokens in one round: an episode is paused after the message in which it reaches it. null is no
+    limit."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.turns is None and self.tokens is None:
+            raise ValueError("turns and tokens are null, so no episode is paused; expected one of them")
+        return self
+
+    def reached(self, turns: int, tokens: int) -> bool:
+        """Return True if an episode with this many messages and sampled tokens in a round is paused."""
+        limits = ((self.turns, turns), (self.tokens, tokens))
+        return any(limit is not None and count >= limit for limit, count in limits)
+
+    def rounds(self, max_turns: int) -> int:
+        """Return the largest number of rounds that play a part of an episode."""
+        return max_turns if self.turns is None else -(-max_turns // self.turns)
+
+
 class EpisodeLimits(Spec):
     """Limits of a collection of episodes: concurrency, time, retries and failures."""
 
@@ -201,10 +227,11 @@ class CollectSpec(EpisodeLimits):
     refills: int = Field(0, ge=0)
     """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): maximum number of refills per round. A refill plays, judges
     and filters as many other scenarios as the filter removed from the round."""
-    overlap: int = Field(0, ge=0, le=1)
-    """1: the next round is collected, judged and filtered while the current one trains, with the policy from before
-    that training (one version behind), so the same policy plays the first two rounds. 0: rounds run after training,
-    with the newest policy."""
+    overlap: int = Field(0, ge=0)
+    """K: up to K later rounds are collected, judged and filtered while a round trains, each in a worker process of its
+    own. Round r is collected with the policy after round r - 1 - K, or with that at the start of the rounds, so its
+    episodes are min(r - 1, K) versions old when they are trained on. 0: rounds run after training, with the newest
+    policy."""
     temperature: float = Field(1.0, ge=0)
     """Divisor of the logits; 0 means greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -228,6 +255,32 @@ class CollectSpec(EpisodeLimits):
     teacher: CollectTeacherSpec | None = None
     """`{model: {name: NAME}, ...}`: another model plays the scenarios that the policy failed. null: no teacher."""
 
+    partial: PartialSpec | None = None
+    """`{turns: 4, tokens: null}`: long episodes are paused, and continue in a later round with its policy. Their group
+    is trained on when all of its episodes have ended. null: each episode is played to its end by one policy."""
+
+    @property
+    def continues_after(self) -> int:
+        """Number of rounds after which a paused episode continues: its collection must have ended."""
+        return max(1, self.overlap)
+
+    def staleness(self, max_turns: int) -> int:
+        """Return the largest number of versions between the policy that sampled a token and the one that is trained on
+        it."""
+        parts = self.partial.rounds(max_turns) if self.partial else 1
+        return self.overlap + (parts - 1) * self.continues_after
+
+    def off_policy_reason(self) -> str | None:
+        """Return the reason why rounds train on episodes of earlier policies; None if they do not."""
+        if self.partial is not None:
+            return "with collect.partial episodes continue on the policies of later rounds"
+        if not self.overlap:
+            return None
+        age = "1 version" if self.overlap == 1 else f"up to {self.overlap} versions"
+        return (
+            f"with collect.overlap={self.overlap} rounds are collected with a policy {age} behind the one in training"
+        )
+
     def sampling(self, max_tokens: int) -> Sampling:
         """Return the sampling parameters of sample 0. max_tokens: maximum number of tokens per message."""
         return Sampling(self.temperature, self.top_p, self.top_k, max_tokens, self.min_p)
@@ -240,6 +293,6 @@ class CollectSpec(EpisodeLimits):
         return {name: value for name, value in data.items() if name not in WAYS or value != defaults[name]}
 
 
-WAYS = ("temperature_step", "reflection", "continuations", "opponent", "teacher")
+WAYS = ("temperature_step", "reflection", "continuations", "opponent", "teacher", "partial")
 """Keys of CollectSpec that change how an episode is played; by default the policy alone plays it once. Stage keys omit
 default values."""

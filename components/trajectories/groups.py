@@ -12,6 +12,8 @@ from components.trajectories.schema import Scenario, Trajectory
 
 ASIDE = "~"
 """Separator between a scenario id and the name of a separate group of episodes that began differently."""
+BEGUN = "@round-"
+"""Separator between a scenario id and the round in which its group began."""
 RELATIVE_TOLERANCE = 1e-9
 """Relative difference up to which two rewards are equal, because of rounding."""
 
@@ -27,6 +29,17 @@ def separate(trajectory: Trajectory, suffix: str) -> Trajectory:
     of two collections of one scenario are not compared, and their ids are unique."""
     scenario = replace(trajectory.scenario, id=f"{trajectory.scenario.id}{suffix}")
     return replace(trajectory, id=f"{scenario.id}/{trajectory.sample}", scenario=scenario)
+
+
+def begun(trajectory: Trajectory, round_: int) -> Trajectory:
+    """Return the trajectory in the group of its scenario that began in a round; one that is named already is unchanged.
+    Its group is complete in a later round, which may draw the same scenario."""
+    return trajectory if BEGUN in trajectory.group else separate(trajectory, f"{BEGUN}{round_}")
+
+
+def begun_scenario(scenario: Scenario) -> Scenario:
+    """Return the scenario of `begun`, with its own id."""
+    return replace(scenario, id=scenario.id.rpartition(BEGUN)[0])
 
 
 def scenario_of(group: str) -> str:

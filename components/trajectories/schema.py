@@ -133,10 +133,12 @@ class Trajectory:
     failure: Failure | None = None
     """Cause of failure; None if the episode ended normally."""
     policy: str = ""
-    """Version of the acting policy: a digest, or for demonstrations `solver`, `teacher`, `correction` or `imported`."""
+    """Version of the acting policy, the first one of several: a digest, or for demonstrations `solver`, `teacher`,
+    `correction` or `imported`."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters: temperature, top_p, top_k, min_p, seed. For a teacher also `tokenizer`: digest of the
-    tokenizer that the token ids belong to."""
+    tokenizer that the token ids belong to. For an episode that several policies played also `versions`
+    (`components.trajectories.versions`)."""
     reward: float | None = None
     """Final reward by the judge; None before judging, or if the episode could not be scored."""
     advantage: float | None = None

@@ -150,6 +150,7 @@ class Execution:
         self._codes: set[str] = set()
         self.second = KeptProcessRunner(process)
         """Runner of background work: a separate process whose models stay loaded between rounds."""
+        self._background: dict[int, KeptProcessRunner] = {}
 
     def stage(self, label: str, step: int, request: Request) -> FinishedStage:
         """Run the stage where `compute` places it, or load it from the cache, and report it."""
@@ -255,9 +256,18 @@ class Execution:
 
     def close(self, wait: float = 1.0) -> None:
         """End the worker processes and take down the machines. wait: maximum time for this, in seconds."""
-        self.second.close()
+        for worker in (self.second, *self._background.values()):
+            worker.close()
         for runner in self._runners.values():
             runner.close(wait)
+
+    def background(self, lane: int) -> KeptProcessRunner:
+        """Return the runner of background work in a lane; works in progress at the same time have different lanes."""
+        runner = self._background.get(lane, self.second)
+        if runner.stopped or (lane and runner is self.second):
+            runner = self.second.another()
+        self._background[lane] = runner
+        return runner
 
     def runner(self, stage: str, lane: int = 0) -> Runner:
         """Return the runner of a kind of stage where `compute` places it. lane: number of a thread whose stages run

@@ -30,6 +30,4 @@ def mismatch(spec: ExperimentSpec) -> str | None:
         return f"the engine and the trainer round differently in model.dtype={spec.model.dtype}"
     if spec.model.quantization != "none":
         return f"the engine and the trainer round differently with model.quantization={spec.model.quantization}"
-    if spec.collect.overlap:
-        return "with collect.overlap=1 rounds are collected with a policy one version behind the one in training"
-    return None
+    return spec.collect.off_policy_reason()

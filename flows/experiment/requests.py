@@ -102,17 +102,26 @@ class Requests:
         part = {"model": self.spec.model.base(), **self._parts("environment", "agent"), "collect": collect}
         return self.request("collect", {**part, "actor": "solver", "round": 0}, {}, seed=self.spec.seed)
 
-    def collect(self, policy: Artifact | None, number: int, further: tuple[int, int] | None = None) -> Request:
+    def collect(
+        self,
+        policy: Artifact | None,
+        number: int,
+        further: tuple[int, int] | None = None,
+        paused: Artifact | None = None,
+    ) -> Request:
         """Return the request for the episodes of a round. number: of the round, from 1.
 
-        further: for a refill, the number of other scenarios collected since the round, and the number to collect."""
+        paused: earlier collection whose paused episodes continue. further: for a refill, the number of other scenarios
+        collected since the round, and the number to collect."""
         part = {"model": self.spec.model.base(), **self._parts("agent", "collect", "inference")}
         part |= {"environment": self._collected(), "actor": "policy", "round": number - 1}
         if further is not None:
             since, count = further
             part["further"] = (part["collect"]["scenarios"], since)
             part["collect"] = {**part["collect"], "scenarios": count}
-        return self.request("collect", part, {"policy": policy}, seed=self.spec.seed)
+        if self.spec.judge.ahead:
+            part["ahead"] = {**self._parts("reward", "judge"), "model": self.spec.model.base()}
+        return self.request("collect", part, {"policy": policy, "paused": paused}, seed=self.spec.seed)
 
     def collect_for_reward(self, policy: Artifact | None, number: int = 0) -> Request:
         """Return the request for the episodes that reward models learn from; their seed differs from that of the
@@ -124,7 +133,7 @@ class Requests:
         own = {name: self._data["reward_model"][name] for name in ("scenarios", "group_size", "continuations")}
         part = {"model": self.spec.model.base(), **self._parts("agent", "inference")}
         part |= {"environment": self._collected(), "actor": "policy", "round": number}
-        part |= {"collect": {**self._data["collect"], "reflection": None, "teacher": None, **own}}
+        part |= {"collect": {**self._data["collect"], "reflection": None, "teacher": None, "partial": None, **own}}
         return self.request("collect", part, {"policy": policy}, seed=self.spec.seed + REWARD_SEED)
 
     def collect_heldout(self, actor: Literal["policy", "solver"], scenarios: int) -> Request:
@@ -277,6 +286,8 @@ class Requests:
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
         irrelevant = ("certify", "early_stopping", "guards", "seeds", "store", "calibrate", "serve")
         experiment = {name: value for name, value in self._data.items() if name not in irrelevant}
+        if self.spec.collect.partial is None:
+            experiment["collect"] = {name: value for name, value in self._data["collect"].items() if name != "partial"}
         evaluate = EvaluateSpec.declared(self._data["evaluate"])
         experiment["evaluate"] = {name: value for name, value in evaluate.items() if name != "every"}
         if self.spec.evaluate.samples == 1:
@@ -285,6 +296,7 @@ class Requests:
             experiment["data"] = self.spec.data.meaning()  # its content is that of the policy
         else:
             del experiment["data"]
+        experiment["judge"] = {name: value for name, value in self._data["judge"].items() if name != "ahead"}
         unread = ("approve", "approve_timeout", "margin", "target", "canary")
         experiment["deploy"] = {name: value for name, value in self._data["deploy"].items() if name not in unread}
         part = {

@@ -16,7 +16,7 @@ from components.artifacts import Artifact
 from components.errors import EngineError, EnvironmentFailed, EspalierError, ResourceError
 from components.redaction import mask
 from flows.execution.executor import Execution, FinishedStage
-from flows.execution.overlap import BackgroundRunner, together
+from flows.execution.overlap import BackgroundRunner, Concurrent
 from flows.execution.parallel import ParallelRunner, at_once
 from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
@@ -87,7 +87,7 @@ def run_flow(
             if execution.tracker is not None:
                 prefect_artifacts.mlflow_link(execution.tracker, spec.name)
             wrap = functools.partial(as_tasks, retries=spec.compute.retries, delay=spec.compute.retry_delay)
-            results = body(wrap(execution.stage), together(execution, wrap), at_once(execution, wrap))
+            results = body(wrap(execution.stage), Concurrent(execution, wrap), at_once(execution, wrap))
         except BaseException as error:  # Ctrl-C too: Prefect may raise another error in its place
             failed.append(error)
             server_ended()

@@ -15,7 +15,14 @@ WHOLE = ("evaluate[start]", "evaluate[sft]", "evaluate[feedback]")
 
 
 def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
-    """Yield a message for each automatic value of the configuration, with its resolved value and the reason."""
+    """Yield a message for each automatic value of the configuration, with its resolved value and the reason, and on the
+    age of the rounds' episodes."""
+    if spec.rounds and (spec.collect.overlap or spec.collect.partial):
+        yield (
+            f"collect.overlap={spec.collect.overlap}: round r is collected by the policy after round "
+            f"r - {1 + spec.collect.overlap}; its tokens are at most {spec.collect.staleness(spec.agent.max_turns)} "
+            "policy versions old when they are trained on"
+        )
     if spec.rounds and (reason := truncation_reason(spec)) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
 

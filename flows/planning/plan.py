@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -27,8 +26,7 @@ from components.rewards.llm.spec import asked_by
 from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
 from flows.execution import notification
-from flows.execution.overlap import BackgroundResult, T, sequential
-from flows.execution.parallel import overlaps
+from flows.execution.parallel import T, overlaps
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
@@ -36,6 +34,7 @@ from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice, Records
 from flows.history.store_reader import StoreReader
+from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
 from flows.recipes.rehearsal import placeholder, rehearse
@@ -43,9 +42,6 @@ from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import check_schema, stage_and_spec
-
-BACKGROUND = "process"
-"""Place of background work."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,7 @@ class _Planner:
         self._earlier = EarlierStages(records.all(), self._store)
         self._labels: dict[str, str] = {}
         self._requests: list[tuple[Request, Artifact]] = []
+        self.beside = PlannedBackground(self.planned, self.call, self._price)
 
     def register_start(self, start: StartingPoint) -> None:
         """Register the artifacts that exist before the first stage, with their labels."""
@@ -280,23 +277,6 @@ class _Planner:
         self._labels.setdefault(artifact.key, label)
         self._requests.append((request, artifact))
         return artifact
-
-    @contextmanager
-    def beside(self, label: str, work: Callable[[StageRunner], T]) -> Iterator[BackgroundResult[T]]:
-        """Plan background work after the stage beside which it runs."""
-        start = len(self.planned)
-        with sequential(self.call)(label, work) as result:
-            yield result
-            foreground = self.planned[start:]
-            start += len(foreground)
-        remaining = sum(stage.seconds or 0.0 for stage in foreground)
-        for index, stage in enumerate(self.planned[start:], start):
-            overlap = min(stage.seconds or 0.0, remaining)
-            remaining -= overlap
-            prices = [self._price(kind) or 0.0 for kind in (stage.stage, foreground[0].stage)] if overlap else [0.0]
-            saved = overlap / 3600 * min(prices)
-            cost = None if stage.cost is None else stage.cost - saved
-            self.planned[index] = replace(stage, beside=label, where=BACKGROUND, overlapped_seconds=overlap, cost=cost)
 
     def at_once(self, branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
         """Plan branches of which up to `compute.parallel` run at the same time."""

@@ -1,8 +1,10 @@
 """Rounds of a run: collect, judge, filter and train, with what belongs to each round.
 
-With `collect.overlap`, round r + 1 is collected while round r trains, with the policy of round r - 1. Reward models
-that are retrained follow the policy between the rounds. The policy may be evaluated between the rounds
-(`evaluate.every`); early stopping and the pruning of a sweep decide on these evaluations.
+With `collect.overlap=K`, round r is collected by the policy after round r - 1 - K, or by that at the start of the
+rounds, so it is min(r - 1, K) versions old when it is trained on. Its collection starts as soon as that policy exists:
+with the training of round r - K. Reward models that are retrained follow the policy between the rounds. The policy may
+be evaluated between the rounds (`evaluate.every`); early stopping and the pruning of a sweep decide on these
+evaluations.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from flows.recipes.reward_models import RewardModels
 from flows.recipes.stage_calls import PolicyVersion, StageCalls
 from flows.stages.base import Request
 
+STALENESS = "policy versions behind, at most"
+"""Name of the age of the oldest tokens that a run trained on, among its results."""
+
 
 class RoundLoop:
     """Rounds of one run."""
@@ -40,16 +45,30 @@ class RoundLoop:
         self.replayed: list[dict[str, Artifact]] | None = None
         """Training inputs that are replayed; None: those of all earlier rounds."""
         self.anchors = JudgeAnchors(run)
-        self.background: BackgroundResult[list[Episodes]] | None = None
+        self.background: BackgroundResult | None = None
+        """Episodes of the next round, if they were collected in the background."""
+        self.collected: dict[int, Artifact] = {}
+        """Collection of each round."""
+        self.first = policy.step
+        """Step of the policy at the start of the rounds."""
+        self._started = policy.step + 1
+        """Last round whose collection was started; the first one begins when it is gathered."""
 
     def play(self) -> Iterator[Round]:
         """Yield each round, and do what follows it. Raises SpecError if a recipe did not train in a round."""
-        run, spec, outcome = self.run, self.run.spec, self.run.outcome
+        run, outcome = self.run, self.run.outcome
         outcome.measured.append(EvaluatedPolicy(self.policy.step, self.policy.checkpoint, outcome.last))
         outcome.reward_models = self.models.trained
         fork = run.start.fork
         for step, policy in {0: self.reference, **(fork.followed if fork else {})}.items():
             self.models.follow(step, policy)  # a fork gets those of the source run from the cache
+        try:
+            yield from self._rounds()
+        finally:
+            run.background.close()
+
+    def _rounds(self) -> Iterator[Round]:
+        run, spec, outcome = self.run, self.run.spec, self.run.outcome
         numbers = range(self.policy.step + 1, spec.rounds + 1)
         for number in numbers if numbers and not run.pruned() else ():
             current = Round(self, number, self.policy)
@@ -67,6 +86,18 @@ class RoundLoop:
                     break
             self.models.follow(number, self.policy.checkpoint)
 
+    def train(self, number: int, policy: PolicyVersion, request: Request) -> Artifact:
+        """Train a round beside the collections of later rounds that the policy at its start plays. At the end, the next
+        round is collected."""
+        run, label = self.run, f"train[{number}]"
+        rounds, overlap = run.spec.rounds, run.spec.collect.overlap
+        last = min(number + overlap, rounds)
+        works = [partial(self.gather, run, policy, later) for later in range(self._started + 1, last + 1)]
+        self._started = max(self._started, last)
+        beside = run.background(label, *works) if overlap and number < rounds else nullcontext()
+        with beside as self.background:
+            return run.call(label, number, request)
+
     def gather(self, run: StageCalls, policy: PolicyVersion, number: int, call: StageRunner) -> list[Episodes]:
         """Collect, judge and filter the episodes of a round, with refills after the filter kept too few scenarios, and
         judge the anchors."""
@@ -78,7 +109,9 @@ class RoundLoop:
             selection = call(f"filter[{name}]", number, requests.filter(trajectories, scores))
             return Episodes(name, number, trajectories, scores, selection)
 
-        gathered = [gather(str(number), requests.collect(policy.checkpoint, number))]
+        paused = self.collected.get(number - spec.collect.continues_after) if spec.collect.partial else None
+        gathered = [gather(str(number), requests.collect(policy.checkpoint, number, paused=paused))]
+        self.collected[number] = gathered[0].trajectories
         self.anchors.judge(number, gathered[0].trajectories, policy.checkpoint, call)
         drawn, remaining = 0, _scenarios(gathered[0])
         for refill in range(1, spec.collect.refills + 1):
@@ -130,10 +163,11 @@ class Round:
         rounds, guards = self._rounds, self._rounds.run.guards
         if using is not None:
             rounds.run.refuse_overlap()
-        if rounds.background is None:
-            gathered = rounds.gather(using or rounds.run, self.policy, self.number, rounds.run.call)
-        else:
-            gathered = rounds.background.value
+        gathered: list[Episodes] = (
+            rounds.gather(using or rounds.run, self.policy, self.number, rounds.run.call)
+            if rounds.background is None
+            else rounds.background.value
+        )
         first = gathered[0].inputs()
         guards.gathered(
             self.number, first["trajectories"], first["scores"], max(rounds.run.outcome.reward_models, default=0)
@@ -163,12 +197,10 @@ class Round:
             roles=roles,
         )
         rounds.earlier.insert(0, inputs)
-        label = f"train[{number}]"
-        overlaps = run.spec.collect.overlap and number < run.spec.rounds
-        work = partial(rounds.gather, run, self.policy, number + 1)
-        with run.background(label, work) if overlaps else nullcontext() as rounds.background:
-            checkpoint = run.call(label, number, request)
+        checkpoint = rounds.train(number, self.policy, request)
         self.trained = PolicyVersion(checkpoint, number)
+        if oldest := min(number - 1 - rounds.first, run.spec.collect.staleness(run.spec.agent.max_turns)):
+            run.report(STALENESS, float(oldest))
         run.outcome.checkpoint, run.outcome.step = checkpoint, number
         latest = next((episodes for episodes in reversed(data) if episodes.name == str(number)), data[-1])
         parts = zip(("collect", "judge", "filter"), (latest.inputs()[name] for name in FED), strict=True)

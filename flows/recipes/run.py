@@ -38,7 +38,10 @@ class Run(StageCalls):
         the errors of the stages, CertificateFailed among them."""
         if self.spec.certify:
             self.call("certify", self.policy.step - 1, self.requests.certify())
-        policy = self.spec.flow.build()(self, self.spec)
+        try:
+            policy = self.spec.flow.build()(self, self.spec)
+        finally:
+            self.background.close()
         if not isinstance(policy, PolicyVersion):
             name = self.spec.flow.name
             raise order_error(f"{name} returned {type(policy).__name__}; expected the trained policy: return policy")

@@ -15,7 +15,7 @@ from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.errors import Problem, SpecError
 from components.rewards.llm.spec import JudgeModel
-from flows.execution.overlap import BackgroundRunner, sequential
+from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
@@ -75,7 +75,7 @@ class StageCalls:
     def __post_init__(self) -> None:
         spec = self.spec
         self.requests = Requests(spec)
-        self.background = self.beside or sequential(self.call)
+        self.background = self.beside or Sequential(self.call)
         independent = spec.evaluate.reward is not None or spec.reward_model is not None
         self.guards = RunGuards(spec.guards, self.on_notice, independent)
         fork = self.start.fork
@@ -119,16 +119,22 @@ class StageCalls:
             )
 
     def refuse_overlap(self) -> None:
-        """Raise SpecError with `collect.overlap`. For recipes that gather rounds with sections of their own."""
-        if self.spec.collect.overlap:
+        """Raise SpecError with `collect.overlap` or `collect.partial`. For recipes that gather rounds with sections of
+        their own."""
+        self._refuse_partial("chooses the environment of a round when it begins, so no episode can continue in it")
+        if overlap := self.spec.collect.overlap:
             text = "chooses the environment of a round when it begins, so it cannot be collected before; expected 0"
-            raise SpecError([Problem("collect.overlap", f"1: flow={self.spec.flow.name} {text}")])
+            raise SpecError([Problem("collect.overlap", f"{overlap}: flow={self.spec.flow.name} {text}")])
 
     def refuse_stopped_evaluations(self) -> None:
         """Raise SpecError with `evaluate.stop=decided`. For recipes that compare their evaluations themselves."""
         if self.spec.evaluate.stop == "decided":
             text = "compares all its evaluations on all scenarios; expected never"
             raise SpecError([Problem("evaluate.stop", f"decided: flow={self.spec.flow.name} {text}")])
+
+    def _refuse_partial(self, reason: str) -> None:
+        if self.spec.collect.partial is not None:
+            raise SpecError([Problem("collect.partial", f"set: flow={self.spec.flow.name} {reason}; expected null")])
 
     @property
     def warms_up(self) -> bool:
@@ -194,6 +200,7 @@ class StageCalls:
 
     def collect(self, policy: PolicyVersion, name: str | None = None) -> Episodes:
         """Return episodes of the policy on train scenarios, as `collect[name]`. name: by default the next step."""
+        self._refuse_partial("collects episodes outside of its rounds, where none continues")
         number = policy.step + 1
         trajectories = self.call(f"collect[{name or number}]", number, self.requests.collect(policy.checkpoint, number))
         return Episodes(name or str(number), number, trajectories)

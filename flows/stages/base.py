@@ -28,6 +28,7 @@ from components.errors import ResourceError
 from components.models.spec import ModelSpec
 from components.specs import Spec, Target
 from components.tracking.stages import METRICS_ONLY, StageTracking
+from components.trajectories.schema import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,8 @@ class Context:
     """Callback when the stage waits for another process that computes the same artifact."""
     watch: Callable[[Mapping[str, Any]], None] | None = None
     """Callback with the messages of one episode at a time while it runs (`components.rollout.live_view`)."""
+    on_episode: Callable[[Trajectory], None] | None = None
+    """Callback with each finished episode of a stage that plays, those of an interrupted attempt included."""
     lock_timeout: float = 12 * 3600.0
     """Maximum time to wait for another process, in seconds."""
     key: str = ""

@@ -20,6 +20,7 @@ from components.trajectories.schema import SCHEMA_VERSION, Trajectory
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 from flows.stages.generate import TASKS, with_tasks
+from flows.stages.judge import JudgeStage
 
 SPLIT = "train"
 
@@ -38,6 +39,9 @@ class CollectStage(StageSpec):
     """Index of the round, from 0; each round continues in the order of scenarios where the one before ended."""
     further: tuple[int, int] | None = None
     """(n, k) of a refill with other scenarios: the round itself has n scenarios, and k were collected since."""
+    ahead: JudgeStage | None = None
+    """Judge of the episodes while others are played; None: they are judged after the collection. Not part of the
+    key."""
     split: str = SPLIT
     """Split of the environment; rounds use the training split."""
 
@@ -64,13 +68,16 @@ class CollectStage(StageSpec):
 
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `trajectories.parquet` and `times.json`. Inputs: `policy`, a checkpoint; without it the base model acts.
-    `tasks`, of the stage `generate`; without them the environment has its own."""
+    `paused`, an earlier collection whose paused episodes continue (`flows.stages.partial`). `tasks`, of the stage
+    `generate`; without them the environment has its own."""
     from components.models.weights import prepare
     from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
     from components.rollout.players.reflection import demonstrations
     from components.trajectories.groups import adjacent_groups, by_scenario
     from components.trajectories.parts import TEACHER
     from components.trajectories.store import write_trajectories
+    from flows.stages.ahead import judging_ahead
+    from flows.stages.partial import Carried
 
     spec = with_tasks(spec, inputs)
     available = scenarios_of(spec.environment, spec.split, context)
@@ -91,7 +98,8 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
         if spec.further is not None and limits.max_failures < 1:  # a share of the round, not of the smaller refill
             allowed = failures_allowed(limits.max_failures, spec.further[0] * spec.collect.group_size)
             limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(allowed))})
-        requests = episode_requests(
+        carried = Carried(inputs.get("paused"))
+        requests = carried.requests(spec.agent.max_turns) + episode_requests(
             scenarios,
             spec.collect.group_size,
             sampling=spec.collect.sampling(spec.agent.max_tokens),
@@ -99,23 +107,34 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
             seed=context.seed * 1_000_003 + spec.round,
             temperature_step=spec.collect.temperature_step,
         )
-        played, times, speed = play(
-            Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
-            spec.environment,
-            spec.agent,
-            requests,
-            limits,
-            context,
-            description={"stage": "collect", "what": _description(spec)},
-            ways=spec.collect,
-        )
-        if spec.actor == "teacher":
-            played = played.changed(_mark(prepare(model, context.cache) if spec.teacher else None))
+        with judging_ahead(spec.ahead, context, spec.collect) as (context, ahead):
+            if ahead is not None:
+                ahead.add(*carried.ended)
+            played, times, speed = play(
+                Actor(
+                    model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None
+                ),
+                spec.environment,
+                spec.agent,
+                requests,
+                limits,
+                context,
+                description={"stage": "collect", "what": _description(spec)},
+                ways=spec.collect,
+            )
+        if ahead is not None:
+            ahead.write(draft.path)
+            speed |= ahead.metrics
+        trajectories = played
+        if spec.collect.partial is not None:
+            trajectories, counts = carried.join(played, spec.round + 1, draft.path)
+            speed |= counts | {"tokens_per_s": speed["tokens_per_s"] - carried.sampled_tokens / speed["seconds"]}
+        elif spec.actor == "teacher":
+            trajectories = played.changed(_mark(prepare(model, context.cache) if spec.teacher else None))
         elif (teaching := spec.collect.teacher) is not None:
             teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
             mark = _mark(prepare(teacher, context.cache) if teacher else None)
-            played = played.changed(lambda t: mark(t) if t.policy == TEACHER else t)
-        trajectories = played
+            trajectories = played.changed(lambda t: mark(t) if t.policy == TEACHER else t)
     metrics = figures(trajectories) | speed
     written: Iterable[Trajectory] = trajectories
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
@@ -176,9 +195,16 @@ STAGE = Stage(
     "trajectories",
     SCHEMA_VERSION,
     collect,
-    files={"trajectories.parquet": "episodes", "times.json": "seconds of each episode"},
-    volatile=("times.json",),
-    inputs={"policy": "checkpoint", TASKS: TASKS},
+    files={
+        "trajectories.parquet": "episodes",
+        "times.json": "seconds of each episode",
+        "paused.parquet": "episodes of incomplete groups, which continue in a later round",
+        "ahead.parquet": "scores that were given while other episodes were played",
+        "ahead.json": "digest of the reward that gave them",
+    },
+    optional=("paused.parquet", "ahead.parquet", "ahead.json"),
+    volatile=("times.json", "ahead.parquet", "ahead.json"),
+    inputs={"policy": "checkpoint", "paused": "trajectories", TASKS: TASKS},
     order=10,
     unit="episodes",
     plays=True,

@@ -37,6 +37,7 @@ from flows.stages.finished import FinishedEpisodes, StoredEpisodes
 if TYPE_CHECKING:
     from components.rollout.live_view import LiveProgress
     from components.rollout.own_agent import OwnAgent
+    from components.rollout.players.partial import Recall
     from components.rollout.players.player import Player
 
 
@@ -103,8 +104,9 @@ class _StageListener(EpisodeListener):
     """Receiver of the events of a stage's collection. requested: ids of the episodes that are not derived from
     others."""
 
-    def __init__(self, episodes: FinishedEpisodes, live: LiveProgress, requested: set[str]):
+    def __init__(self, episodes: FinishedEpisodes, live: LiveProgress, requested: set[str], context: Context):
         self.retries = 0
+        self._on_episode = context.on_episode or (lambda trajectory: None)
         self._episodes = episodes
         self._live = live
         self._requested = requested
@@ -118,6 +120,7 @@ class _StageListener(EpisodeListener):
             self._live.ended(trajectory)
         else:
             self._live.follows(trajectory)
+        self._on_episode(trajectory)
 
     def retry(self, error: EnvironmentUnavailable) -> None:
         self.retries += 1
@@ -158,10 +161,14 @@ def play(
     pool = context.warm.get("environments", _recipe(environment), lambda: EnvironmentPool(environment.build))
     start = time.monotonic()
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
-    listener = _StageListener(episodes, live, requested)
+    listener = _StageListener(episodes, live, requested, context)
+    if context.on_episode is not None:
+        for trajectory in resumed:
+            context.on_episode(trajectory)
     try:
         with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
-            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other)
+            recall = getattr(engine, "recall", None)
+            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other, recall)
             names = play_episodes(engine, pool, requests, limits, player=player, finished=finished, listener=listener)
     except TooManyFailures as error:
         remedy = (
@@ -195,10 +202,14 @@ def _other_engine(actor: Actor, ways: CollectSpec, context: Context) -> ModelEng
     return Actor(model, ways.teacher.inference, adapter=adapter).engine(context, "teacher")
 
 
-def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None) -> Player:
-    """Return the player of an agent. other: engine of the opponent or of the teacher."""
+def _player(
+    agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None, recall: Recall | None
+) -> Player:
+    """Return the player of an agent. other: engine of the opponent or of the teacher. recall: of the engine of the
+    policy."""
     from components.rollout.agent import AgentLoop
     from components.rollout.players.continuation import ContinuationPlayer
+    from components.rollout.players.partial import PartialPlayer
     from components.rollout.players.player import Player
     from components.rollout.players.reflection import ReflectionPlayer
     from components.rollout.players.roles import PlannerAndWorkers
@@ -215,6 +226,8 @@ def _player(agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, oth
         return ContinuationPlayer(loop, ways.continuations)
     if ways.opponent != "environment":
         return SelfPlay(loop, other)
+    if ways.partial is not None:
+        return PartialPlayer(loop, ways.partial, recall)
     if ways.teacher is not None:
         assert other is not None
         return TeacherPlayer(single, ways.teacher, other, ways.group_size)

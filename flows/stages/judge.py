@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.artifacts import Artifact, Draft
+from components.artifacts.keys import json_digest
 from components.errors import JudgeError, Problem, SpecError
 from components.inference.protocol import ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
@@ -26,6 +27,7 @@ from components.rewards.protocol import AskingReward, Comparing, GroupReward, Mo
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
+from flows.stages.ahead_scores import read_ahead
 from flows.stages.anchors import AnchorSpec, drift_of, sample_anchors
 from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, with_progress
 from flows.stages.shards import Shards
@@ -98,6 +100,11 @@ def _number(name: str) -> int:
     return int(suffix) if suffix.isdecimal() else 1
 
 
+def reward_digest(spec: JudgeStage) -> str:
+    """Return the digest of what determines a score, besides the trajectories."""
+    return json_digest([STAGE.version, spec.key_part()])
+
+
 def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `scores.parquet`. Inputs: `trajectories`; with `learned`, the reward models; `policy`, for a reward that
     queries it (without: the base model); with `anchors`, the episodes of the `round`, and the scores of the `first`
@@ -112,6 +119,7 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     trajectories = _record_parts(read_trajectories(path) if anchors is None else anchors, parts)
     resources = (context, spec.judge, spec.model, inputs.get("policy"), spec.inference)
     with judging(spec.build(inputs), *resources, keep_answers=anchors is None) as judged:
+        judged.finished |= read_ahead(inputs["trajectories"].path, reward_digest(spec))
         write_scores(written, with_progress(tally.over(judged(trajectories), parts), count, context.progress))
         tally.demand_some("reward models" if spec.learned else spec.reward.target)
         metrics = tally.figures() | judged.figures() | judged.agreement(written)
@@ -141,6 +149,8 @@ class RewardJudge:
         self._settings = settings
         self._name = name
         self._paid = 0.0
+        self.finished: dict[str, Score] = {}
+        """Scores by trajectory id, before settling; those that are known before the call are not judged again."""
 
     def __call__(self, trajectories: Iterable[Trajectory]) -> Iterator[Score]:
         from components.rewards.judge import judge as apply
@@ -148,17 +158,18 @@ class RewardJudge:
 
         assert self._context.scratch is not None
         shards = Shards(self._context.scratch, self._name, write_scores, read_scores)
-        finished = {score.trajectory_id: score for score in shards.read()}
-        if finished:
-            log.info("reusing %d scores of an earlier attempt", len(finished))
-        self._paid = sum(score.cost or 0.0 for score in finished.values())
+        self.finished |= {score.trajectory_id: score for score in shards.read()}
+        if self.finished:
+            log.info("reusing %d scores of an earlier attempt", len(self.finished))
+        self._paid = sum(score.cost or 0.0 for score in self.finished.values())
         self._meter.spent += self._paid
 
         def keep(scores: Sequence[Score]) -> None:
             if all(score.reward is not None for score in scores):
                 shards.add(scores)
+                self.finished |= {score.trajectory_id: score for score in scores}
 
-        concurrency = self._settings.concurrency
+        concurrency, finished = self._settings.concurrency, dict(self.finished)
         try:
             yield from apply(self._reward, trajectories, concurrency=concurrency, finished=finished, on_judged=keep)
         finally:

@@ -77,6 +77,7 @@ def training_request(
     from components.algorithms.request import PolicyTrainingRequest
     from components.algorithms.train import policy_digest
     from components.models.weights import prepare
+    from components.trajectories.versions import VERSIONS, off_policy_tokens
 
     algorithm, costs = spec.algorithm, spec.algorithm.constraints
     trajectories = _scored(inputs, components=bool(costs))
@@ -97,6 +98,8 @@ def training_request(
         off_policy := sum(trajectory.policy != version for trajectory in trajectories)
     ):
         figures["off_policy"] = off_policy / len(trajectories)  # share of episodes sampled from another policy
+        if any(VERSIONS in trajectory.sampling for trajectory in trajectories):
+            figures["off_policy_tokens"] = off_policy_tokens(trajectories, version)
     teacher_dir = None
     if algorithm.teacher_model is not None:
         teacher_dir = prepare(algorithm.teacher_model.model(spec.model.max_length), context.cache)

@@ -1,13 +1,15 @@
-"""What `collect.overlap` brings where collecting waits for the environment and training computes for as long.
+"""Rounds per hour by `collect.overlap`, where collecting waits for a slow environment and training computes.
 
-    python -m tests.benchmarks.overlap [--rounds 5] [--seconds 20] [--json]
+    python -m tests.benchmarks.overlap [--overlaps 0 1] [--rounds 6] [--seconds 20] [--ratio 1] [--json]
 
-The same experiment on a tiny model, one round after the other and overlapped, by the stages of a run without Prefect
-and MLflow. A step of the environment takes 0.2 s; there are as many episodes as make one collection take about
-`--seconds`, and as many passes over them as make the training take as long, by a round that is played before and not
-counted. Rounds per hour are those between the end of the first round and the end of the last but one, in which each
-training has a collection beside it: what a run of many rounds tends to. `overlap_speedup` is those with overlap over
-those without.
+The same experiment on a tiny model with each overlap, by the stages of a run without Prefect and MLflow. A collection
+plays its episodes at the same time, and each of their turns waits, as for a slow engine or service: `--seconds` for a
+collection. The epochs of a training are chosen so that it computes for `--seconds` / `--ratio`. With a ratio of 1 one
+round ahead is enough; with a ratio of 4, collections bound the run until four of them are in progress.
+
+Rounds per hour are those between the end of the first round and that of the last but one: each of them has the
+collections beside it that a run of many rounds has, if their number, `--rounds` - 2, is a multiple of each overlap.
+`overlap_speedup` is the rounds per hour with an overlap of 1 over those with 0.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import asyncio
 import io
 import json
 import os
+import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +30,22 @@ from components.environments.protocol import Step
 from components.specs import validate
 from components.trajectories.schema import Scenario
 from flows.execution.executor import Execution
-from flows.execution.overlap import together
+from flows.execution.overlap import Concurrent
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
 from flows.stages.base import Context
 from flows.terminal.console import Console, hush
 
-STEP_SECONDS = 0.2
 TURNS = 5
-AT_ONCE = 8
+EPISODES = 8
 
 
 class Waiting:
-    """A conversation of `TURNS` turns, of which each takes `STEP_SECONDS`, and which ends well."""
+    """A conversation of `TURNS` turns, each of which takes `seconds`, and which ends well."""
 
-    def __init__(self, train: int = 64):
+    def __init__(self, train: int = 64, seconds: float = 0.2):
         self.train = train
+        self.seconds = seconds
 
     def scenarios(self, split: str) -> list[Scenario]:
         count = {"train": self.train, "heldout": 1}.get(split, 0)
@@ -55,7 +59,7 @@ class Waiting:
         return [{"role": "user", "content": f"Tell me about {scenario.id}."}]
 
     async def step(self, action: dict[str, Any]) -> Step:
-        await asyncio.sleep(STEP_SECONDS)
+        await asyncio.sleep(self.seconds)
         self.turns += 1
         done = self.turns == TURNS
         return Step([] if done else [{"role": "user", "content": "Go on."}], float(done), done, {"success": done})
@@ -68,67 +72,76 @@ def overlap(rounds: int = 5, seconds: float = 20.0) -> float:
     return float(measure(rounds, seconds)["overlap_speedup"])
 
 
-def measure(rounds: int, seconds: float) -> dict[str, Any]:
+def measure(
+    rounds: int, seconds: float, overlaps: Sequence[int] = (0, 1), ratio: float = 1.0, tell: bool = False
+) -> dict[str, Any]:
+    """Return the rounds per hour by overlap. tell: print each as soon as it is measured."""
     hush()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the trainer leaves a core to the engine
-    episodes = max(AT_ONCE, round(seconds / STEP_SECONDS / TURNS) * AT_ONCE)
+    measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="espalier-overlap-") as folder:
-        first = _Run(Path(folder), "first", episodes, rounds=2, epochs=4, overlapped=0)
-        epochs = max(1, round(4 * first.seconds("collect[2]") / first.seconds("train[2]")))  # the first also loads
-        one, other = (
-            _Run(Path(folder), f"overlap-{overlapped}", episodes, rounds=rounds, epochs=epochs, overlapped=overlapped)
-            for overlapped in (0, 1)
-        )
-    return {
-        "rounds": rounds,
-        "episodes": episodes,
-        "epochs": epochs,
-        "collect_seconds": round(one.seconds("collect[2]"), 2),
-        "train_seconds": round(one.seconds("train[2]"), 2),
-        "collect_seconds_overlapped": round(other.seconds("collect[3]"), 2),
-        "train_seconds_overlapped": round(other.seconds("train[2]"), 2),
-        "rounds_per_hour": round(one.per_hour, 1),
-        "rounds_per_hour_overlapped": round(other.per_hour, 1),
-        "overlap_speedup": round(other.per_hour / one.per_hour, 3),
-    }
+        first = _Run(Path(folder), "first", seconds / TURNS, rounds=2, epochs=16, overlap=0)
+        epochs = max(1, round(16 * seconds / ratio / first.seconds("train[2]")))  # the first also loads
+        for number in overlaps:
+            run = _Run(Path(folder), f"overlap-{number}", seconds / TURNS, rounds=rounds, epochs=epochs, overlap=number)
+            measured.append(
+                {
+                    "overlap": number,
+                    "rounds_per_hour": round(run.per_hour, 1),
+                    "speedup": round(run.per_hour / (measured[0]["rounds_per_hour"] if measured else run.per_hour), 3),
+                    "collect_seconds": round(run.median("collect"), 2),
+                    "train_seconds": round(run.median("train"), 2),
+                }
+            )
+            if tell:
+                print("  ".join(f"{name} {value}" for name, value in measured[-1].items()), flush=True)
+    found: dict[str, Any] = {"rounds": rounds, "episodes": EPISODES, "epochs": epochs, "measured": measured}
+    by_overlap = {item["overlap"]: item["rounds_per_hour"] for item in measured}
+    if {0, 1} <= by_overlap.keys():
+        found["overlap_speedup"] = round(by_overlap[1] / by_overlap[0], 3)
+    return found
 
 
 class _Run:
     """One run; `per_hour` are its rounds."""
 
-    def __init__(self, folder: Path, name: str, episodes: int, *, rounds: int, epochs: int, overlapped: int):
+    def __init__(self, folder: Path, name: str, step: float, *, rounds: int, epochs: int, overlap: int):
         root = folder / name
         root.mkdir()
         (folder / "models").mkdir(exist_ok=True)
         (root / "models").symlink_to(folder / "models")
-        spec = validate(ExperimentSpec, _experiment(root, episodes, rounds, epochs, overlapped))
+        spec = validate(ExperimentSpec, _experiment(root, step, rounds, epochs, overlap))
         self.execution = Execution(spec, Context.at(root), Console(io.StringIO()), None, root / "log")
         ended: list[float] = []
         try:
             run = Run(
                 spec,
                 self.execution.artifact,
-                together(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
+                Concurrent(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
                 on_round=lambda number, artifacts: ended.append(time.monotonic()),
             )
             run.execute()
         finally:
-            self.execution.second.close()
+            self.execution.close()
             self.execution.context.warm.close()
         self.per_hour = 3600 * (rounds - 2) / (ended[-2] - ended[0]) if rounds > 2 else 0.0
 
     def seconds(self, label: str) -> float:
         return self.execution.done[label].seconds
 
+    def median(self, kind: str) -> float:
+        """Return the median seconds of a kind of stage; the first of each kind also loads its model."""
+        return statistics.median(done.seconds for label, done in self.execution.done.items() if f"{kind}[" in label)
 
-def _experiment(root: Path, episodes: int, rounds: int, epochs: int, overlapped: int) -> dict[str, Any]:
+
+def _experiment(root: Path, step: float, rounds: int, epochs: int, overlap: int) -> dict[str, Any]:
     return {
         "name": "overlap",
         "root": str(root),
         "rounds": rounds,
         "allow": ["tests"],
         "model": {"name": "tiny", "source": "random"},
-        "environment": {"_target_": "tests.benchmarks.overlap.Waiting", "train": episodes},
+        "environment": {"_target_": "tests.benchmarks.overlap.Waiting", "train": EPISODES, "seconds": step},
         "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
         "filter": {"_target_": "components.filters.everything.Everything"},
         "algorithm": {
@@ -138,27 +151,23 @@ def _experiment(root: Path, episodes: int, rounds: int, epochs: int, overlapped:
             "epochs": epochs,
             "learning_rate": 1e-6,
         },
-        "collect": {"scenarios": episodes, "group_size": 1, "concurrency": AT_ONCE, "overlap": overlapped},
+        "collect": {"scenarios": EPISODES, "group_size": 1, "overlap": overlap},
         "agent": {"max_turns": TURNS, "max_tokens": 8},
         "deploy": {"mode": "none"},
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures what collecting a round while another is trained brings.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20.0, help="that one collection, and one training, take")
+    parser = argparse.ArgumentParser(description="Measures the rounds per hour by collect.overlap.")
+    parser.add_argument("--overlaps", type=int, nargs="+", default=[0, 1], metavar="K")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=20.0, help="that one collection takes")
+    parser.add_argument("--ratio", type=float, default=1.0, help="of the time of a collection to that of a training")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, nothing else")
     options = parser.parse_args()
     if options.rounds < 3:
         parser.error("--rounds: at least 3, of which those between the first and the last are measured")
-    found = measure(options.rounds, options.seconds)
-    if not options.json:
-        print(
-            f"collect {found['collect_seconds']:.0f} s, train {found['train_seconds']:.0f} s: "
-            f"{found['rounds_per_hour']:.0f} rounds an hour, {found['rounds_per_hour_overlapped']:.0f} overlapped, "
-            f"{found['overlap_speedup']:.2f} times as many"
-        )
+    found = measure(options.rounds, options.seconds, options.overlaps, options.ratio, tell=not options.json)
     print(json.dumps(found))
 
 

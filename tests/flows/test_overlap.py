@@ -11,7 +11,7 @@ import pytest
 from components.compute.runners import KeptProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError, WaitTimeout
 from flows.execution.executor import Execution
-from flows.execution.overlap import together
+from flows.execution.overlap import Concurrent
 from flows.history.records import Records, RunRecord, recording
 from flows.plan import show
 from flows.planning.earlier_stages import SimilarStage
@@ -45,6 +45,46 @@ def test_a_round_is_played_by_the_policy_one_version_back(tmp_path):
     assert [run.requests[f"collect[{number}]"].spec["round"] for number in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert list(run.keys)[6:] == [*rounds(1)[:3], "train[1]", *rounds(2)[:3], "train[2]", *rounds(3)[:3], "train[3]",
                                   *rounds(4), "evaluate[final]", "deploy"]  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2, 3, 6])
+def test_staleness_is_the_smaller_of_the_earlier_rounds_and_the_overlap(tmp_path, overlap):
+    run = Recorder(tmp_path, **{**OVERLAP, "rounds": 5, "collect": {**COLLECT, "overlap": overlap}})
+    versions = {run.keys["train[sft]"]: 0} | {run.keys[f"train[{number}]"]: number for number in range(1, 6)}
+    played = [versions[run.requests[f"collect[{number}]"].inputs["policy"]] for number in range(1, 6)]
+    assert [number - 1 - version for number, version in enumerate(played, 1)] == [min(n, overlap) for n in range(5)]
+    trained = [versions[run.requests[f"train[{number}]"].inputs["start"]] for number in range(1, 6)]
+    assert trained == [0, 1, 2, 3, 4]
+    behind = {"policy versions behind, at most": float(min(4, overlap))} if overlap else {}
+    assert run.outcome.reported == behind
+
+
+def test_the_plan_of_several_rounds_ahead_says_how_old_episodes_are_and_waits_for_what_is_not_covered(
+    tmp_path, monkeypatch
+):
+    seconds = {"train": 2, "collect": 9, "judge": 1, "filter": 0, "evaluate": 1, "deploy": 1}
+    pretend(tmp_path, **BEFORE)
+    monkeypatch.setattr(SimilarStage, "seconds_for", lambda near, request: seconds[request.stage])
+    deep = {**OVERLAP, "rounds": 5, "collect": {**COLLECT, "overlap": 2}, "seed": 1}
+    found = plan(spec_of(tmp_path, **deep))
+    note = "round r is collected by the policy after round r - 3; its tokens are at most 2 policy versions old"
+    assert any(note in text for text in found.notes)
+    assert [one.label for one in found.stages if one.stage == "collect" and one.step] == [
+        f"collect[{number}]" for number in range(1, 6)
+    ]
+    beside = {one.label: one.beside for one in found.stages if one.stage == "collect" and one.beside}
+    assert beside == {f"collect[{n}]": f"train[{max(1, n - 2)}]" for n in range(2, 6)}
+    # Rounds 2 and 3 begin with train[1], at 0: it ends at 2, they end at 10. Round 4 begins with train[2], at 10, and
+    # ends at 20; train[3] begins at 12, with round 5, and ends at 14. train[4] ends at 22, as round 5 does.
+    waited = {
+        number: sum(
+            one.seconds - one.overlapped_seconds
+            for one in found.stages
+            if one.step == number and one.stage in ("collect", "judge", "filter")
+        )
+        for number in range(2, 6)
+    }
+    assert waited == {2: 8, 3: 0, 4: 6, 5: 0}
 
 
 def test_what_does_not_depend_on_it_is_the_same(tmp_path):
@@ -85,15 +125,24 @@ REWARD = {"algorithm": {"name": "reward_model"}, "every": 1, "scenarios": 4}
             "algorithm.correction: none: .* expected truncate or mask",
         ),
         ({"algorithm": {"name": "ppo", "correction": "none"}}, "algorithm.correction"),
-        ({"replay": {"max_staleness": 0}}, "replay.max_staleness: 0: drops all rounds"),
+        ({"replay": {"max_staleness": 0}}, "replay.max_staleness: 0: drops episodes of this round"),
         ({"reward_model": REWARD}, "reward_model.every: 1: .* expected 0, or collect.overlap=0"),
-        ({"collect": {**COLLECT, "overlap": 2}}, "collect.overlap"),
+        ({"collect": {**COLLECT, "overlap": -1}}, "collect.overlap"),
     ],
 )
 def test_what_must_not_be_one_version_behind_is_refused(tmp_path, change, words):
     with pytest.raises(SpecError, match=words):
         spec_of(tmp_path, **{**OVERLAP, **change})
     spec_of(tmp_path, **{**OVERLAP, **change, "collect": COLLECT})
+
+
+def test_more_versions_behind_need_as_much_staleness_in_replay(tmp_path):
+    deep = {**OVERLAP, "collect": {**COLLECT, "overlap": 3}}
+    with pytest.raises(SpecError, match=r"replay.max_staleness: 2: .* up to 3 versions old; expected at least 3"):
+        spec_of(tmp_path, **deep, replay={"max_staleness": 2})
+    spec_of(tmp_path, **deep, replay={"max_staleness": 3})
+    with pytest.raises(SpecError, match=r"correction: none: with collect.overlap=3 .* up to 3 versions behind"):
+        spec_of(tmp_path, **{**deep, "algorithm": {"name": "grpo", "correction": "none"}})
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "sft"])
@@ -137,7 +186,7 @@ def execution(tmp_path, screen, monkeypatch):
 
         made.lineage = Lineage(tmp_path)
         yield made
-    made.second.close()
+    made.close()
 
 
 def plainly(run):
@@ -158,7 +207,7 @@ def children():
 
 def test_both_run_at_the_same_time_and_are_told_in_one_order(tmp_path, execution):
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
-    with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2, touch=one))) as ahead:
+    with Concurrent(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2, touch=one))) as ahead:
         trained = execution.stage("train[1]", 1, wait(1, touch=other, wait_for=one))  # ends after the one beside it
     assert (ahead.value.metrics["number"], trained.artifact.metrics["number"]) == (2, 1)
     told = Records(tmp_path).all()[0].stages
@@ -169,9 +218,69 @@ def test_both_run_at_the_same_time_and_are_told_in_one_order(tmp_path, execution
     collected = execution.done["collect[2]"]
     assert 0 < collected.overlapped_seconds <= collected.seconds
     assert [stage.overlapped_seconds for stage in told] == [0.0, round(collected.overlapped_seconds, 3)]
-    with together(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2))) as ahead:
+    with Concurrent(execution, plainly)("train[1]", lambda call: call("collect[2]", 2, wait(2))) as ahead:
         pass  # found: no process is started
     assert execution.done["collect[2]"].status == "cached"
+
+
+def test_works_of_several_rounds_run_at_the_same_time_and_are_waited_for_in_their_order(tmp_path, execution):
+    marks = {number: str(tmp_path / f"mark-{number}") for number in (2, 3, 4)}
+    background = Concurrent(execution, plainly)
+
+    def work(number, waits_for):
+        options = {"touch": marks[number], "wait_for": marks[waits_for]}
+        return lambda call: call(f"collect[{number}]", number, wait(number, **options))
+
+    with background("train[1]", work(2, waits_for=3), work(3, waits_for=2)) as second:  # each needs the other to run
+        execution.stage("train[1]", 1, wait(1))
+    with background("train[2]", work(4, waits_for=3)) as third:
+        execution.stage("train[2]", 2, wait(5))
+    with background("train[3]") as fourth:
+        execution.stage("train[3]", 3, wait(6))
+    assert [result.value.metrics["number"] for result in (second, third, fourth)] == [2, 3, 4]
+    labels = [stage.label for stage in Records(tmp_path).all()[0].stages]
+    assert labels == ["train[1]", "collect[2]", "train[2]", "collect[3]", "train[3]", "collect[4]"]
+    assert len({execution.background(lane) for lane in range(2)}) == 2
+
+
+def test_an_early_end_stops_what_was_not_waited_for(tmp_path, execution):
+    begun, never = tmp_path / "begun", tmp_path / "never"
+    background = Concurrent(execution, plainly)
+
+    def work(call):
+        call("collect[3]", 3, wait(3))
+        call("judge[3]", 3, wait(4, touch=str(begun), wait_for=str(never)))
+
+    with background("train[1]", lambda call: call("collect[2]", 2, wait(2)), work):
+        while not begun.exists():
+            time.sleep(0.02)
+    background.close()
+    assert drafts(tmp_path) == []
+    assert [one.name for one in tmp_path.glob("artifacts/.scratch/*/*")] == ["put-away"]
+    assert [stage.label for stage in Records(tmp_path).all()[0].stages] == ["collect[2]", "collect[3]"]
+    with background("train[1]", work):  # the same command goes on with it
+        never.touch()
+    assert {label: done.status for label, done in execution.done.items()}["judge[3]"] == "ran"
+
+
+def test_work_for_a_later_round_that_fails_ends_the_run_after_the_stage(tmp_path, execution):
+    background = Concurrent(execution, plainly)
+    failed = tmp_path / "failed"
+
+    def fails(call):
+        try:
+            call("collect[3]", 3, wait(-1))
+        finally:
+            failed.touch()
+
+    def collects(number, wait_for):
+        return lambda call: call(f"collect[{number}]", number, wait(number, wait_for=str(wait_for)))
+
+    works = [collects(2, failed), fails, collects(4, tmp_path / "never")]
+    with pytest.raises(EspalierError, match="ValueError: below zero"), background("train[1]", *works):
+        execution.stage("train[1]", 1, wait(1, wait_for=str(failed)))
+    assert [stage.label for stage in Records(tmp_path).all()[0].stages] == ["train[1]", "collect[2]"]
+    assert drafts(tmp_path) == []
 
 
 def test_where_the_work_fails_the_stage_is_let_end_and_the_error_is_that_of_the_work(tmp_path, execution, screen):
@@ -183,7 +292,7 @@ def test_where_the_work_fails_the_stage_is_let_end_and_the_error_is_that_of_the_
         finally:
             gone.touch()
 
-    with pytest.raises(EspalierError, match="ValueError: below zero"), together(execution, plainly)("train[1]", work):
+    with pytest.raises(EspalierError, match="ValueError: below zero"), Concurrent(execution, plainly)("train[1]", work):
         trained = execution.stage("train[1]", 1, wait(1, wait_for=str(gone)))
     assert Context.at(tmp_path).store.find(trained.artifact.key) is not None
     assert "background work failed; train[1] finishes first: ValueError: below zero" in screen[1].getvalue()
@@ -203,7 +312,7 @@ def test_where_the_stage_fails_the_work_is_ended_and_puts_away_what_it_has(tmp_p
             time.sleep(0.02)
         raise error("of the stage")
 
-    with pytest.raises(error, match="of the stage"), together(execution, plainly)("train[1]", work):
+    with pytest.raises(error, match="of the stage"), Concurrent(execution, plainly)("train[1]", work):
         stage()
     assert children() == []
     assert drafts(tmp_path) == []
@@ -218,7 +327,7 @@ def test_work_that_hangs_is_ended_as_any_stage(tmp_path, execution):
     words = r"collect\[2\]: no progress for 1 s.*compute.stall_timeout"
     with (
         pytest.raises(WaitTimeout, match=words),
-        together(execution, plainly)(
+        Concurrent(execution, plainly)(
             "train[1]", lambda call: call("collect[2]", 2, wait(2, wait_for=str(tmp_path / "never")))
         ),
     ):
@@ -229,7 +338,6 @@ def test_work_that_hangs_is_ended_as_any_stage(tmp_path, execution):
 # --- the real stages ------------------------------------------------------------------------------------------------
 
 REAL = {
-    "rounds": 2,
     "warmup": None,
     "deploy": {"mode": "none"},
     "evaluate": {"scenarios": 2},
@@ -244,13 +352,14 @@ REAL = {
 @pytest.mark.timeout(1800)
 def test_played_at_the_same_time_or_one_after_the_other_the_bytes_are_the_same(tmp_path, screen):
     found = []
-    for folder, beside in ((tmp_path / "after", None), (tmp_path / "beside", together)):
-        spec = spec_of(folder, **REAL)
+    real = {**REAL, "rounds": 4, "collect": {**REAL["collect"], "overlap": 2}}
+    for folder, beside in ((tmp_path / "after", None), (tmp_path / "beside", Concurrent)):
+        spec = spec_of(folder, **real)
         execution = Execution(spec, Context.at(folder), screen[0], None, folder / "log")
         at_once = beside(execution, plainly) if beside else None
         outcome = Run(spec, plainly(execution.stage), at_once).execute()
         execution.context.warm.close()
-        execution.second.close()
+        execution.close()
         found.append({label: (done.artifact.key, done.artifact.digest) for label, done in execution.done.items()})
         assert outcome.rounds[1]["train"].metrics["off_policy"] == 1.0
         assert "off_policy" not in outcome.rounds[0]["train"].metrics

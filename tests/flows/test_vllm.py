@@ -55,6 +55,7 @@ COMMAND = ("+experiment=smoke", "inference=vllm")
 MISTAKES = {
     ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: less than model.lora.rank=",
     ("inference.sleep=true", "collect.overlap=1"): "inference.sleep: true",
+    ("collect.overlap=4",): "inference.max_loras: 2: collect.overlap=4 samples with 4 policies at a time",
     ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM applies it before",
     (
         "inference.key_variable=MINE",

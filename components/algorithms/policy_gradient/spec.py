@@ -159,12 +159,11 @@ class PolicyGradientSpec(DecaySpec):
                 "at most that",
             )
 
-    def off_policy_problems(self, *, overlap: bool, replay: bool) -> Iterator[Problem]:
-        if overlap and self.correction == "none":
+    def off_policy_problems(self, *, reason: str | None, replay: bool) -> Iterator[Problem]:
+        if reason is not None and self.correction == "none":
             yield Problem(
                 "algorithm.correction",
-                "none: with collect.overlap=1 a round is collected with a policy one version behind the one in "
-                "training, and clipping removes the gradient where they differ; expected truncate or mask, or "
+                f"none: {reason}, and clipping removes the gradient where they differ; expected truncate or mask, or "
                 "collect.overlap=0",
             )
         if replay and self.ratio != "token" and self.correction == "none":  # replayed episodes have another old policy

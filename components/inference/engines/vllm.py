@@ -165,6 +165,12 @@ class VllmSpec(EngineSpec):
             yield Problem(
                 "inference.sleep", "true: with collect.overlap the server generates during training; expected false"
             )
+        if lora_rank and not self.urls and overlap > self.max_loras:
+            yield Problem(
+                "inference.max_loras",
+                f"{self.max_loras}: collect.overlap={overlap} samples with {overlap} policies at a time, and requests "
+                f"to further adapters wait; expected at least {overlap}",
+            )
         if self.key_variable and not self.urls:
             yield Problem(
                 "inference.key_variable",

@@ -29,6 +29,7 @@ import logging
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -110,6 +111,11 @@ class TransformersEngine:
     @property
     def policy(self) -> str:
         return self._policy
+
+    def recall(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
+        """Continue the conversation of a response that was sampled earlier from exact tokens: those of the conversation
+        up to the end of the response."""
+        self._conversations.record_response(request, message, tokens)
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Raises EngineBusy while requests are in flight, ArtifactError for an adapter that does not

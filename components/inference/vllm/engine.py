@@ -123,6 +123,11 @@ class VllmEngine:
         self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
         return answer
 
+    def recall(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
+        """Continue the conversation of a response that was sampled earlier from exact tokens: those of the conversation
+        up to the end of the response."""
+        self._conversations.record_response(request, message, tokens)
+
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Requests in flight of the previous version are finished or cancelled, as set by
         `inference.on_swap`. Raises ResourceError if a server rejects the adapter, StalePolicy if it does not list the

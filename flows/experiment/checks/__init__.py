@@ -34,6 +34,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     judging.other_rewards,
     judging.fields,
     judging.judges,
+    judging.ahead,
     judging.reward_model,
     judging.refresh,
     judging.drift,

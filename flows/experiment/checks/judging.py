@@ -59,6 +59,34 @@ def _build_problems(path: str, reward: Target) -> Iterator[Problem]:
         )
 
 
+ADDED = ("reflection", "continuations", "opponent", "teacher")
+"""Options of `collect` with which a group has more episodes than its size."""
+
+
+def ahead(
+    judge: JudgeSpec, reward: Target, collect: CollectSpec, reward_model: RewardModelPartSpec | None
+) -> Iterator[Problem]:
+    """Check that the reward can judge episodes while others are played (`judge.ahead`)."""
+    if not judge.ahead or list(_build_problems("reward", reward)):
+        return
+    from components.rewards.judge import RewardCaller
+
+    models = asked_by(reward)
+    if reward_model is not None:
+        reason = "reward models score the rounds, and they compute in the process of the judge stage"
+    elif not RewardCaller(reward.build()).waits:
+        reason = f"{reward.target} computes its scores and waits for no service, so there is nothing to overlap"
+    elif any(model.asks_policy or model.local_model is not None for model in models):
+        reason = "the reward asks a model in the process that plays the episodes"
+    elif any(getattr(model, "batch", False) for model in models):
+        reason = "the judge sends one batch for all episodes of a stage (reward.model.batch=true)"
+    elif ways := [name for name in ADDED if getattr(collect, name) != getattr(CollectSpec(), name)]:
+        reason = f"collect.{ways[0]} adds episodes to a group after its own ones have finished"
+    else:
+        return
+    yield Problem("judge.ahead", f"true: {reason}; expected false")
+
+
 def other_rewards(evaluate: EvaluateSpec, calibrate: CalibrateSpec, environment: Target) -> Iterator[Problem]:
     """Check `evaluate.reward` and `calibrate`."""
     for path, target in (("evaluate.reward", evaluate.reward), ("calibrate.truth", calibrate.truth)):

@@ -17,7 +17,7 @@ from components.filters.signal import Signal
 from components.filters.top import Top
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.spec import CollectSpec
+from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec
@@ -111,22 +111,28 @@ def _filter_name(filter_: Target) -> str:
 
 
 def overlap(
-    collect: CollectSpec, algorithm: AlgorithmSpec, replay: ReplaySpec | None, reward_model: RewardModelPartSpec | None
+    collect: CollectSpec,
+    agent: AgentSpec,
+    algorithm: AlgorithmSpec,
+    replay: ReplaySpec | None,
+    reward_model: RewardModelPartSpec | None,
 ) -> Iterator[Problem]:
-    """Check the options that off-policy episodes (`collect.overlap=1`, one version behind) exclude."""
-    if not collect.overlap:
+    """Check the options that off-policy episodes (`collect.overlap`, `collect.partial`) exclude."""
+    reason, overlap, staleness = collect.off_policy_reason(), collect.overlap, collect.staleness(agent.max_turns)
+    if reason is None:
         return
-    yield from algorithm.off_policy_problems(overlap=True, replay=False)
-    if replay is not None and replay.max_staleness == 0:
+    yield from algorithm.off_policy_problems(reason=reason, replay=False)
+    if replay is not None and replay.max_staleness is not None and replay.max_staleness < staleness:
         yield Problem(
             "replay.max_staleness",
-            "0: drops all rounds collected with collect.overlap=1, which are one version old; expected at least 1",
+            f"{replay.max_staleness}: drops episodes of this round: {reason}, and they are up to {staleness} versions "
+            f"old; expected at least {staleness}, or null",
         )
-    if reward_model is not None and reward_model.every:
+    if overlap and reward_model is not None and reward_model.every:
         yield Problem(
             "reward_model.every",
-            f"{reward_model.every}: with collect.overlap=1 a round is scored during training, before the reward model "
-            "is retrained; expected 0, or collect.overlap=0",
+            f"{reward_model.every}: with collect.overlap={overlap} a round is scored during training, before the "
+            "reward model is retrained; expected 0, or collect.overlap=0",
         )
 
 
@@ -190,7 +196,7 @@ def settings(algorithm: AlgorithmSpec) -> Iterator[Problem]:
 def replay(algorithm: AlgorithmSpec, replay: ReplaySpec | None) -> Iterator[Problem]:
     """Check that the algorithm can train on episodes of earlier rounds."""
     if replay is not None:
-        yield from algorithm.off_policy_problems(overlap=False, replay=True)
+        yield from algorithm.off_policy_problems(reason=None, replay=True)
 
 
 def ewc(

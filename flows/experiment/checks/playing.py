@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from components.algorithms.spec import AlgorithmSpec
 from components.errors import Problem
@@ -102,6 +102,8 @@ def play_modes(
             "agent: leaves the opponent's moves to the agent, in evaluations too; expected another value, and "
             "collect.opponent=policy or base for the rounds",
         )
+    if collect.partial is not None:
+        yield from _partial_problems(collect, agent, [*modes, *(["refills"] if collect.refills else [])])
     if agent.function is not None:
         for name in modes:
             yield Problem(f"collect.{name}", "needs the agent loop, which agent.function replaces; expected it unset")
@@ -125,6 +127,26 @@ def play_modes(
             f"true: demonstrations are text, but {algorithm.name} learns only from sampled tokens; expected false, or "
             "algorithm=sft, distill or a preference algorithm",
         )
+
+
+def _partial_problems(collect: CollectSpec, agent: AgentSpec, excluded: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of partial rollouts. excluded: options in use that belong to a whole episode or round."""
+    assert collect.partial is not None
+    turns = collect.partial.turns
+    if turns is not None and turns >= agent.max_turns:
+        yield Problem(
+            "collect.partial.turns",
+            f"{turns}: no episode has more than agent.max_turns={agent.max_turns} messages, so none is paused; "
+            "expected less, or collect.partial=null",
+        )
+    for name in excluded:
+        yield Problem(f"collect.{name}", "needs whole episodes, which collect.partial pauses; expected it unset")
+    for name in ("function", "roles"):
+        if getattr(agent, name) is not None:
+            yield Problem(
+                f"agent.{name}",
+                "collect.partial pauses the agent loop of a single agent; expected null for one of them",
+            )
 
 
 def tokens(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:

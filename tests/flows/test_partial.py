@@ -1,0 +1,162 @@
+"""Partial rollouts in a run: which collection continues which, what is trained on, and that keys and bytes repeat."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from components.environments.protocol import Step
+from components.errors import SpecError
+from components.trajectories.schema import Scenario
+from components.trajectories.store import read_trajectories
+from components.trajectories.versions import PAUSED, VERSIONS, token_policies, versions_of
+from flows.execution.executor import Execution
+from flows.execution.overlap import Concurrent
+from flows.planning.plan import plan
+from flows.recipes.run import Run
+from flows.stages.base import Context
+from flows.stages.execute import run_stage
+from tests.flows.pretend import spec_of
+from tests.flows.test_online_rl import DATA, Recorder
+from tests.flows.test_overlap import plainly
+from tests.flows.test_recipes import CURRICULUM, TICTACTOE
+
+PARTIAL = {
+    "rounds": 5,
+    "warmup": None,
+    "collect": {**DATA["collect"], "partial": {"turns": 2}},
+    "agent": {"max_turns": 4, "max_tokens": 8},
+    "algorithm": {"name": "grpo", "baseline": "none", "scale": "none"},
+    "deploy": {"mode": "none"},
+    "evaluate": {"scenarios": 2},
+    "filter": {"_target_": "components.filters.everything.Everything"},
+}
+
+
+def with_collect(**changes):
+    return {**PARTIAL, "collect": {**PARTIAL["collect"], **changes}}
+
+
+@pytest.mark.parametrize(("overlap", "later"), [(0, 1), (1, 1), (2, 2), (3, 3)])
+def test_paused_episodes_continue_in_the_first_round_that_begins_after_their_collection(tmp_path, overlap, later):
+    run = Recorder(tmp_path, **with_collect(overlap=overlap))
+    continues = {number: run.requests[f"collect[{number}]"].inputs.get("paused") for number in range(1, 6)}
+    assert continues == {
+        number: run.keys[f"collect[{number - later}]"] if number > later else None for number in range(1, 6)
+    }
+    assert run.spec.collect.staleness(4) == overlap + later
+
+
+def test_keys_without_it_are_the_same(tmp_path):
+    """The key `partial` is in no stage key, that of the deployment included, unless it is set."""
+    whole = Recorder(tmp_path, deploy={"mode": "export"})
+    assert "partial" not in whole.requests["deploy"].spec["experiment"]["collect"]
+    assert "paused" not in whole.requests["collect[2]"].inputs
+
+
+REFUSED = [
+    (with_collect(partial={"turns": 4}), "collect.partial.turns: 4: no episode has more than agent.max_turns=4"),
+    (with_collect(reflection={}), "collect.reflection: needs whole episodes"),
+    (
+        {**with_collect(refills=1), "algorithm": {"name": "grpo"}, "filter": DATA["filter"]},
+        "collect.refills: needs whole episodes",
+    ),
+    ({**PARTIAL, "agent": {**PARTIAL["agent"], "roles": {}}}, "agent.roles: collect.partial pauses"),
+    ({**PARTIAL, "algorithm": {"name": "grpo", "correction": "none"}}, "algorithm.correction: none: with collect.par"),
+    ({**with_collect(overlap=2), "replay": {"max_staleness": 3}}, "up to 4 versions old; expected at least 4"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_what_needs_whole_episodes_is_refused(tmp_path, change, words):
+    with pytest.raises(SpecError, match=words):
+        spec_of(tmp_path, **change)
+    spec_of(tmp_path, **{**change, "collect": {**change["collect"], "partial": None}})
+
+
+def test_a_recipe_that_chooses_the_environment_of_a_round_refuses_it(tmp_path):
+    changes = {"flow": CURRICULUM, "environment": TICTACTOE}
+    with pytest.raises(SpecError, match=r"collect.partial: set: flow=curriculum .* expected null"):
+        Recorder(tmp_path, **{**PARTIAL, **changes})
+
+
+class Talk:
+    """A conversation of one to four turns, by the number of the scenario."""
+
+    def __init__(self, train=4):
+        self.train = train
+
+    def scenarios(self, split):
+        return [Scenario(f"{split}-{number}", {"turns": 1 + number % 4}, split) for number in range(self.train)]
+
+    def tools(self):
+        return []
+
+    def reset(self, scenario):
+        self.left = scenario.input["turns"]
+        return [{"role": "user", "content": f"Tell me about {scenario.id}."}]
+
+    def step(self, action):
+        self.left -= 1
+        done = self.left == 0
+        said = [] if done else [{"role": "user", "content": f"{self.left} to go."}]
+        return Step(said, 0.0, done, {"success": len(action["content"]) % 2 == 0})
+
+    def close(self): ...
+
+
+TALK = {
+    "allow": ["tests"],
+    "environment": {"_target_": "tests.flows.test_partial.Talk"},
+    "reward": {"_target_": "components.rewards.rules.outcome.Outcome", "repetition_cost": 0.5, "repetition_ngram": 1},
+}
+
+
+@pytest.mark.timeout(900)
+def test_a_run_repeats_its_bytes_and_trains_on_complete_groups_alone(tmp_path, screen):
+    found = []
+    for folder, beside in ((tmp_path / "after", None), (tmp_path / "beside", Concurrent)):
+        spec = spec_of(folder, **{**with_collect(overlap=1, scenarios=2), **TALK, "rounds": 3})
+        execution = Execution(spec, Context.at(folder), screen[0], None, folder / "log")
+        try:
+            outcome = Run(spec, plainly(execution.stage), beside(execution, plainly) if beside else None).execute()
+        finally:
+            execution.context.warm.close()
+            execution.close()
+        found.append({label: (done.artifact.key, done.artifact.digest) for label, done in execution.done.items()})
+    assert found[0] == found[1]
+
+    collections = {number: execution.done[f"collect[{number}]"].artifact for number in (1, 2, 3)}
+    ended = {number: list(read_trajectories(one.path / "trajectories.parquet")) for number, one in collections.items()}
+    paused = {number: list(read_trajectories(one.path / "paused.parquet")) for number, one in collections.items()}
+    assert all(PAUSED not in one.metrics for episodes in ended.values() for one in episodes)
+    for number in (1, 2):
+        metrics = collections[number].metrics
+        assert metrics["paused"] == sum(PAUSED in one.metrics for one in paused[number])
+        assert collections[number + 1].metrics["continued"] == metrics["paused"]
+        assert {one.group for one in paused[number]} <= {one.group for one in ended[number + 1]}
+    assert sum(one.metrics["paused"] for one in collections.values()) > 0
+    assert {one.group.partition("@")[2] for one in paused[2]} <= {"round-1", "round-2"}
+    continued = [one for number in (2, 3) for one in ended[number] if "@" in one.id]
+    before = {one.id: one for one in paused[1] + paused[2]}
+    assert continued
+    for one in continued:  # the recorded tokens are those that were sampled
+        old = before[one.id].histories[0]
+        assert one.histories[0].token_ids[: len(old.token_ids)] == old.token_ids
+        assert len({policy for policy in token_policies(one)[0] if policy}) == len(versions_of(one))
+    assert any(VERSIONS in one.sampling for one in continued)
+    assert 0 < outcome.rounds[2]["train"].metrics["off_policy_tokens"] <= 1
+    assert outcome.rounds[2]["train"].metrics["correction"] > 0
+
+    cold = Context.at(tmp_path / "beside")  # a process without the engine that sampled the first parts
+    shutil.rmtree(collections[3].path)
+    again, status = run_stage(execution.done["collect[3]"].request, cold)
+    cold.warm.close()
+    assert (status, again.digest) == ("ran", collections[3].digest)
+
+
+def test_the_plan_names_the_collection_that_continues(tmp_path):
+    planned = {stage.label: stage for stage in plan(spec_of(tmp_path, **with_collect(overlap=2))).stages}
+    assert planned["collect[4]"].inputs["paused"] == "collect[2]"
+    assert planned["collect[4]"].inputs["policy"] == "train[1]"
