@@ -46,7 +46,7 @@ class Storing(EpisodeListener):
 
 
 def in_memory():
-    return sum(isinstance(item, Trajectory) for item in gc.get_objects())
+    return sum(type(item) is Trajectory for item in gc.get_objects())
 
 
 def test_a_collection_holds_no_finished_episode(tmp_path, requests, monkeypatch):
