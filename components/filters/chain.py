@@ -11,7 +11,7 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.filters.decisions import decide_each
-from components.filters.protocol import AnyFilter, Filter, Groups
+from components.filters.protocol import AnyFilter, Filter, Groups, decides_per_group
 from components.filters.select import decider_of, decisions
 from components.specs import Target
 from components.specs.registered import registered
@@ -40,6 +40,11 @@ class Chain:
                 message = f"{name!r} is not a valid filter name; expected letters, digits, _ and - (as in metric names)"
                 raise SpecError([Problem("filter.filters", message)])
         self.filters: dict[str, AnyFilter] = dict(filters)
+
+    @property
+    def per_group(self) -> bool:
+        """True if all of its filters decide about each group by itself."""
+        return all(decides_per_group(filter_) for filter_ in self.filters.values())
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

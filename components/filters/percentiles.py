@@ -43,6 +43,7 @@ class Percentiles:
         self.lowest = lowest
         self.highest = highest
         self.of = of
+        self.per_group = of == "group"
 
     def survey(self, groups: Groups) -> Filter:
         if self.of == "group":

@@ -47,3 +47,10 @@ class CollectionFilter(Protocol):
 
 
 AnyFilter = Predicate | Filter | CollectionFilter
+"""Any form of a filter."""
+
+
+def decides_per_group(filter_: object) -> bool:
+    """Return True if the filter decides about each group by itself, so that a collection can be split between groups. A
+    filter with `survey` can declare it by an attribute `per_group`."""
+    return bool(getattr(filter_, "per_group", not isinstance(filter_, CollectionFilter)))

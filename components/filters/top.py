@@ -37,6 +37,7 @@ class Top:
     ):
         self.share = share
         self.of = of
+        self.per_group = of == "group"
 
     def survey(self, groups: Groups) -> Filter:
         if self.of == "group":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from components.artifacts import Draft
+from components.artifacts import Artifact, Draft
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
 from components.rollout.request import episode_requests
@@ -16,9 +16,10 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
-from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
+from flows.stages.base import WHOLE, Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 from flows.stages.generate import TASKS, with_tasks
+from flows.stages.joining import joined_speed, of_shard, read_episodes, read_times, refuse_failures
 
 SPLIT = "train"
 
@@ -64,12 +65,38 @@ class CollectStage(StageSpec):
 def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `trajectories.parquet` and `times.json`. Inputs: `policy`, a checkpoint; without it the base model acts.
     `tasks`, of the stage `generate`; without them the environment has its own."""
-    from components.models.weights import prepare
-    from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
-    from components.rollout.players.reflection import demonstrations
-    from components.trajectories.groups import by_scenario
-    from components.trajectories.parts import TEACHER
+    trajectories, times, speed = _play(spec, inputs, context, WHOLE)
+    return _write(spec, trajectories, times, draft, speed)
+
+
+def collect_shard(
+    spec: CollectStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart
+) -> dict[str, float]:
+    """Write the episodes of a part of the scenarios, as `collect` does."""
     from components.trajectories.store import write_trajectories
+
+    trajectories, times, speed = _play(spec, inputs, context, part)
+    write_trajectories(draft.path / "trajectories.parquet", trajectories)
+    write_times(draft.path / "times.json", times)
+    return figures(trajectories) | speed
+
+
+def join_collect(
+    spec: CollectStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
+) -> dict[str, float]:
+    """Write the files of `collect` from those of its shards. Raises TooManyFailures."""
+    trajectories = read_episodes(shards)
+    refuse_failures(trajectories, _allowed(spec), spec.collect.max_failures, "collect", _description(spec))
+    return _write(spec, trajectories, read_times(shards), draft, joined_speed(shards))
+
+
+def _play(
+    spec: CollectStage, inputs: Inputs, context: Context, part: StagePart
+) -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
+    """Return the episodes of a part of the scenarios, the seconds of each by id, and throughput metrics."""
+    from components.models.weights import prepare
+    from components.rollout.collector import choose_further, choose_scenarios, demonstrate
+    from components.trajectories.parts import TEACHER
 
     spec = with_tasks(spec, inputs)
     available = scenarios_of(spec.environment, spec.split, context)
@@ -78,42 +105,68 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     else:
         count, begin = spec.further
         scenarios = choose_further(available, count, spec.round, context.seed, begin=begin, more=spec.collect.scenarios)
-    speed: dict[str, float] = {}
-    times: dict[str, float] = {}
+    scenarios = list(part.of(scenarios))
+    if not scenarios:  # more shards than scenarios
+        return [], {}, {}
     if spec.actor == "solver":
         trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation(), spec.agent.roles)
         context.progress(len(trajectories), len(trajectories))
-    else:
-        model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
-        limits = spec.collect
-        if spec.further is not None and limits.max_failures < 1:  # a share of the round, not of the smaller refill
-            allowed = failures_allowed(limits.max_failures, spec.further[0] * spec.collect.group_size)
-            limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(allowed))})
-        requests = episode_requests(
-            scenarios,
-            spec.collect.group_size,
-            sampling=spec.collect.sampling(spec.agent.max_tokens),
-            max_turns=spec.agent.max_turns,
-            seed=context.seed * 1_000_003 + spec.round,
-            temperature_step=spec.collect.temperature_step,
-        )
-        trajectories, times, speed = play(
-            Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
-            spec.environment,
-            spec.agent,
-            requests,
-            limits,
-            context,
-            description={"stage": "collect", "what": _description(spec)},
-            ways=spec.collect,
-        )
-        if spec.actor == "teacher":
-            _mark_teacher(trajectories, prepare(model, context.cache) if spec.teacher else None)
-        elif (teaching := spec.collect.teacher) is not None:
-            teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
-            taught = [trajectory for trajectory in trajectories if trajectory.policy == TEACHER]
-            _mark_teacher(taught, prepare(teacher, context.cache) if teacher else None)
-    metrics = figures(trajectories) | speed
+        return trajectories, {}, {}
+    model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
+    limits = spec.collect
+    if part != WHOLE or (spec.further is not None and limits.max_failures < 1):
+        # a share of the whole stage or round, not of the shard or of the smaller refill
+        limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(_allowed(spec)))})
+    requests = episode_requests(
+        scenarios,
+        spec.collect.group_size,
+        sampling=spec.collect.sampling(spec.agent.max_tokens),
+        max_turns=spec.agent.max_turns,
+        seed=context.seed * 1_000_003 + spec.round,
+        temperature_step=spec.collect.temperature_step,
+    )
+    trajectories, times, speed = play(
+        Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
+        spec.environment,
+        spec.agent,
+        requests,
+        limits,
+        context,
+        description={"stage": "collect", "what": _description(spec) + of_shard(part)},
+        ways=spec.collect,
+    )
+    if spec.actor == "teacher":
+        _mark_teacher(trajectories, prepare(model, context.cache) if spec.teacher else None)
+    elif (teaching := spec.collect.teacher) is not None:
+        teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
+        taught = [trajectory for trajectory in trajectories if trajectory.policy == TEACHER]
+        _mark_teacher(taught, prepare(teacher, context.cache) if teacher else None)
+    return trajectories, times, speed
+
+
+def _allowed(spec: CollectStage) -> int:
+    """Return the number of episodes that may fail; for a refill that of the round."""
+    from components.rollout.collector import failures_allowed
+
+    scenarios = spec.collect.scenarios
+    if spec.further is not None and spec.collect.max_failures < 1:
+        scenarios = spec.further[0]
+    return failures_allowed(spec.collect.max_failures, scenarios * spec.collect.group_size)
+
+
+def _write(
+    spec: CollectStage,
+    trajectories: list[Trajectory],
+    times: dict[str, float],
+    draft: Draft,
+    speed: Mapping[str, float],
+) -> dict[str, float]:
+    """Write the files of the artifact and return its metrics."""
+    from components.rollout.players.reflection import demonstrations
+    from components.trajectories.groups import by_scenario
+    from components.trajectories.store import write_trajectories
+
+    metrics = figures(trajectories) | dict(speed)
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
         shown = list(demonstrations(trajectories, spec.collect.group_size))
         metrics["demonstrations"] = float(len(shown))
@@ -182,6 +235,7 @@ STAGE = Stage(
     plays=True,
     episodes=most_episodes,
     size=first_attempts,
+    sharding=Sharding(collect_shard, join_collect),
     tracking=StageTracking(dataset="train"),
     part_of_round=True,
     round_metrics={
