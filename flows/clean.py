@@ -39,6 +39,7 @@ from components.errors import ArtifactError, EspalierError, ResourceError
 from flows.history.records import Records, RunRecord
 from flows.release.retention import Retention
 from flows.stages.judge import ANSWERS
+from flows.stages.shard import SHARD
 from flows.terminal.arguments import RootParser
 
 KEY_LENGTH = 64
@@ -177,6 +178,7 @@ class Cleaner:
         oldest_start = min((run.started for run in self.runs if self.records.alive(run)), default=math.inf)
         for artifact in unneeded:
             new = artifact.path.stat().st_mtime >= oldest_start  # a live run may be about to record it
+            new = new or (artifact.stage == SHARD and oldest_start < math.inf)  # or to join it
             if artifact.key not in retained and not new:
                 yield _entry(artifact, "no run needs it")
 

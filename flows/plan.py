@@ -15,18 +15,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from components.errors import EspalierError, ResourceError
 from components.evaluation.power import STEP
 from flows.planning.budget import sufficiency
-from flows.planning.plan import RunPlan, plan
+from flows.planning.plan import PlannedStage, RunPlan, plan
 from flows.planning.power import plan_power
 from flows.planning.power import show as show_power
+from flows.planning.sharded import PlannedShard
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
+
+MAX_SHARDS = 8
+"""Maximum number of shards of a stage that have a row each."""
 
 
 def show(planned: RunPlan) -> str:
@@ -53,6 +57,20 @@ def show(planned: RunPlan) -> str:
             "" if stage.status == "cached" else _or_unknown(stage.cost, "{:.2f}".format),
             printable("; ".join(stage.why)),  # quotes manifests, which another machine may have written
         )
+        for label, state, shards in _shard_rows(stage):
+            seconds, cost = shards[0].seconds, shards[0].cost
+            suffix = " each" if len(shards) > 1 else ""
+            table.add_row(
+                *([""] if several else []),
+                printable(label),
+                "",
+                marks[state],
+                "",
+                "",
+                "" if state == "cached" else _or_unknown(seconds, duration) + suffix,
+                "" if state == "cached" else _or_unknown(cost, "{:.2f}".format) + suffix,
+                "",
+            )
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
         out.print(table)
@@ -73,6 +91,19 @@ def show(planned: RunPlan) -> str:
     if len(costs) < len(times):
         total += f"; cost unknown for {len(times) - len(costs)} of the others"
     return "\n".join([f"{text.get()}{total}", *planned.notes]) + "\n"
+
+
+def _shard_rows(stage: PlannedStage) -> Iterator[tuple[str, str, list[PlannedShard]]]:
+    """Yield a label, the status and the shards of each row: up to MAX_SHARDS rows of single shards, else a row for each
+    status."""
+    if len(stage.shards) <= MAX_SHARDS:
+        yield from (
+            (f"  {shard.label.removeprefix(stage.label).strip()}", shard.status, [shard]) for shard in stage.shards
+        )
+        return
+    for status in dict.fromkeys(shard.status for shard in stage.shards):
+        shards = [shard for shard in stage.shards if shard.status == status]
+        yield f"  {len(shards)} of {len(stage.shards)} shards", status, shards
 
 
 def _or_unknown(value: float | None, form: Any) -> str:

@@ -132,6 +132,7 @@ def run(
         from flows.execution import tracking
         from flows.execution.executor import Execution
         from flows.orchestration import prefect_artifacts, tasks
+        from flows.orchestration.task_runners import TaskRunners
         from flows.release import registration
         from flows.reporting import report
 
@@ -156,7 +157,9 @@ def run(
                 ),
             )
         )
-        execution = Execution(spec, context, console, tracker, log, record)
+        task_runners = TaskRunners()
+        stack.callback(task_runners.close)
+        execution = Execution(spec, context, console, tracker, log, record, task_runners.submit)
         stack.callback(execution.close)
         if execution.notifier is not None:
             stack.enter_context(execution.notifier.watching())

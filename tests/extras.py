@@ -26,14 +26,15 @@ SHARED = ("requirements/extras-overrides.txt", "tests/conftest.py", "tests/envir
 
 
 def requirements(text: str) -> dict[str, list[str]]:
-    """Return the requirements of each extra, by its name, that are not among those of `dev`, from the text of a
-    pyproject.toml."""
+    """Return the requirements of each extra with an environment, by its name, that are not among those of `dev`, from
+    the text of a pyproject.toml."""
     extras: dict[str, list[str]] = tomllib.loads(text)["project"]["optional-dependencies"]
     installed = {_name(requirement) for requirement in extras.pop("dev")}
     return {
         extra: sorted(requirements)
         for extra, requirements in extras.items()
         if not {_name(requirement) for requirement in requirements} <= installed
+        and (ROOT / "tests/environments" / f"test_{extra}.py").is_file()
     }
 
 

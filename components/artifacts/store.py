@@ -117,6 +117,21 @@ class Store:
         self._share(artifact, self.remote)
         return artifact
 
+    def discard(self, key: str, reason: str) -> None:
+        """Remove an artifact that is to be computed again; the remote store keeps its files under another name. The
+        caller must not need it any more."""
+        self._verified.pop(key, None)
+        self._shared.discard(key)
+        if self.remote is not None and (text := self.remote.manifest(key)) is not None:
+            self.remote.set_aside(key, text, ArtifactDamaged(reason))
+            self._marker(key, self.remote).unlink(missing_ok=True)
+        trash = self.root / ".drafts" / f"{_checked(key)}.gone"
+        shutil.rmtree(trash, ignore_errors=True)
+        trash.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.path(key).rename(trash)  # atomic: a partially deleted artifact must not be visible
+            shutil.rmtree(trash)
+
     def manifests(self) -> Iterator[Artifact]:
         """Yield every artifact in the folder, in no particular order and without verifying files. Unreadable ones are
         skipped and logged."""

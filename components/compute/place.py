@@ -63,6 +63,11 @@ class Place(Spec):
         return iter(())
 
     @property
+    def own_machines(self) -> bool:
+        """True if stages that run at the same time have a machine each, which is paid for."""
+        return self.remote
+
+    @property
     def shares_folders(self) -> bool:
         """True if a folder of this machine can also be visible to the stage."""
         return not self.remote

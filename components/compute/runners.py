@@ -24,12 +24,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from components import errors
 from components.errors import EspalierError, Problem, SpecError, WaitTimeout
 
 if TYPE_CHECKING:
+    from components.compute.cluster import Submit
     from components.compute.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class RunnerContext:
     """The user's packages besides the code."""
     say: Callable[[str], None]
     """Shows a line to the user."""
+    submit: Submit | None = None
+    """Submits jobs to clusters; None outside of a Prefect flow."""
 
 
 class Runner(ABC):
@@ -120,6 +123,17 @@ class Runner(ABC):
     def close(self, wait: float = 1.0) -> None:  # noqa: B027  most runners keep nothing between stages
         """End what the runner keeps between stages. wait: maximum seconds for an end that continues without this
         process."""
+
+
+@runtime_checkable
+class StoppableRunner(Protocol):
+    """Runner whose stages another thread can stop."""
+
+    def stop(self) -> None:
+        """Stop the running stages, and start no more: `run` raises RunnerStopped."""
+        ...
+
+    def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult: ...
 
 
 class RunnerStopped(KeyboardInterrupt):

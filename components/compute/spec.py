@@ -40,6 +40,17 @@ class ComputeSpec(Spec):
     """Maximum number of independent stages of a recipe that run at the same time, each in its own process or on its
     own machine: reward models of an ensemble, and branches of `run.parallel`. Stages on `local` run one after the
     other."""
+    shards: int = Field(1, ge=1)
+    """Number of parts into which collect, judge, evaluate, import and filter are split. Each part is a stage of its own
+    and runs where its stage does; the joined artifact is that of the whole stage. 1: stages run as a whole."""
+    stage_shards: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Number of shards of single stages: `{judge: 1}`."""
+    shard_workers: int | None = Field(None, ge=1)
+    """Maximum number of shards of a stage that run at the same time. null: all of them. In processes of one machine,
+    each loads its own engine unless the engine is a server."""
+    duplicate_after: float = Field(0.0, ge=0)
+    """Start a second copy of a shard on an idle worker once it takes this many times the median time of the finished
+    shards; the copy that finishes first counts, and the other is stopped. 0: never."""
     save_every: float = Field(30.0, ge=0)
     """Seconds between two checkpoints of a running training, from which it resumes if it is killed. 0: after each
     gradient step."""
@@ -69,6 +80,14 @@ class ComputeSpec(Spec):
 
     def hourly_price(self, stage: str) -> float:
         return self.prices.get(stage, self.price)
+
+    def shards_of(self, stage: str) -> int:
+        """Return the number of shards of a stage."""
+        return self.stage_shards.get(stage, self.shards)
+
+    def workers(self, shards: int) -> int:
+        """Return the number of shards that run at the same time."""
+        return min(shards, self.shard_workers or shards)
 
     @property
     def places_in_use(self) -> dict[str, Place]:

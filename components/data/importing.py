@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -145,13 +145,46 @@ def _reason(form: Form, values: dict[str, Any], spec: DataSpec) -> str:
     return "no row can be read"
 
 
-class DataImport:
-    """One import. `spec.form` is resolved."""
+Problems = Mapping[str, Sequence[str]]
+"""Check and reason of each row that fails a check of the tokenizer, by place."""
 
-    def __init__(self, spec: DataSpec, tokens: TokenChecks | None, on_row: Callable[[int], None] = lambda count: None):
+
+def problems_of_part(
+    spec: DataSpec, tokens: TokenChecks, index: int, count: int, on_row: Callable[[int], None]
+) -> dict[str, tuple[str, str]]:
+    """Return check and reason, by place, of the rows that fail a check of `tokens`, among every `count`th row from
+    number `index`. `spec.form` is resolved."""
+    form = FORMS[spec.form]
+    problems: dict[str, tuple[str, str]] = {}
+    held = spec.heldout_source()
+    for source in [spec, *([held] if held is not None else [])]:
+        for number, row in enumerate(rows(source, lambda broken: None)):
+            if number % count != index:
+                continue
+            on_row(number + 1)
+            try:
+                example = form.example(row.values, spec.mapped)
+                check_example(example)
+                _check_tokens(example, tokens)
+            except RowProblem as problem:
+                problems[row.place] = problem.check, str(problem)
+    return problems
+
+
+class DataImport:
+    """One import. `spec.form` is resolved. problems: results of the checks of `tokens`, which are then not repeated."""
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        tokens: TokenChecks | None,
+        on_row: Callable[[int], None] = lambda count: None,
+        problems: Problems | None = None,
+    ):
         self._spec = spec
         self._form = FORMS[spec.form]
         self._tokens = tokens
+        self._problems = problems or {}
         self._on_row = on_row
         self._held_prompts = Fingerprints()
         self.report = ImportReport(spec.form)
@@ -201,9 +234,10 @@ class DataImport:
             try:
                 example = self._form.example(row.values, self._spec.mapped)
                 check_example(example)
+                if (recorded := self._problems.get(row.place)) is not None:
+                    raise RowProblem(recorded[1], recorded[0])
                 if self._tokens is not None:
-                    for candidate in example.candidates:
-                        self._tokens.check(candidate, example.tools)
+                    _check_tokens(example, self._tokens)
                 if leaks and self._held_prompts.find(_prompt(example)) is not None:
                     raise RowProblem("a held-out row has the same prompt", "leaked")
                 _check_repeated(example, number, fingerprints)
@@ -265,6 +299,11 @@ def check_example(example: DataExample) -> None:
                     raise RowProblem(f"message {number} calls {call.name}; the tools are: {names}", "unknown_tool")
         if not trained:
             raise RowProblem("no assistant message is trained on", "no_learnable_token")
+
+
+def _check_tokens(example: DataExample, tokens: TokenChecks) -> None:
+    for candidate in example.candidates:
+        tokens.check(candidate, example.tools)
 
 
 def _check_repeated(example: DataExample, number: int, fingerprints: Fingerprints) -> None:

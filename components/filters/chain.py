@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.filters.protocol import AnyFilter, ColumnFilter
+from components.filters.protocol import AnyFilter, ColumnFilter, decides_per_group
 from components.filters.select import as_column_filter
 from components.specs import Target
 from components.specs.registered import registered
@@ -42,6 +42,11 @@ class Chain(ColumnFilter):
                 message = f"{name!r} is not a valid filter name; expected letters, digits, _ and - (as in metric names)"
                 raise SpecError([Problem("filter.filters", message)])
         self.filters: dict[str, AnyFilter] = dict(filters)
+
+    @property
+    def per_group(self) -> bool:
+        """True if all of its filters decide about each group by itself."""
+        return all(decides_per_group(filter_) for filter_ in self.filters.values())
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

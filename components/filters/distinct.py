@@ -50,6 +50,7 @@ class Distinct:
         self.similarity = similarity
         self.words = words
         self.of = of
+        self.per_group = of == "group"
         self.compared = compared
 
     def survey(self, groups: Groups) -> Filter:

@@ -44,6 +44,7 @@ class Percentiles(ColumnFilter):
         self.lowest = lowest
         self.highest = highest
         self.of = of
+        self.per_group = of == "group"
 
     def prepare(self, source: Source) -> ColumnFilter:
         import numpy as np

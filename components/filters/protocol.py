@@ -90,3 +90,10 @@ class ColumnFilter:
 
 
 AnyFilter = Predicate | Filter | CollectionFilter | ColumnFilter
+"""Any form of a filter."""
+
+
+def decides_per_group(filter_: object) -> bool:
+    """Return True if the filter decides about each group by itself, so that a collection can be split between groups. A
+    filter can declare it by an attribute `per_group`; without, those with `survey` do not."""
+    return bool(getattr(filter_, "per_group", not isinstance(filter_, CollectionFilter)))

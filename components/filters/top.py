@@ -37,6 +37,7 @@ class Top(ColumnFilter):
     ):
         self.share = share
         self.of = of
+        self.per_group = of == "group"
 
     def prepare(self, source: Source) -> ColumnFilter:
         import numpy as np

@@ -21,6 +21,10 @@ class JudgeSpec(Spec):
     """Maximum cost of the judges of one stage, in the currency of their prices. The run ends when it is spent. Finished
     judgements are stored, and the same command with a higher budget resumes. null is no limit."""
 
+    def for_part(self, parts: int) -> JudgeSpec:
+        """Return the settings of one of several equal parts of a stage, which share its budget equally."""
+        return self if self.budget is None else self.model_copy(update={"budget": self.budget / parts})
+
 
 class LearnedSpec(Spec):
     weight: FiniteFloat = 1.0

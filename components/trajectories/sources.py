@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.trajectories.columns import EpisodeColumns
+from components.trajectories.columns import Array, EpisodeColumns
 from components.trajectories.decode import texts
-from components.trajectories.groups import not_adjacent
+from components.trajectories.groups import not_adjacent, scenario_of
 from components.trajectories.reads import COLUMNS, COMPONENTS, MEASURES, WHOLE, Reads
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import ROWS_PER_BATCH, scored_batches
@@ -67,6 +68,33 @@ class ScoredFiles:
         whole = WHOLE in reads
         columns = None if whole else [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
         return scored_batches(self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads)
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """The scenarios of a collection whose first row is in [first, end). A scenario, with the groups that were played
+    aside, is never split. Rows after the last of these scenarios are not decoded."""
+
+    source: Source
+    first: int
+    end: int
+
+    def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
+        start, scenario, inside = 0, "", False
+        for episodes in self.source.read(reads):
+            taken: list[Array] = []
+            bounds = [*episodes.first_G.tolist(), len(episodes)]
+            names = episodes.groups.take(pa.array(bounds[:-1])).to_pylist()
+            for name, low, high in zip(names, bounds, bounds[1:], strict=False):
+                if scenario_of(name) != scenario:
+                    scenario, inside = scenario_of(name), self.first <= start + low < self.end
+                if inside:
+                    taken.append(np.arange(low, high))
+            if taken:
+                yield episodes.take(np.concatenate(taken))
+            start += len(episodes)
+            if start >= self.end and not inside:
+                return
 
 
 def _whole_groups(batches: Iterable[pa.RecordBatch], episodes: int) -> Iterator[EpisodeColumns]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +32,16 @@ from components.compute.watchdog import Watchdog, watch
 from components.rollout.usage import PROVIDER_COST
 from components.specs.code import code_digest
 from flows.execution import prefect_credential
+from flows.execution.labels import is_part_of_round, metric_group
 from flows.execution.notification import Notifier
+from flows.execution.sharding import ShardedStage, shard_count
 from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.code import CodeRecords
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
-from flows.stages import DISTRIBUTED, ROUND_STAGES, STAGES, episode_failures
-from flows.stages.anchors import drift_metrics, is_anchor_label
+from flows.stages import DISTRIBUTED, STAGES, episode_failures
+from flows.stages.anchors import drift_metrics
 from flows.stages.base import Context, Progress, Request
 from flows.stages.code import stage_code
 from flows.stages.execute import find_stage, run_stage, stage_and_spec
@@ -48,13 +49,10 @@ from flows.stages.servers import with_server_urls
 from flows.terminal.console import Console, duration
 
 if TYPE_CHECKING:
+    from components.compute.cluster import Submit
     from components.tracking.mlflow_tracker import Tracker
 
 logger = logging.getLogger(__name__)
-
-_NUMBERED = re.compile(r"(\w+)\[\d+(\+\d+)?\]")
-"""Label of a stage in a round or a refill."""
-
 
 Watcher = Callable[[str, str], AbstractContextManager[Progress]]
 """Progress display for one stage, created from its label and its unit."""
@@ -112,6 +110,7 @@ class Execution:
         tracker: Tracker | None,
         log: Path,
         record: RecordWriter | None = None,
+        submit: Submit | None = None,
     ):
         self.spec = spec
         self.context = context
@@ -144,10 +143,13 @@ class Execution:
             code=CODE,
             packages=spec.allow,
             say=console.line,
+            submit=submit,
         )
         self._runners: dict[str, Runner] = {}
         """Runners by place and lane; a runner may keep its machines between stages."""
         self._codes: set[str] = set()
+        self._machine_seconds: dict[str, float] = {}
+        """Seconds of the machines of a stage whose shards have one each, by label."""
         self.second = KeptProcessRunner(process)
         """Runner of background work: a separate process whose models stay loaded between rounds."""
         self._background: dict[int, KeptProcessRunner] = {}
@@ -171,7 +173,7 @@ class Execution:
         artifact, status = self._artifact(label, request, beside)
         ended = time.monotonic()
         logger.info("%s %s in %s: %s %s", label, status, duration(ended - start), artifact.kind, artifact.key)
-        cost = self._cost(artifact, status, ended - start)
+        cost = self._cost(artifact, status, self._machine_seconds.pop(label, ended - start))
         unpriced = 0 if status == "cached" else int(artifact.metrics.get("unpriced_calls", 0))
         return FinishedStage(label, step, artifact, status, ended - start, request, ended, cost, unpriced)
 
@@ -188,7 +190,7 @@ class Execution:
         """Report a finished stage to the record, MLflow and the console."""
         self.write_down(done)
         self._track(done)
-        if not _is_part_of_round(done.label):  # the line of the round summarizes these
+        if not is_part_of_round(done.label):  # the line of the round summarizes these
             line = f"{done.label} {done.status} in {duration(done.seconds)}"
             figures = STAGES[done.artifact.stage].summary(done.artifact.metrics)
             self.console.line(f"{line}  {figures}" if figures else line)
@@ -247,12 +249,18 @@ class Execution:
                 request = with_server_urls(
                     request, replace(self.context, on_wait=lambda text: listen({"waiting": text}))
                 )
+            if (shards := shard_count(self.spec.compute, request)) > 1:
+                sharded = ShardedStage(self, label, request, shards, listen)
+                artifact = sharded.run()
+                if sharded.machine_seconds is not None:
+                    self._machine_seconds[label] = sharded.machine_seconds
+                return artifact, "ran"
             result = runner.run(request.to_json(), listen)
         if runner.snapshot is not None:
             self._report_code(place, runner.snapshot)
-        artifact = self.context.store.find(result.key)
-        assert artifact is not None, f"{label}: {result.key} is not in {self.context.store}"
-        return artifact, result.status
+        stored = self.context.store.find(result.key)
+        assert stored is not None, f"{label}: {result.key} is not in {self.context.store}"
+        return stored, result.status
 
     def close(self, wait: float = 1.0) -> None:
         """End the worker processes and take down the machines. wait: maximum time for this, in seconds."""
@@ -273,10 +281,15 @@ class Execution:
         """Return the runner of a kind of stage where `compute` places it. lane: number of a thread whose stages run
         beside those of the others, on machines of their own."""
         place = self.spec.compute.placement(stage)
-        name = f"{place}-{lane + 1}" if lane else place
+        name = _lane_name(place, lane)
         if name not in self._runners:
             self._runners[name] = self.spec.compute.places[place].runner(name, self._runner_context)
         return self._runners[name]
+
+    def drop_runner(self, stage: str, lane: int) -> None:
+        """Close the runner of a lane, which was stopped; `runner` starts another."""
+        if (runner := self._runners.pop(_lane_name(self.spec.compute.placement(stage), lane), None)) is not None:
+            runner.close()
 
     def _report_code(self, place: str, code: Snapshot) -> None:
         """Report the version of the code that ran on a place to the log and MLflow, once per version."""
@@ -294,7 +307,7 @@ class Execution:
     def _track(self, done: FinishedStage) -> None:
         if self.tracker is None:
             return
-        tracker, group, artifact = self.tracker, _group(done.label), done.artifact
+        tracker, group, artifact = self.tracker, metric_group(done.label), done.artifact
         tracking = STAGES[artifact.stage].tracking
         costs = {f"{group}cost/{artifact.stage}": done.cost}
         tags = self.lineage.tags(artifact.key) if self.lineage and tracking.model else None
@@ -333,6 +346,10 @@ class Execution:
         return StageResult(artifact.key, artifact.digest, status)
 
 
+def _lane_name(place: str, lane: int) -> str:
+    return f"{place}-{lane + 1}" if lane else place
+
+
 def _recorded(done: FinishedStage) -> StageRecord:
     artifact = done.artifact
     return StageRecord(
@@ -351,17 +368,14 @@ def _recorded(done: FinishedStage) -> StageRecord:
     )
 
 
-def _is_part_of_round(label: str) -> bool:
-    match = _NUMBERED.fullmatch(label)
-    return match is not None and match[1] in ROUND_STAGES
-
-
 def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Callable[[Event], None]:
     def listen(event: Event) -> None:
         if "progress" in event:
             dog.touch()
             for view in views:
                 view(*event["progress"])
+        elif "alive" in event:
+            dog.pause()  # its place has a limit of its own
         elif "waiting" in event:
             dog.pause()
             console.line(f"  {event['waiting']}")
@@ -381,15 +395,3 @@ def environment() -> dict[str, str]:
     path = [str(CODE), *(entry for entry in sys.path if entry), os.getcwd()]
     inherited = {name: value for name, value in os.environ.items() if name not in prefect_credential.VARIABLES}
     return {**inherited, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
-
-
-def _group(label: str) -> str:
-    """Return the prefix of a stage's metric names, so that the rounds of a stage form one series: none for the stages
-    of a round, `refill_1/` for its first refill, `reward/` and `reward_2/` for the training of reward models,
-    `anchors/` for the judgements of the anchors."""
-    if is_anchor_label(label):
-        return "anchors/"
-    name = label.partition("[")[2].rstrip("]")
-    if "+" in name:
-        return f"refill_{name.partition('+')[2]}/"
-    return f"{name.partition('@')[0].replace(' ', '_')}/" if name.startswith("reward") else ""

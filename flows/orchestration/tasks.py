@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
-from components.errors import EngineError, EnvironmentFailed, EspalierError, ResourceError
+from components.errors import ResourceError
 from components.redaction import mask
 from flows.execution.executor import Execution, FinishedStage
 from flows.execution.overlap import BackgroundRunner, Concurrent
 from flows.execution.parallel import ParallelRunner, at_once
+from flows.execution.sharding import is_transient
 from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
 from flows.orchestration import prefect_artifacts
@@ -125,11 +126,6 @@ def run_flow(
             if not served and not api.ended():  # in a served flow Prefect's own process sends them
                 _send_events()
     return completed[0]
-
-
-def is_transient(error: Any) -> bool:
-    """Return True if a retry may succeed: the process died without an error, or an engine or environment failed."""
-    return type(error) is EspalierError or isinstance(error, EngineError | EnvironmentFailed)
 
 
 def as_tasks(run: Callable[[str, int, Request], FinishedStage], *, retries: int = 0, delay: float = 0.0) -> StageRunner:

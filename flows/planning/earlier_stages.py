@@ -16,6 +16,7 @@ from flows.history.store_reader import StoreReader
 from flows.planning.differences import Difference, differences
 from flows.stages import STAGES
 from flows.stages.base import Request
+from flows.stages.shard import SHARD_SECONDS
 
 MAX_DIFFERENCES = 4
 """Maximum number of differences in the reasons of a stage."""
@@ -29,7 +30,7 @@ class SimilarStage:
     stage: StageRecord
     differences: list[Difference]
     seconds: float
-    """Time that the stage took."""
+    """Time that the stage took; for a stage with shards, the sum of their times."""
 
     def seconds_for(self, request: Request) -> float:
         """Return the estimated time of a planned stage, scaled by size if both sizes are known."""
@@ -79,7 +80,8 @@ class EarlierStages:
                 continue
             changes = list(differences(manifest["spec"], part))
             rank = (len(changes) + (record.request["seed"] != request.seed), record.label != label)
-            ranked.append((rank, SimilarStage(run, record, changes, manifest["seconds"])))
+            seconds = manifest["seconds"] + manifest["metrics"].get(SHARD_SECONDS, 0.0)
+            ranked.append((rank, SimilarStage(run, record, changes, seconds)))
         ranked.sort(key=lambda pair: pair[0])
         return [stage for (count, _), stage in ranked if count == ranked[0][0][0]]
 

@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from components.artifacts import Artifact, Store, stage_key
+from components.artifacts import Artifact, stage_key
 from components.compute.offer import Offer, offers
 from components.compute.place import Place
 from components.errors import GuardTriggered
 from components.rewards.llm.spec import asked_by
-from components.rollout.live_view import FILE as LIVE
 from components.specs import Target
 from flows.execution import notification
 from flows.execution.parallel import T, overlaps
+from flows.execution.sharding import shard_count
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
@@ -37,6 +37,7 @@ from flows.history.store_reader import StoreReader
 from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
+from flows.planning.sharded import PlannedShard, has_scratch, pending_share, planned_shards, wall_seconds, with_costs
 from flows.recipes.rehearsal import placeholder, rehearse
 from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
@@ -75,6 +76,9 @@ class PlannedStage:
     episodes: int | None = None
     """Maximum number of episodes, including second attempts, continuations, and those of other players and a teacher.
     None for other stages, and for an evaluation on all scenarios of its split."""
+    shards: list[PlannedShard] = field(default_factory=list)
+    """Shards of a stage that is not cached (`compute.shards`); empty if it runs as a whole. Time and cost of the stage
+    include theirs."""
 
 
 @dataclass(frozen=True)
@@ -247,13 +251,24 @@ class _Planner:
         artifact = artifact or same
         similar = self._earlier.similar(label, request, part)
         seconds = statistics.median(earlier.seconds_for(request) for earlier in similar) if similar else None
-        status = "unfinished" if key and _has_scratch(self.context.store, key) else "run"
+        status = "unfinished" if key and has_scratch(self.context.store, key) else "run"
         if artifact is not None:
             status, seconds = "cached", 0.0
+        shards = self._shards(label, request, seconds) if artifact is None else []
+        if any(shard.status != "run" for shard in shards):
+            status = "unfinished"
+        machine_seconds = seconds
+        if shards and seconds is not None:
+            machine_seconds = seconds * pending_share(shards)
+            seconds = wall_seconds(shards, self.spec.compute)
+            if not self.spec.compute.place(request.stage).own_machines:
+                machine_seconds = seconds
         price = 0.0 if artifact is not None else self._price(request.stage)
         generation = 0.0 if artifact is not None else spec.generation_cost()
         judge_cost = 0.0 if artifact is not None else self._judge_cost(request, part, spec.applied_reward())
-        machine_cost = None if seconds is None or price is None else seconds / 3600 * price
+        if shards and judge_cost is not None:
+            judge_cost *= pending_share(shards)
+        machine_cost = None if machine_seconds is None or price is None else machine_seconds / 3600 * price
         if generation and price == 0:  # its cost is known before its time
             machine_cost = 0.0
         self.planned.append(
@@ -267,9 +282,10 @@ class _Planner:
                 why=[] if artifact else self._why(request, key, status, similar[0] if similar else None),
                 where=self._where(request.stage),
                 seconds=seconds,
-                cost=_sum(iter([machine_cost, judge_cost, generation])),
+                cost=(cost := _sum(iter([machine_cost, judge_cost, generation]))),
                 key=key,
                 episodes=stage.episodes(request),
+                shards=with_costs(shards, cost),
             )
         )
         if artifact is None:
@@ -277,6 +293,18 @@ class _Planner:
         self._labels.setdefault(artifact.key, label)
         self._requests.append((request, artifact))
         return artifact
+
+    def _shards(self, label: str, request: Request, seconds: float | None) -> list[PlannedShard]:
+        """Return the shards of a stage that runs; empty if it runs as a whole."""
+
+        def status(shard: Request) -> tuple[str, str | None]:
+            key = self._key(shard, stage_and_spec(shard)[1].key_part())
+            if key and self._store.find(key) is not None:
+                return "cached", key
+            return "unfinished" if key and has_scratch(self.context.store, key) else "run", key
+
+        count = shard_count(self.spec.compute, request)
+        return planned_shards(label, request, count, status=status, seconds=seconds) if count > 1 else []
 
     def at_once(self, branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
         """Plan branches of which up to `compute.parallel` run at the same time."""
@@ -340,12 +368,6 @@ class _Planner:
         known = self._store.known
         recomputed = {name: self._labels[key] for name, key in request.inputs.items() if key not in known}
         return nearest.reasons(request, recomputed, STAGES[request.stage].version)
-
-
-def _has_scratch(store: Store, key: str) -> bool:
-    """Return True if an interrupted attempt of the stage left files."""
-    scratch = store.root / ".scratch" / key
-    return scratch.is_dir() and any(path.name != LIVE for path in scratch.iterdir())
 
 
 def _sum(values: Iterator[float | None]) -> float | None:

@@ -19,6 +19,8 @@ def _declared() -> list[Stage]:
 STAGES.update({stage.name: stage for stage in _declared()})
 PLACED = [stage.name for stage in STAGES.values() if stage.placed]
 """Stages that `compute` can place."""
+SHARDED = [stage.name for stage in STAGES.values() if stage.sharding is not None]
+"""Stages that can be split into shards."""
 DISTRIBUTED = [stage.name for stage in STAGES.values() if stage.distributed]
 """Stages in which several processes can train together."""
 EPISODE_KINDS = [stage.kind for stage in STAGES.values() if stage.plays]

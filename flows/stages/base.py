@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -220,6 +220,51 @@ def main_figures(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {metrics[name]:.4g}" for name in MAIN_METRICS if name in metrics)
 
 
+StageFunction = Callable[[Any, Inputs, Draft, Context], dict[str, float]]
+"""Function `(spec, inputs, draft, context) -> metrics` of a stage."""
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """Part of the rows of a stage: part `index` of `count` parts of about equal size."""
+
+    index: int = 0
+    count: int = 1
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """Return the first row, and the row after the last, of `total` rows."""
+        return total * self.index // self.count, total * (self.index + 1) // self.count
+
+    def of(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows of this part."""
+        first, end = self.bounds(len(rows))
+        return rows[first:end]
+
+    def __str__(self) -> str:
+        return f"shard {self.index + 1}/{self.count}"
+
+
+WHOLE = StagePart()
+
+
+def no_refusal(spec: Any) -> str | None:
+    """Return None: every request of the stage can be split."""
+    return None
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Division of a stage into shards, which are stages of their own (`flows.stages.shard`), and the join of their
+    artifacts to the artifact of the whole stage: same key, same digest."""
+
+    shard: Callable[[Any, Inputs, Draft, Context, StagePart], dict[str, float]]
+    """Function of one shard."""
+    join: Callable[[Any, Inputs, Sequence[Artifact], Draft, Context], dict[str, float]]
+    """Function of the whole stage that reads the artifacts of all shards, in order."""
+    refusal: Callable[[Any], str | None] = no_refusal
+    """Reason why a request with this spec cannot be split; None if it can."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Declaration of a stage: everything that is known of it. Placement, plans, progress, tracking, reports, lineage
@@ -233,7 +278,7 @@ class Stage:
     """Kind of the artifact."""
     schema_version: int
     """Version of the layout of the artifact's files."""
-    function: Callable[[Any, Inputs, Draft, Context], dict[str, float]]
+    function: StageFunction
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of the artifact by name or glob pattern, each with a description. A name that ends with `/` is a folder."""
     optional: tuple[str, ...] = ()
@@ -256,6 +301,8 @@ class Stage:
     """Maximum number of episodes that a request plays."""
     size: Callable[[Request], int | None] = unknown
     """Amount of work of a request, to which its time is proportional."""
+    sharding: Sharding | None = None
+    """Division into shards (`compute.shards`); None if it runs as a whole."""
     tracking: StageTracking = METRICS_ONLY
     """Presentation in MLflow."""
     summary: Callable[[Mapping[str, float]], str] = main_figures

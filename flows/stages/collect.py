@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from components.artifacts import Draft
+from components.artifacts import Artifact, Draft
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
 from components.rollout.request import episode_requests
@@ -17,9 +17,10 @@ from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
-from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
+from flows.stages.base import WHOLE, Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 from flows.stages.generate import TASKS, with_tasks
+from flows.stages.joining import joined_speed, of_shard, read_episodes, read_times, refuse_failures
 from flows.stages.judge import JudgeStage
 
 SPLIT = "train"
@@ -70,12 +71,45 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     """Write `trajectories.parquet` and `times.json`. Inputs: `policy`, a checkpoint; without it the base model acts.
     `paused`, an earlier collection whose paused episodes continue (`flows.stages.partial`). `tasks`, of the stage
     `generate`; without them the environment has its own."""
-    from components.models.weights import prepare
-    from components.rollout.collector import choose_further, choose_scenarios, demonstrate, failures_allowed
-    from components.rollout.players.reflection import demonstrations
-    from components.trajectories.groups import adjacent_groups, by_scenario
-    from components.trajectories.parts import TEACHER
+    trajectories, times, speed = _play(spec, inputs, draft, context, WHOLE)
+    return _write(spec, trajectories, times, draft, speed)
+
+
+def collect_shard(
+    spec: CollectStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart
+) -> dict[str, float]:
+    """Write the episodes of a part of the scenarios, as `collect` does."""
     from components.trajectories.store import write_trajectories
+
+    trajectories, times, speed = _play(spec, inputs, draft, context, part)
+    write_trajectories(draft.path / "trajectories.parquet", trajectories)
+    write_times(draft.path / "times.json", times)
+    return figures(trajectories) | speed
+
+
+def join_collect(
+    spec: CollectStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
+) -> dict[str, float]:
+    """Write the files of `collect` from those of its shards. Raises TooManyFailures."""
+    trajectories = read_episodes(shards)
+    refuse_failures(trajectories, _allowed(spec), spec.collect.max_failures, "collect", _description(spec))
+    return _write(spec, trajectories, read_times(shards), draft, joined_speed(shards))
+
+
+def played_together(collect: CollectSpec, ahead: bool) -> str | None:
+    """Return the reason why a collection cannot be split; None if it can. ahead: it judges its episodes."""
+    if collect.partial is not None:
+        return "pauses episodes (collect.partial), and continues them in another collection as a whole"
+    return "judges episodes while others are played (judge.ahead)" if ahead else None
+
+
+def _play(
+    spec: CollectStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart
+) -> tuple[Sequence[Trajectory], dict[str, float], dict[str, float]]:
+    """Return the episodes of a part of the scenarios, the seconds of each by id, and throughput metrics."""
+    from components.models.weights import prepare
+    from components.rollout.collector import choose_further, choose_scenarios, demonstrate
+    from components.trajectories.parts import TEACHER
     from flows.stages.ahead import judging_ahead
     from flows.stages.partial import Carried
 
@@ -86,56 +120,79 @@ def collect(spec: CollectStage, inputs: Inputs, draft: Draft, context: Context) 
     else:
         count, begin = spec.further
         scenarios = choose_further(available, count, spec.round, context.seed, begin=begin, more=spec.collect.scenarios)
-    trajectories: Sequence[Trajectory]
-    speed: dict[str, float] = {}
-    times: dict[str, float] = {}
+    scenarios = list(part.of(scenarios))
+    if not scenarios:  # more shards than scenarios
+        return [], {}, {}
     if spec.actor == "solver":
         trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation(), spec.agent.roles)
         context.progress(len(trajectories), len(trajectories))
-    else:
-        model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
-        limits = spec.collect
-        if spec.further is not None and limits.max_failures < 1:  # a share of the round, not of the smaller refill
-            allowed = failures_allowed(limits.max_failures, spec.further[0] * spec.collect.group_size)
-            limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(allowed))})
-        carried = Carried(inputs.get("paused"))
-        requests = carried.requests(spec.agent.max_turns) + episode_requests(
-            scenarios,
-            spec.collect.group_size,
-            sampling=spec.collect.sampling(spec.agent.max_tokens),
-            max_turns=spec.agent.max_turns,
-            seed=context.seed * 1_000_003 + spec.round,
-            temperature_step=spec.collect.temperature_step,
-        )
-        with judging_ahead(spec.ahead, context, spec.collect) as (context, ahead):
-            if ahead is not None:
-                ahead.add(*carried.ended)
-            played, times, speed = play(
-                Actor(
-                    model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None
-                ),
-                spec.environment,
-                spec.agent,
-                requests,
-                limits,
-                context,
-                description={"stage": "collect", "what": _description(spec)},
-                ways=spec.collect,
-            )
+        return trajectories, {}, {}
+    model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
+    limits = spec.collect
+    if part != WHOLE or (spec.further is not None and limits.max_failures < 1):
+        # a share of the whole stage or round, not of the shard or of the smaller refill
+        limits = limits.model_copy(update={"max_failures": max(limits.max_failures, float(_allowed(spec)))})
+    carried = Carried(inputs.get("paused"))
+    requests = carried.requests(spec.agent.max_turns) + episode_requests(
+        scenarios,
+        spec.collect.group_size,
+        sampling=spec.collect.sampling(spec.agent.max_tokens),
+        max_turns=spec.agent.max_turns,
+        seed=context.seed * 1_000_003 + spec.round,
+        temperature_step=spec.collect.temperature_step,
+    )
+    with judging_ahead(spec.ahead, context, spec.collect) as (context, ahead):
         if ahead is not None:
-            ahead.write(draft.path)
-            speed |= ahead.metrics
-        trajectories = played
-        if spec.collect.partial is not None:
-            trajectories, counts = carried.join(played, spec.round + 1, draft.path)
-            speed |= counts | {"tokens_per_s": speed["tokens_per_s"] - carried.sampled_tokens / speed["seconds"]}
-        elif spec.actor == "teacher":
-            trajectories = played.changed(_mark(prepare(model, context.cache) if spec.teacher else None))
-        elif (teaching := spec.collect.teacher) is not None:
-            teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
-            mark = _mark(prepare(teacher, context.cache) if teacher else None)
-            trajectories = played.changed(lambda t: mark(t) if t.policy == TEACHER else t)
-    metrics = figures(trajectories) | speed
+            ahead.add(*carried.ended)
+        played, times, speed = play(
+            Actor(model, spec.inference, inputs.get("policy"), spec.teacher.adapter_dir() if spec.teacher else None),
+            spec.environment,
+            spec.agent,
+            requests,
+            limits,
+            context,
+            description={"stage": "collect", "what": _description(spec) + of_shard(part)},
+            ways=spec.collect,
+        )
+    if ahead is not None:
+        ahead.write(draft.path)
+        speed |= ahead.metrics
+    if spec.collect.partial is not None:
+        complete, counts = carried.join(played, spec.round + 1, draft.path)
+        speed |= counts | {"tokens_per_s": speed["tokens_per_s"] - carried.sampled_tokens / speed["seconds"]}
+        return complete, times, speed
+    if spec.actor == "teacher":
+        played = played.changed(_mark(prepare(model, context.cache) if spec.teacher else None))
+    elif (teaching := spec.collect.teacher) is not None:
+        teacher = teaching.model.model(spec.model.max_length) if teaching.model else None
+        mark = _mark(prepare(teacher, context.cache) if teacher else None)
+        played = played.changed(lambda t: mark(t) if t.policy == TEACHER else t)
+    return played, times, speed
+
+
+def _allowed(spec: CollectStage) -> int:
+    """Return the number of episodes that may fail; for a refill that of the round."""
+    from components.rollout.collector import failures_allowed
+
+    scenarios = spec.collect.scenarios
+    if spec.further is not None and spec.collect.max_failures < 1:
+        scenarios = spec.further[0]
+    return failures_allowed(spec.collect.max_failures, scenarios * spec.collect.group_size)
+
+
+def _write(
+    spec: CollectStage,
+    trajectories: Sequence[Trajectory],
+    times: dict[str, float],
+    draft: Draft,
+    speed: Mapping[str, float],
+) -> dict[str, float]:
+    """Write the files of the artifact and return its metrics."""
+    from components.rollout.players.reflection import demonstrations
+    from components.trajectories.groups import adjacent_groups, by_scenario
+    from components.trajectories.store import write_trajectories
+
+    metrics = figures(trajectories) | dict(speed)
     written: Iterable[Trajectory] = trajectories
     if spec.collect.reflection is not None and spec.collect.reflection.demonstrate and spec.actor == "policy":
         shown = by_scenario(demonstrations(trajectories, spec.collect.group_size))
@@ -210,6 +267,7 @@ STAGE = Stage(
     plays=True,
     episodes=most_episodes,
     size=first_attempts,
+    sharding=Sharding(collect_shard, join_collect, lambda spec: played_together(spec.collect, spec.ahead is not None)),
     tracking=StageTracking(dataset="train"),
     part_of_round=True,
     round_metrics={

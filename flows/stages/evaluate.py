@@ -24,9 +24,18 @@ from components.specs import Target
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Scenario, Trajectory
 from flows.stages import judge
-from flows.stages.base import Context, Inputs, Request, Stage, StageSpec, base_model
+from flows.stages.base import WHOLE, Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
 from flows.stages.generate import TASKS, with_tasks
+from flows.stages.joining import (
+    joined_figures,
+    joined_speed,
+    of_shard,
+    read_episodes,
+    read_scored_shards,
+    read_times,
+    refuse_failures,
+)
 from flows.stages.until_decided import Played, play_until_decided
 
 log = logging.getLogger(__name__)
@@ -76,30 +85,82 @@ def evaluate(spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context
     """Write `trajectories.parquet`, `scores.parquet`, `summary.json` and `times.json`. Inputs: `policy`, a checkpoint;
     without it the base model is evaluated, or the baseline that `actor` names. `reference`: the evaluation from which
     the difference is decided, with `evaluate.stop=decided`."""
-    from components.evaluation.metrics import summarise
-    from components.trajectories.sources import ScoredFiles
+    tally = judge.Tally()
+    metrics, sequence = _play_and_judge(spec, inputs, draft, context, WHOLE, tally)
+    return metrics | _summarise(draft, sequence)
+
+
+def evaluate_shard(
+    spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart
+) -> dict[str, float]:
+    """Write the episodes of a part of the scenarios, with their scores, as `evaluate` does."""
+    return _play_and_judge(spec, inputs, draft, context, part, judge.Tally())[0]
+
+
+def join_evaluate(
+    spec: EvaluateStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
+) -> dict[str, float]:
+    """Write the files of `evaluate` from those of its shards. Raises TooManyFailures, and JudgeError without scores."""
+    from components.rollout.collector import failures_allowed
+    from components.trajectories.store import write_scores, write_trajectories
+
+    trajectories, tally = read_episodes(shards), judge.Tally()
+    limit = spec.evaluate.max_failures
+    description = f"evaluate, split {spec.evaluate.split}"
+    refuse_failures(trajectories, failures_allowed(limit, len(trajectories)), limit, "evaluate", description)
+    write_trajectories(draft.path / "trajectories.parquet", trajectories)
+    write_scores(draft.path / "scores.parquet", tally.over(read_scored_shards(shards)))
+    tally.demand_some(spec.reward.target)
+    write_times(draft.path / "times.json", read_times(shards))
+    judged = joined_figures(spec.reward.build(), shards, draft.path / "scores.parquet")
+    return figures(trajectories) | tally.figures() | judged | joined_speed(shards) | _summarise(draft, None)
+
+
+def _play_and_judge(
+    spec: EvaluateStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart, tally: judge.Tally
+) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """Write the episodes of a part of the scenarios with their scores; return the metrics, and the data of the
+    confidence sequence if the evaluation may stop."""
     from components.trajectories.store import write_scores, write_trajectories
 
     spec = with_tasks(spec, inputs)
-    (trajectories, times, speed), sequence = _episodes(spec, inputs, context)
+    (trajectories, times, speed), sequence = _episodes(spec, inputs, context, part)
     finished = [episode for episode in trajectories if episode.failure is None]
     _warn_without_success(spec, finished)
-    tally = judge.Tally()
     policy = inputs.get("policy")
-    with judge.judging(spec.reward.build(), context, spec.judge, spec.model, policy, spec.inference) as judged:
+    settings = spec.judge.for_part(part.count)
+    with judge.judging(spec.reward.build(), context, settings, spec.model, policy, spec.inference) as judged:
         scores = list(tally.over(judged(trajectories)))
         tally.demand_some(spec.reward.target)  # the finished episodes are in scratch, so a retry reuses them
     write_trajectories(draft.path / "trajectories.parquet", trajectories)
     write_scores(draft.path / "scores.parquet", scores)
     write_times(draft.path / "times.json", times)
+    agreement = judged.agreement(draft.path / "scores.parquet")
+    return figures(trajectories) | tally.figures() | judged.figures() | agreement | speed, sequence
+
+
+def _summarise(draft: Draft, sequence: dict[str, Any] | None) -> dict[str, float]:
+    """Write `summary.json` from the episodes and their scores, and return the limits of its intervals. sequence: data
+    of the confidence sequence of an evaluation that may stop."""
+    from components.evaluation.metrics import summarise
+    from components.trajectories.sources import ScoredFiles
+
     scored = ScoredFiles.of(draft.path).load()
     summary = summarise(scored, sequence["alpha"] if sequence else None) | ({"sequence": sequence} if sequence else {})
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
     intervals = {name: value for name, value in limits.items() if value is not None}
-    agreement = judged.agreement(draft.path / "scores.parquet")
-    decision = _decision(sequence) if sequence else {}
-    return figures(trajectories) | tally.figures() | judged.figures() | agreement | intervals | decision | speed
+    return intervals | (_decision(sequence) if sequence else {})
+
+
+def _refusal(spec: EvaluateStage) -> str | None:
+    """Return the reason why an evaluation cannot be split; None if it can."""
+    return judge.running_statistics(spec.reward) or stops_early(spec.evaluate)
+
+
+def stops_early(evaluate: EvaluateSpec) -> str | None:
+    """Return the reason why an evaluation that may stop cannot be split; None if it plays all scenarios."""
+    return None if evaluate.stop == "never" else f"may stop before all scenarios (evaluate.stop={evaluate.stop})"
 
 
 def _decision(sequence: Mapping[str, Any]) -> dict[str, float]:
@@ -109,12 +170,22 @@ def _decision(sequence: Mapping[str, Any]) -> dict[str, float]:
     return values | {name: value for name, value in ends.items() if value is not None}
 
 
-def _episodes(spec: EvaluateStage, inputs: Inputs, context: Context) -> tuple[Played, dict[str, Any] | None]:
-    """Play the episodes; return them, and the data of the confidence sequence if the evaluation may stop."""
-    from components.rollout.collector import demonstrate
+def _episodes(
+    spec: EvaluateStage, inputs: Inputs, context: Context, part: StagePart
+) -> tuple[Played, dict[str, Any] | None]:
+    """Play the episodes of a part of the scenarios; return them, and the data of the confidence sequence if the
+    evaluation may stop."""
+    from components.rollout.collector import demonstrate, failures_allowed
 
     policy = inputs.get("policy")
     scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
+    limits, total = spec.evaluate, len(scenarios) * spec.samples
+    if part != WHOLE:  # a share of the whole stage
+        allowed = float(failures_allowed(limits.max_failures, total))
+        limits = limits.model_copy(update={"max_failures": max(limits.max_failures, allowed)})
+    scenarios = part.of(scenarios)
+    if not scenarios:  # more shards than scenarios
+        return ([], {}, {}), None
     if spec.actor == "solver":
         trajectories = demonstrate(spec.environment.build, scenarios, spec.agent.presentation(), spec.agent.roles)
         context.progress(len(trajectories), len(trajectories))
@@ -125,11 +196,16 @@ def _episodes(spec: EvaluateStage, inputs: Inputs, context: Context) -> tuple[Pl
             raise SpecError([Problem("evaluate.stop", text)])
         batch = partial(_play, spec, policy)
         return play_until_decided(scenarios, spec.evaluate, inputs[REFERENCE], batch, context, spec.samples)
-    return _play(spec, policy, scenarios, spec.evaluate, context), None
+    return _play(spec, policy, scenarios, limits, context, part), None
 
 
 def _play(
-    spec: EvaluateStage, policy: Artifact | None, scenarios: Sequence[Scenario], limits: EvaluateSpec, context: Context
+    spec: EvaluateStage,
+    policy: Artifact | None,
+    scenarios: Sequence[Scenario],
+    limits: EvaluateSpec,
+    context: Context,
+    part: StagePart = WHOLE,
 ) -> Played:
     """Play the episodes of these scenarios."""
     requests = episode_requests(
@@ -146,7 +222,7 @@ def _play(
         requests,
         limits,
         context,
-        description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}"},
+        description={"stage": "evaluate", "what": f"evaluate, split {spec.evaluate.split}{of_shard(part)}"},
     )
 
 
@@ -192,5 +268,6 @@ STAGE = Stage(
     plays=True,
     episodes=episodes,
     size=episodes,
+    sharding=Sharding(evaluate_shard, join_evaluate, _refusal),
     tracking=StageTracking("eval", dataset="evaluation", traces=True),
 )

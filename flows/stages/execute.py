@@ -15,7 +15,7 @@ from components.redaction import mask
 from components.specs import nearest, validate
 from components.specs.code import code_digest
 from flows.stages import STAGES
-from flows.stages.base import Context, Request, Stage, StageSpec
+from flows.stages.base import Context, Request, Stage, StageFunction, StageSpec
 from flows.stages.code import stage_code
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,19 @@ def run_stage(request: Request, context: Context) -> tuple[Artifact, Status]:
     ArtifactDamaged for an input that is not in the store, SchemaMismatch for an artifact of a newer version of
     Espalier, WaitTimeout, and the errors of the stage.
     """
+    return make_stage(request, context)
+
+
+def make_stage(request: Request, context: Context, function: StageFunction | None = None) -> tuple[Artifact, Status]:
+    """Return the result of `run_stage`, computed by `function` in place of the stage's own."""
     stage, spec, inputs, key = resolve(request, context)
     if (artifact := _find(key, context)) is not None:
         return artifact, "cached"
     with context.store.lock(key, context.lock_timeout, context.on_wait):
         if (artifact := _find(key, context)) is not None:
             return artifact, "cached"
-        return _make(stage, spec, inputs, key, replace(context, key=key, seed=request.seed)), "ran"
+        context = replace(context, key=key, seed=request.seed)
+        return _make(stage, spec, inputs, key, context, function), "ran"
 
 
 def repeat_stage(request: Request, context: Context) -> tuple[Artifact, Artifact]:
@@ -61,7 +67,14 @@ def recompute(request: Request, context: Context, store: Store) -> Artifact:
     return _make(stage, spec, inputs, key, replace(context, store=store, key=key, seed=request.seed))
 
 
-def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, context: Context) -> Artifact:
+def _make(
+    stage: Stage,
+    spec: StageSpec,
+    inputs: dict[str, Artifact],
+    key: str,
+    context: Context,
+    function: StageFunction | None = None,
+) -> Artifact:
     before = resident_gb()
     with context.store.draft(
         key,
@@ -75,7 +88,7 @@ def _make(stage: Stage, spec: StageSpec, inputs: dict[str, Artifact], key: str, 
         draft.code = code_digest(stage_code(stage, spec))
         scratch = context.store.scratch(key)
         context.begin(draft.path, scratch)
-        metrics = stage.function(spec, inputs, draft, replace(context, scratch=scratch))
+        metrics = (function or stage.function)(spec, inputs, draft, replace(context, scratch=scratch))
         digests = {name: artifact.digest for name, artifact in inputs.items()}
         if stage_key(stage.name, stage.version, spec.key_part(), digests, context.seed) != key:
             raise ResourceError(

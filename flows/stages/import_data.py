@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from components.artifacts import Draft
+from components.artifacts import Artifact, Draft
 from components.data.spec import DataSpec
 from components.errors import ResourceError
+from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.trajectories.schema import SCHEMA_VERSION
-from flows.stages.base import PROGRESS_SECONDS, Context, Inputs, Stage, StageSpec
+from flows.stages.base import PROGRESS_SECONDS, Context, Inputs, Sharding, Stage, StagePart, StageSpec
 from flows.stages.selections import counted, reasons
+
+if TYPE_CHECKING:
+    from components.data.tokens import TokenChecks
 
 
 class ImportStage(StageSpec):
@@ -37,17 +41,54 @@ def import_data(spec: ImportStage, inputs: Inputs, draft: Draft, context: Contex
     """Write `trajectories.parquet`, `scores.parquet`, `selection.parquet`, the same for held-out rows in `heldout/`,
     and `report.json`. Raises SpecError if no row is left, if too many rows fail a check, or, with `on_problem: strict`,
     if a row fails one; and ResourceError if the source changed after the start of the run."""
-    from components.data.importing import DataImport
+    _refuse_change(spec)
+    return _write(spec, _tokens(spec, context), draft, context)
+
+
+def import_shard(
+    spec: ImportStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart
+) -> dict[str, float]:
+    """Write `problems.json`: the rows of a part that fail the checks against the tokenizer, which take most of the
+    time. Checks that compare rows are left to the join."""
+    from components.data.importing import problems_of_part
+
+    _refuse_change(spec)
+    on_row = _reporter(spec, context)
+    problems = problems_of_part(spec.data, _tokens(spec, context), part.index, part.count, on_row)
+    (draft.path / "problems.json").write_text(json.dumps(problems) + "\n", encoding="utf-8")
+    return {"problems": float(len(problems))}
+
+
+def join_import(
+    spec: ImportStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
+) -> dict[str, float]:
+    """Write the files of `import` with the results of its shards."""
+    _refuse_change(spec)
+    problems: dict[str, list[str]] = {}
+    for shard in shards:
+        problems |= read_json(shard.path / "problems.json")
+    return _write(spec, None, draft, context, problems)
+
+
+def _refuse_change(spec: ImportStage) -> None:
     from components.data.sources import content_digest
-    from components.data.tokens import TokenChecks
-    from components.models.weights import load_tokenizer, prepare
-    from components.trajectories.chat import ChatFormat
 
     heldout = spec.data.heldout_source()
     sources = [(spec.data, spec.content), *([(heldout, spec.heldout_content)] if heldout is not None else [])]
     if any(content_digest(source) != content for source, content in sources):
         raise ResourceError("data.path: the source changed after the start of the run. Run the same command again")
-    chat = ChatFormat(load_tokenizer(prepare(spec.model, context.cache)))
+
+
+def _tokens(spec: ImportStage, context: Context) -> TokenChecks:
+    from components.data.tokens import TokenChecks
+    from components.models.weights import load_tokenizer, prepare
+    from components.trajectories.chat import ChatFormat
+
+    return TokenChecks(ChatFormat(load_tokenizer(prepare(spec.model, context.cache))), spec.model.max_length)
+
+
+def _reporter(spec: ImportStage, context: Context) -> Callable[[int], None]:
+    """Return a function that reports the number of rows regularly."""
     reported = time.monotonic()
 
     def on_row(count: int) -> None:
@@ -56,7 +97,19 @@ def import_data(spec: ImportStage, inputs: Inputs, draft: Draft, context: Contex
             reported = time.monotonic()
             context.progress(count, max(count, spec.data.limit or 0))
 
-    report = DataImport(spec.data, TokenChecks(chat, spec.model.max_length), on_row).write(draft.path)
+    return on_row
+
+
+def _write(
+    spec: ImportStage,
+    tokens: TokenChecks | None,
+    draft: Draft,
+    context: Context,
+    problems: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, float]:
+    from components.data.importing import DataImport
+
+    report = DataImport(spec.data, tokens, _reporter(spec, context), problems).write(draft.path)
     context.progress(report.rows, report.rows)
     (draft.path / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     return report.metrics()
@@ -91,6 +144,7 @@ STAGE = Stage(
     volatile=("report.json",),
     order=5,
     unit="rows",
+    sharding=Sharding(import_shard, join_import),
     summary=summary_text,
     lineage="input",
 )

@@ -23,13 +23,14 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.composition.moments import Moments
 from components.rewards.llm.spec import asks_policy
-from components.rewards.protocol import AskingReward, Comparing, GroupReward, ModelReward, Reward, RewardResources
+from components.rewards.protocol import AskingReward, GroupReward, ModelReward, Reward, RewardResources
 from components.rewards.spec import JudgeSpec, LearnedSpec
 from components.specs import Target
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Trajectory
 from flows.stages.ahead_scores import read_ahead
 from flows.stages.anchors import AnchorSpec, drift_of, sample_anchors
-from flows.stages.base import Context, Inputs, Stage, StageSpec, base_model, with_progress
+from flows.stages.base import WHOLE, Context, Inputs, Sharding, Stage, StagePart, StageSpec, base_model, with_progress
+from flows.stages.joining import FIGURES, agreement_of, joined_figures, part_of_scenarios, read_scored_shards
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
@@ -109,21 +110,78 @@ def judge(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context) -> d
     """Write `scores.parquet`. Inputs: `trajectories`; with `learned`, the reward models; `policy`, for a reward that
     queries it (without: the base model); with `anchors`, the episodes of the `round`, and the scores of the `first`
     judgement and of its `control`."""
-    from components.trajectories.store import count_trajectories, read_trajectories, write_scores
+    from components.trajectories.store import count_trajectories, read_trajectories
+
+    path = inputs["trajectories"].path / "trajectories.parquet"
+    if spec.anchors is None:
+        return _score(spec, inputs, draft, context, read_trajectories(path), count_trajectories(path))
+    anchors = sample_anchors(path, spec.anchors.groups)
+    metrics = _score(spec, inputs, draft, context, anchors, len(anchors))
+    return metrics | drift_of(anchors, draft.path / "scores.parquet", inputs)
+
+
+def judge_shard(spec: JudgeStage, inputs: Inputs, draft: Draft, context: Context, part: StagePart) -> dict[str, float]:
+    """Write the scores of the scenarios that begin in a part of the episodes, as `judge` does."""
+    from components.trajectories.store import count_trajectories, read_trajectories
+
+    path = inputs["trajectories"].path / "trajectories.parquet"
+    total = count_trajectories(path)
+    first, end = part.bounds(total)
+    rows = part_of_scenarios(read_trajectories(path), total, part)
+    return _score(spec, inputs, draft, context, rows, end - first, part)
+
+
+def join_judge(
+    spec: JudgeStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
+) -> dict[str, float]:
+    """Write the scores of all shards. Raises JudgeError without scores."""
+    from components.trajectories.store import read_trajectories, write_scores
 
     path, written = inputs["trajectories"].path / "trajectories.parquet", draft.path / "scores.parquet"
-    anchors = None if spec.anchors is None else sample_anchors(path, spec.anchors.groups)
-    count = count_trajectories(path) if anchors is None else len(anchors)
-    tally = Tally()
     parts: dict[str, str] = {}
-    trajectories = _record_parts(read_trajectories(path) if anchors is None else anchors, parts)
-    resources = (context, spec.judge, spec.model, inputs.get("policy"), spec.inference)
-    with judging(spec.build(inputs), *resources, keep_answers=anchors is None) as judged:
+    for _ in _record_parts(read_trajectories(path), parts):
+        pass
+    tally = Tally()
+    write_scores(written, tally.over(read_scored_shards(shards), parts))
+    tally.demand_some("reward models" if spec.learned else spec.reward.target)
+    return tally.figures() | joined_figures(spec.build(inputs), shards, written)
+
+
+def _score(
+    spec: JudgeStage,
+    inputs: Inputs,
+    draft: Draft,
+    context: Context,
+    rows: Iterable[Trajectory],
+    count: int,
+    part: StagePart = WHOLE,
+) -> dict[str, float]:
+    """Write the scores of `rows`, about `count` trajectories, and return the metrics."""
+    from components.trajectories.store import write_scores
+
+    tally, written = Tally(), draft.path / "scores.parquet"
+    parts: dict[str, str] = {}
+    resources = (context, spec.judge.for_part(part.count), spec.model, inputs.get("policy"), spec.inference)
+    with judging(spec.build(inputs), *resources, keep_answers=spec.anchors is None) as judged:
         judged.finished |= read_ahead(inputs["trajectories"].path, reward_digest(spec))
-        write_scores(written, with_progress(tally.over(judged(trajectories), parts), count, context.progress))
+        scores = tally.over(judged(_record_parts(rows, parts)), parts)
+        write_scores(written, with_progress(scores, count, context.progress))
         tally.demand_some("reward models" if spec.learned else spec.reward.target)
-        metrics = tally.figures() | judged.figures() | judged.agreement(written)
-    return metrics if anchors is None else metrics | drift_of(anchors, written, inputs)
+        return tally.figures() | judged.figures() | judged.agreement(written)
+
+
+def _refusal(spec: JudgeStage) -> str | None:
+    """Return the reason why a judgement cannot be split; None if it can."""
+    if spec.anchors is not None:
+        return "judges a sample of the episodes again"
+    return running_statistics(spec.reward) if spec.applied_reward() is not None else None
+
+
+def running_statistics(reward: Target) -> str | None:
+    """Return the reason why the scores of a reward cannot be split; None if they can."""
+    if getattr(reward.build(), "settles", False):
+        return "has a reward with running statistics, which depend on all earlier episodes of the collection"
+    return None
 
 
 def _record_parts(trajectories: Iterable[Trajectory], parts: dict[str, str]) -> Iterator[Trajectory]:
@@ -183,25 +241,16 @@ class RewardJudge:
     def agreement(self, path: Path) -> dict[str, float]:
         """Return the agreement between the sources of the reward on the scores of a file; empty for a reward with a
         single source."""
-        from components.trajectories.store import read_scores
-
-        if not isinstance(self._reward, Comparing):
-            return {}
-        return {f"agreement/{name}": value for name, value in self._reward.agreement(read_scores(path)).items()}
+        return agreement_of(self._reward, path)
 
     def figures(self) -> dict[str, float]:
         """Return the cost, calls and tokens of this attempt; empty without calls of a judge."""
         meter = self._meter
         if not meter.calls and not meter.cached:
             return {}
-        return {
-            "spent": meter.spent - self._paid,
-            "calls": float(meter.calls),
-            "kept_answers": float(meter.cached),
-            "unpriced_calls": float(meter.unpriced),
-            "prompt_tokens": float(meter.prompt_tokens),
-            "completion_tokens": float(meter.completion_tokens),
-        }
+        tokens = (float(meter.prompt_tokens), float(meter.completion_tokens))
+        counts = (float(meter.calls), float(meter.cached), float(meter.unpriced))
+        return dict(zip(FIGURES, (meter.spent - self._paid, *counts, *tokens), strict=True))
 
 
 @contextmanager
@@ -331,6 +380,7 @@ STAGE = Stage(
     },
     order=20,
     unit="scores",
+    sharding=Sharding(judge_shard, join_judge, _refusal),
     part_of_round=True,
     round_metrics={
         "reward": "reward",

@@ -107,8 +107,8 @@ def test_package_and_yaml_file_add_a_place(tmp_path):
     assert result.pop("where")["train[1]"] == "nice: niceness 7"
     assert result == {
         "unknown": [
-            "compute.places.other.name: 'nise': expected one of local, nice, process, sky, torchrun. "
-            "Did you mean 'nice'?"
+            "compute.places.other.name: 'nise': expected one of accelerate, dask, local, nice, process, ray, sky, "
+            "torchrun. Did you mean 'nice'?"
         ],
         "refused": ["compute.stages.deploy: 'nice' is too slow for deploy"],
         "status": "ran",

@@ -55,6 +55,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.remote_store,
     computing.parallel,
     computing.config_file,
+    computing.shards,
     computing.several_processes,
     deploying.formats,
 )

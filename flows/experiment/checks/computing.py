@@ -8,13 +8,19 @@ from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.spec import AlgorithmSpec
 from components.compute.spec import ComputeSpec
 from components.errors import Problem
+from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asked_by
+from components.rewards.spec import JudgeSpec
 from components.rollout.spec import CollectSpec
 from components.specs import Target, nearest
 from flows.experiment.budget import BudgetSpec
-from flows.stages import DISTRIBUTED, PLACED
+from flows.stages import DISTRIBUTED, PLACED, SHARDED
+from flows.stages.collect import played_together
+from flows.stages.evaluate import stops_early
+from flows.stages.filter import whole_collection
+from flows.stages.judge import running_statistics
 
 
 def stages(compute: ComputeSpec) -> Iterator[Problem]:
@@ -71,6 +77,44 @@ def config_file(compute: ComputeSpec) -> Iterator[Problem]:
     file = compute.config_file
     if file is not None and file not in (getattr(place, "config_file", None) for place in compute.places.values()):
         yield Problem("compute.config_file", f"{file!r}: no place reads it; expected compute=accelerate")
+
+
+def shards(
+    compute: ComputeSpec,
+    collect: CollectSpec,
+    judge: JudgeSpec,
+    reward: Target,
+    filter: Target,
+    evaluate: EvaluateSpec,
+) -> Iterator[Problem]:
+    """Check that each stage with several shards can be split, and has a place where several stages can run."""
+    for name in compute.stage_shards:
+        if name not in SHARDED:
+            message = f"{name!r}: expected a stage that can be split: {', '.join(SHARDED)}"
+            yield Problem(f"compute.stage_shards.{name}", message, nearest(name, SHARDED))
+    counts = {stage: compute.shards_of(stage) for stage in SHARDED if compute.shards_of(stage) > 1}
+    for stage, count in counts.items():
+        key = f"compute.stage_shards.{stage}"
+        name = compute.placement(stage)
+        if name in compute.places and not compute.places[name].concurrent:
+            message = f"{count}: {stage} runs on {name}, in the process of the flow, one part after the other"
+            yield Problem(key, f"{message}; expected 1, or another place", f"compute.stages.{stage}=process")
+        elif name in compute.places and compute.places[name].remote and compute.workers(count) > 1:
+            yield from compute.places[name].parallel_problems(name, compute.workers(count))
+    if counts and (collect.overlap or compute.parallel > 1):
+        name = "collect.overlap" if collect.overlap else "compute.parallel"
+        text = "whose stages run in single processes beside the others"
+        yield Problem("compute.shards", f"{max(counts.values())}: cannot be combined with {name}, {text}; expected 1")
+    rewards = {"judge": reward, "evaluate": evaluate.reward or reward}
+    for stage, reason in (
+        *((stage, running_statistics(rewards[stage])) for stage in rewards if stage in counts),
+        ("collect", played_together(collect, judge.ahead) if "collect" in counts else None),
+        ("evaluate", stops_early(evaluate) if "evaluate" in counts else None),
+        ("filter", whole_collection(filter) if "filter" in counts else None),
+    ):
+        if reason is not None:
+            message = f"{counts[stage]}: {stage} cannot be split: it {reason}; expected 1"
+            yield Problem(f"compute.stage_shards.{stage}", message)
 
 
 def several_processes(

@@ -1,0 +1,1 @@
+"""Place `dask`: a Dask cluster, through Prefect's task runner."""

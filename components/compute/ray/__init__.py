@@ -1,0 +1,1 @@
+"""Place `ray`: a Ray cluster, through Prefect's task runner."""

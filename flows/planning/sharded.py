@@ -1,0 +1,74 @@
+"""Shards of a planned stage (`compute.shards`): which are cached, and the time and cost of the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from components.artifacts import Store
+from components.compute.spec import ComputeSpec
+from components.rollout.live_view import FILE as LIVE
+from flows.stages.base import Request, StagePart
+from flows.stages.shard import shard_request
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """Planned shard of a stage."""
+
+    label: str
+    status: str
+    """`cached`, `unfinished` or `run`, as for a stage."""
+    seconds: float | None
+    """Estimated time of the shard; 0 if cached, None if unknown."""
+    cost: float | None
+    """Cost of its machine and its judges. Shards in processes of one machine share its price equally."""
+    key: str | None
+    """Key; None if an input is pending."""
+
+
+def planned_shards(
+    label: str,
+    request: Request,
+    count: int,
+    *,
+    status: Callable[[Request], tuple[str, str | None]],
+    seconds: float | None,
+) -> list[PlannedShard]:
+    """Return the shards of a stage without their costs. status: returns the status of a shard's request and its key.
+    seconds: estimated time of the whole stage in one process."""
+    shards = []
+    for index in range(count):
+        part = StagePart(index, count)
+        state, key = status(shard_request(request, part))
+        own = 0.0 if state == "cached" else None if seconds is None else seconds / count
+        shards.append(PlannedShard(f"{label} {part}", state, own, None, key))
+    return shards
+
+
+def wall_seconds(shards: Sequence[PlannedShard], compute: ComputeSpec) -> float | None:
+    """Return the time of a stage whose shards run `compute.shard_workers` at a time, each equally long."""
+    pending = [shard.seconds for shard in shards if shard.status != "cached"]
+    known = [seconds for seconds in pending if seconds is not None]
+    if len(known) < len(pending):
+        return None
+    return max(known, default=0.0) * math.ceil(len(pending) / compute.workers(max(1, len(pending))))
+
+
+def pending_share(shards: Sequence[PlannedShard]) -> float:
+    """Return the share of the stage that is not cached."""
+    return sum(shard.status != "cached" for shard in shards) / len(shards)
+
+
+def with_costs(shards: Sequence[PlannedShard], cost: float | None) -> list[PlannedShard]:
+    """Return the shards with their equal shares of the cost of their stage; 0 for those that are cached."""
+    pending = sum(shard.status != "cached" for shard in shards)
+    share = None if cost is None else cost / max(1, pending)
+    return [replace(shard, cost=0.0 if shard.status == "cached" else share) for shard in shards]
+
+
+def has_scratch(store: Store, key: str) -> bool:
+    """Return True if an interrupted attempt of the stage left files."""
+    scratch = store.root / ".scratch" / key
+    return scratch.is_dir() and any(path.name != LIVE for path in scratch.iterdir())
