@@ -269,8 +269,16 @@ def test_failed_episodes_of_a_refused_collection_are_played_again(tmp_path):
             },
             "judge cannot be split: it has a reward with running statistics",
         ),
+        (
+            {"compute": {"default": "process", "shards": 2}, "collect": {"partial": {"turns": 2}}},
+            "collect cannot be split: it pauses episodes",
+        ),
+        (
+            {"compute": {"default": "process", "shards": 2}, "judge": {"ahead": True}},
+            "collect cannot be split: it judges episodes while others are played",
+        ),
     ],
-    ids=["local", "train", "parallel", "whole-collection", "running"],
+    ids=["local", "train", "parallel", "whole-collection", "running", "partial", "ahead"],
 )
 def test_what_cannot_be_split_is_refused(tmp_path, changes, message):
     with pytest.raises(SpecError) as error:
