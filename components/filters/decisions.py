@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from components.filters.protocol import FAILED, KEPT, UNSCORED
+from components.filters.reason_names import FAILED, KEPT, UNSCORED
 from components.trajectories.schema import Selection, Trajectory
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from components.filters.protocol import KEPT
+from components.filters.reason_names import KEPT
 from components.trajectories.columns import Array, EpisodeColumns
 from components.trajectories.schema import Selection
 from components.trajectories.tables import SELECTION_SCHEMA, stored_text

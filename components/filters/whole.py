@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from components.errors import Problem, SpecError
-from components.filters.protocol import KEPT, CollectionFilter, ColumnFilter, Filter
+from components.filters.protocol import CollectionFilter, ColumnFilter, Filter
+from components.filters.reason_names import KEPT
 from components.trajectories.reads import WHOLE
 from components.trajectories.schema import Selection, Trajectory
 

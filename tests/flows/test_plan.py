@@ -279,6 +279,7 @@ def test_the_command(tmp_path, capsys):
         "beside": None,
         "overlapped_seconds": 0.0,
         "episodes": 8,
+        "shards": [],
     }
     assert command.main(["+experiment=smok"]) == 2
     assert "+experiment=smoke" in capsys.readouterr().err
