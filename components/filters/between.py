@@ -37,6 +37,9 @@ class Between(ColumnFilter):
     Reasons are NUMBER_below_minimum, NUMBER_above_maximum and NUMBER_unknown.
     """
 
+    per_group = False
+    """The number must occur in the whole collection, not in each part of it."""
+
     def __init__(self, number: str, minimum: FiniteFloat | None = None, maximum: FiniteFloat | None = None):
         if minimum is None and maximum is None:
             message = f"minimum and maximum are both null, so the filter drops no {number}; set at least one of them"

@@ -270,6 +270,13 @@ def test_failed_episodes_of_a_refused_collection_are_played_again(tmp_path):
             "judge cannot be split: it has a reward with running statistics",
         ),
         (
+            {
+                "compute": {"default": "process", "shards": 2},
+                "filter": {"_target_": "components.filters.between.Between", "number": "turns", "minimum": 1},
+            },
+            "filter cannot be split",
+        ),
+        (
             {"compute": {"default": "process", "shards": 2}, "collect": {"partial": {"turns": 2}}},
             "collect cannot be split: it pauses episodes",
         ),
@@ -278,7 +285,7 @@ def test_failed_episodes_of_a_refused_collection_are_played_again(tmp_path):
             "collect cannot be split: it judges episodes while others are played",
         ),
     ],
-    ids=["local", "train", "parallel", "whole-collection", "running", "partial", "ahead"],
+    ids=["local", "train", "parallel", "whole-collection", "running", "between", "partial", "ahead"],
 )
 def test_what_cannot_be_split_is_refused(tmp_path, changes, message):
     with pytest.raises(SpecError) as error:
