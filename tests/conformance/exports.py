@@ -161,7 +161,13 @@ def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
                 {"folder": str(policy.base), "adapter": str(policy.adapter)},
             ),
             *((f"gguf {p}, llama.cpp", llama, "llama_cpp_export.py", {"file": str(f)}) for p, f in policy.gguf.items()),
-            ("merged, vLLM", vllm, "vllm_export.py", {"folder": str(policy.merged)}),
+            ("merged, vLLM", vllm, "vllm_export.py", {"folder": str(policy.merged), "adapter": None}),
+            (
+                "adapter, vLLM",
+                vllm,
+                "vllm_export.py",
+                {"folder": str(policy.base), "adapter": str(policy.adapter)},
+            ),
         ]
         cases: list[Case] = []
         versions: list[str] = []

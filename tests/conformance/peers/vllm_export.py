@@ -1,8 +1,8 @@
-"""Greedy answers of a merged export by vLLM, run by the Python of an environment with vLLM; nothing of Espalier is
-imported.
+"""Greedy answers of a merged export, or of a base model with an exported adapter, by vLLM, run by the Python of an
+environment with vLLM; nothing of Espalier is imported.
 
-Input: a JSON object with `folder`, `conversations` (messages and tools) and `max_tokens`. Output: the version, and
-prompt and answer of each conversation as token ids.
+Input: a JSON object with `folder`, `adapter` (a folder or null), `conversations` (messages and tools) and `max_tokens`.
+Output: the version, and prompt and answer of each conversation as token ids.
 """
 
 import contextlib
@@ -10,14 +10,22 @@ import json
 import sys
 
 
-def answers(folder: str, conversations: list[dict], max_tokens: int) -> list[dict]:
+def answers(folder: str, adapter: str | None, conversations: list[dict], max_tokens: int) -> list[dict]:
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
-    model = LLM(model=folder, dtype="float32", max_model_len=1024, enforce_eager=True, generation_config="vllm")
+    options = {"dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "generation_config": "vllm"}
+    lora = None
+    if adapter is not None:
+        options |= {"enable_lora": True, "max_lora_rank": 64, "tokenizer": adapter}  # the exported chat template
+        lora = LoRARequest("policy", 1, adapter)
+    model = LLM(model=folder, **options)
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     found = []
     for talk in conversations:
-        (output,) = model.chat(talk["messages"], sampling, tools=talk["tools"] or None, use_tqdm=False)
+        (output,) = model.chat(
+            talk["messages"], sampling, tools=talk["tools"] or None, lora_request=lora, use_tqdm=False
+        )
         found.append({"prompt": list(output.prompt_token_ids), "answer": list(output.outputs[0].token_ids)})
     return found
 
