@@ -27,7 +27,9 @@ SIDES = {
 
 
 def main(arguments: list[str]) -> None:
-    if arguments == ["add"]:
+    if arguments not in ([], ["add"]):
+        sys.exit(f"{' '.join(arguments)}: expected nothing, or add; usage: python -m docs.gpu [add < RESULTS]")
+    if arguments:
         text = sys.stdin.read().strip()
         add(json.loads(text if text.startswith("{") else text.splitlines()[-1]))  # a file, or a command's output
     PAGE.write()

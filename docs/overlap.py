@@ -28,7 +28,7 @@ TABLE = Recorded(
     "guides/asynchrony.md",
     "overlap",
     "overlap.json",
-    ["`collect.overlap`", "Rounds per hour", "Times those without", "Time of a collection", "Time of a training"],
+    ["`collect.overlap`", "Rounds per hour", "Speedup", "Time of a collection", "Time of a training"],
     _rows,
 )
 

@@ -35,7 +35,7 @@ class Chain(ColumnFilter):
 
     def __init__(self, filters: Annotated[dict[str, Any], Field(min_length=1)]):
         if not isinstance(filters, Mapping) or not filters:
-            message = f"{filters!r:.80} is not a non-empty mapping of names to filters, in order"
+            message = f"{filters!r:.80}: expected a non-empty mapping of names to filters, NAME: {{_target_: ...}}"
             raise SpecError([Problem("filter.filters", message)])
         for name in filters:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -63,8 +63,8 @@ class Chain(ColumnFilter):
 
 def links(filter_: Target) -> dict[str, Any]:
     """Return the members of a configured chain by the suffix of their key path; of another filter, itself under ""."""
-    if filter_.factory() is not Chain:
-        return {"": filter_}
+    if filter_.factory() is not Chain or not isinstance(filter_.arguments.get("filters"), Mapping):
+        return {"": filter_}  # what is no mapping is refused where the chain is built
     return {
         f".filters.{name}{end}": link
         for name, member in filter_.arguments["filters"].items()

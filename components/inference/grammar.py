@@ -53,7 +53,7 @@ class Grammars:
     def matcher(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> Matcher:
         """Return the matcher of a response. Raises SpecError for a form that cannot be enforced, or without
         llguidance."""
-        key = "response_format" if form.json_schema is not None else "tool_choice"
+        key = "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"
         try:
             import llguidance
         except ImportError:
@@ -79,7 +79,8 @@ class Grammars:
             try:
                 Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids).allowed()
             except ValueError as error:
-                raise SpecError([Problem(key, f"the schema cannot be enforced: {error}")]) from None
+                text = str(error).rpartition("failed to compile JSON schema: ")[2]
+                raise SpecError([Problem(key, f"the schema cannot be enforced: {text}")]) from None
             if len(self._compiled) >= MOST_COMPILED:
                 self._compiled.popitem(last=False)
             self._compiled[grammar] = compiled
@@ -205,7 +206,7 @@ def _pythonic_rules(functions: Sequence[dict[str, Any]]) -> list[str]:
                 f"the arguments of {function['name']!r} are constrained by {', '.join(more)}, which cannot be enforced "
                 "in this model's call format [name(key=value)]; use properties and required"
             )
-            raise SpecError([Problem("tool_choice", text)])
+            raise SpecError([Problem("tools", text)])
         definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
         arguments = [
             (f"argument{place}_{number}", key, schema)
@@ -213,10 +214,10 @@ def _pythonic_rules(functions: Sequence[dict[str, Any]]) -> list[str]:
         ]
         required = parameters.get("required") or []
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
-            raise SpecError([Problem("tool_choice", f"{function['name']!r}: `required` must be a list of names")])
+            raise SpecError([Problem("tools", f"{function['name']!r}: `required` must be a list of names")])
         if unknown := sorted(set(required) - {key for _, key, _ in arguments}):
             text = f"{function['name']!r} requires {', '.join(unknown)}, which its properties do not list"
-            raise SpecError([Problem("tool_choice", text)])
+            raise SpecError([Problem("tools", text)])
         for rule, key, schema in arguments:
             value = _json({**definitions, **schema} if isinstance(schema, dict) else schema)
             start, end = (f"{key}=", "") if WORD.fullmatch(key) else (f"**{{{json.dumps(key)}: ", "}")

@@ -350,6 +350,8 @@ def _tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict[str,
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
         return tool
+    if "strict" in tool:
+        problems.append(Problem(f"{path}.strict", "belongs into `function`, beside its name"))
     check_function(function, f"{path}.function", problems)
     if not isinstance(function.get("strict"), bool | None):
         problems.append(Problem(f"{path}.function.strict", f"{shortened(function['strict'])}: expected true or false"))
@@ -365,6 +367,8 @@ def check_function(function: Mapping[str, Any], path: str, problems: list[Proble
     schema = function.get("parameters")
     if not isinstance(schema, dict | None):
         problems.append(Problem(f"{path}.parameters", f"{shortened(schema)}: expected a JSON schema, an object"))
+    elif schema is not None and schema.get("type", "object") != "object":
+        problems.append(Problem(f"{path}.parameters.type", f"{shortened(schema['type'])}: expected 'object'"))
     elif schema is not None and not isinstance(schema.get("properties"), dict | None):
         text = f"{shortened(schema['properties'])}: expected an object with a schema for each parameter"
         problems.append(Problem(f"{path}.parameters.properties", text))

@@ -106,7 +106,7 @@ def test_every_key_of_accelerate_is_known():
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment = AMAZON_SAGEMAKER: expected LOCAL"),
         ({"fp8_config": {"backend": "TE"}}, "fp8_config = {backend: TE}: expected null"),
         ({"deepspeed_config__zero_stage": 2}, "deepspeed_config.zero_stage = 2: belongs to distributed_type: DEEP"),
-        ({"num_proceses": 2}, "num_proceses = 2: no key that this project honours; remove it. Did you mean 'num_proc"),
+        ({"num_proceses": 2}, "num_proceses = 2: unsupported key; remove it. Did you mean 'num_proc"),
         ({"debug": 0}, "debug = 0: expected false"),
     ],
 )  # fmt: skip
@@ -152,7 +152,7 @@ def test_a_key_of_fsdp_that_cannot_be_honoured_is_refused(tmp_path, values, text
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("a: [", "is no YAML"), ("- a", "is no mapping"), ("", "is no mapping"), (None, "cannot be read")],
+    [("a: [", "is not valid YAML"), ("- a", "is not a mapping"), ("", "is not a mapping"), (None, "cannot be read")],
 )
 def test_a_file_that_is_none_is_refused(tmp_path, content, text):
     path = tmp_path / "accelerate.yaml"

@@ -309,8 +309,8 @@ def test_arguments_out_of_range_are_refused_in_the_configuration(target, argumen
         ),
         (lambda: Between("turns", 3.0, 2.0), r"filter\.minimum: 3 is more than maximum=2"),
         (lambda: Percentiles(60.0, 40.0), r"filter\.lowest: 60 is more than highest=40"),
-        (lambda: Chain({}), r"filter\.filters: {} is not a non-empty mapping"),
-        (lambda: Chain([Top()]), r"filter\.filters: \[.* is not a non-empty mapping"),
+        (lambda: Chain({}), r"filter\.filters: {}: expected a non-empty mapping"),
+        (lambda: Chain([Top()]), r"filter\.filters: \[.*: expected a non-empty mapping"),
         (lambda: Chain({"a/b": Top()}), r"filter\.filters: 'a/b' is not a valid filter name"),
     ],
 )

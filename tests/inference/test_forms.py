@@ -161,7 +161,7 @@ def test_logprobs_are_of_the_masked_distribution(engine, reference):
                 "tool_choice": "required",
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"oneOf": [{}]}}}],
             },
-            "tool_choice",
+            "tools",
         ),
     ],
 )

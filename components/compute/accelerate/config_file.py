@@ -122,9 +122,9 @@ def read(path: Path) -> tuple[LaunchConfig | None, list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         return None, [f"cannot be read: {error}"]
     except yaml.YAMLError as error:
-        return None, [f"is no YAML: {' '.join(str(error).split())}"]
+        return None, [f"is not valid YAML: {' '.join(str(error).split())}"]
     if not isinstance(data, Mapping):
-        return None, ["is no mapping; expected the keys that `accelerate config` writes"]
+        return None, ["is not a mapping; expected the keys that `accelerate config` writes"]
     values = dict(_flat(data))
     problems = list(_problems(values))
     return (None if problems else _config(values)), problems
@@ -158,7 +158,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         else:
             near = nearest(key, (*READ, *HONOURED, *UNSUPPORTED))
             hint = f". Did you mean '{near}'?" if near else ""
-            yield _text(key, value, f"no key that this project honours; remove it{hint}")
+            yield _text(key, value, f"unsupported key; remove it{hint}")
     yield from _of_processes(values, kind)
     precision = values.get("mixed_precision")
     if _precision(precision) is None:

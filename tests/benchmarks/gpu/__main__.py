@@ -162,7 +162,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of the output")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file, rewritten after each part")
     parser.add_argument("--minutes", type=float, default=9.0, help="time limit of all parts together (9)")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: a GPU if any")
     parser.add_argument("--size", choices=("qwen3", "tiny"), default="qwen3", help="dimensions of Qwen3-0.6B, or tiny")
     names = ("train", "exact", "generate", "overlap")
     parser.add_argument("--parts", nargs="+", choices=names, default=list(names), help="parts to run (all)")
@@ -175,6 +175,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     tiny = options.size == "tiny"
     options.workload = options.workload or (["b"] if tiny else list("abcd"))
     options.repeat = options.repeat if options.repeat is not None else (2 if tiny else 5)
+    if not options.minutes > 0:
+        parser.error(f"--minutes {options.minutes:g}: expected more than 0")
     if options.repeat < 1:
         parser.error(f"--repeat {options.repeat}: at least 1")
     if options.keep is not None and options.keep.exists():
