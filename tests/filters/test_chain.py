@@ -91,6 +91,8 @@ def test_the_filters_of_a_configured_chain_and_their_places():
         (".filters.c", 3),
     ]
     assert list(links(Target.model_validate(best))) == [""]
+    listed = {"_target_": "components.filters.chain.Chain", "filters": [best]}  # refused where it is built
+    assert list(links(Target.model_validate(listed))) == [""]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
