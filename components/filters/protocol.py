@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from components.errors import Problem, SpecError
 from components.filters.reason_names import FAILED, UNSCORED
 from components.trajectories.reads import NOTHING, Reads
 from components.trajectories.schema import Selection, Trajectory
@@ -59,8 +60,11 @@ class ColumnFilter:
         return self
 
     def rule_N(self, episodes: EpisodeColumns) -> Array:
-        """Return the (N,) reasons for dropping, None for keeping. Decisions about unscored episodes are ignored."""
-        raise NotImplementedError
+        """Return the (N,) reasons for dropping, None for keeping. Decisions about unscored episodes are ignored.
+
+        Raises SpecError if a subclass defines neither this method nor a `prepare` that returns another filter."""
+        text = f"{type(self).__name__} does not define `rule_N`, which decides about the episodes of a batch"
+        raise SpecError([Problem("filter", text)])
 
     def reasons_N(self, episodes: EpisodeColumns) -> Array:
         """Return the (N,) reasons for dropping, None for keeping: failed, unscored, or the reason of the rule."""

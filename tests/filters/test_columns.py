@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.artifacts import Store
-from components.errors import ArtifactDamaged, ArtifactError
+from components.errors import ArtifactDamaged, ArtifactError, SpecError
 from components.filters.best import Best
 from components.filters.between import Between
 from components.filters.chain import Chain
@@ -30,6 +30,7 @@ from components.trajectories.store import read_scored, write_scores, write_selec
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 from tests.filters import reference
+from tests.trajectories.builders import episode
 
 ODD = "s\ud83d-é"
 """Text with a lone surrogate, which is stored escaped."""
@@ -220,3 +221,12 @@ def test_a_built_in_filter_selects_from_a_group_in_memory():
     assert Best(1).select(group)[2] == Selection("a/2", True, "kept")
     assert [selection.kept for selection in Top(0.6).select(group)] == [False, True, True]
     assert [selection.reason for selection in Between("turns", 2.0).select(group)] == ["turns_below_minimum"] * 3
+
+
+def test_a_column_filter_without_a_rule_is_refused_by_its_name():
+    class MisspeltRule(ColumnFilter):
+        def rule(self, episodes):
+            return None
+
+    with pytest.raises(SpecError, match="filter: MisspeltRule does not define `rule_N`"):
+        MisspeltRule().select([episode()])
