@@ -110,7 +110,7 @@ def exactness(part: dict[str, Any]) -> str:
 
 def generation(part: dict[str, Any]) -> str:
     """Return the table of engines."""
-    labels = {"embedded": "embedded engine", "vllm": "vLLM"}
+    labels = {"embedded": "embedded engine", "transformers": "transformers, one batch", "vllm": "vLLM"}
     rows = [
         [
             label,

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(600)
-def test_a_trial_on_a_cpu_measures_the_rounding_of_each_side(tmp_path):
+def test_a_trial_on_a_cpu_runs_its_parts_and_measures_the_rounding_of_each_side(tmp_path):
     out = tmp_path / "gpu.json"
-    options = ["--device", "cpu", "--size", "tiny", "--parts", "exact", "--workload", "b", "--minutes", "9"]
+    options = ["--device", "cpu", "--size", "tiny", "--parts", "exact", "generate", "overlap", "--minutes", "9"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.gpu", *options, "--json", "--out", str(out)],
         cwd=ROOT,
@@ -34,7 +34,12 @@ def test_a_trial_on_a_cpu_measures_the_rounding_of_each_side(tmp_path):
     assert {name: part["status"] for name, part in results["parts"].items()} == {
         "model": "complete",
         "exact": "complete",
+        "generate": "complete",
+        "overlap": "complete",
     }
+    for side in ("embedded", "transformers"):
+        assert results["parts"]["generate"]["result"]["sides"][side]["sampled"] == 8 * 8
+    assert results["parts"]["overlap"]["result"]["trainings"] == 2
     assert results["versions"]["torch"]
     assert results["commit"]
     exact = results["parts"]["exact"]["result"]

@@ -1,8 +1,8 @@
-"""Generation and adapter swaps: the embedded engine and a vLLM server on the same GPU, in turn.
+"""Generation and adapter swaps: the embedded engine, a batch of transformers and a vLLM server on the same GPU, in turn.
 
-Both get the same chat requests through Espalier's engine protocol, all at once: groups of eight requests share a
-prompt. The weights are random, so a response ends at its maximum length. A swap loads another adapter; its first
-response is measured as well, because a server may load weights only then.
+All get the same chat requests at once: groups of eight requests share a prompt. The engines get them through Espalier's
+engine protocol; transformers generates in one batch. The weights are random, so a response ends at its maximum length.
+A swap loads another adapter; its first response is measured as well, because a server may load weights only then.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ START = 0.8
 CACHE_BYTES = 4_000_000_000
 """Cache of the embedded engine."""
 
+Generator = Callable[[list[Any]], list[int]]
+"""Function that answers chat requests, and returns the number of sampled tokens of each."""
+
 
 def run(setup: Setup, report: Report) -> None:
     """Measure the embedded engine, then start vLLM, whose start may fail or take long, and measure both in turn."""
@@ -32,18 +35,26 @@ def run(setup: Setup, report: Report) -> None:
     report.update(requests=shape.requests, sampled_tokens=shape.sampled, skipped_sides={}, sides={}, dtype=setup.dtype)
     skipped: dict[str, str] = report.result["skipped_sides"]
     engines: dict[str, Any] = {}
+    generators: dict[str, Generator] = {}
     close: list[Callable[[], None]] = []
     try:
-        for name, start in (("embedded", start_embedded), ("vllm", start_vllm)):
+        for name, start in (("embedded", start_embedded), ("transformers", start_batch), ("vllm", start_vllm)):
             began = time.monotonic()
             try:
-                engines[name] = start(setup, close)
-            except Exception as error:  # noqa: BLE001  a side that fails here must not lose the other
+                started = start(setup, close)
+            except Exception as error:  # noqa: BLE001  a side that fails here must not lose the others
                 skipped[name] = reason(name, error)
                 report.update()
                 continue
+            if name == "transformers":
+                generators[name] = started
+            else:
+                engines[name] = started
+                generators[name] = lambda asked, engine=started: [len(one.token_ids) for one in answers(engine, asked)]
             report.result["sides"][name] = {"start_seconds": round(time.monotonic() - began, 1)}
-            generate(setup, report, engines, setup.repeat if len(engines) == 2 or setup.vllm_python is None else 1)
+            if name == "transformers" and setup.vllm_python is not None:
+                generate(setup, report, generators, 1)  # before vLLM, whose start can fail in ways that end the part
+        generate(setup, report, generators, setup.repeat)
         compare(setup, report, engines)
         swap(setup, report, engines)
     finally:
@@ -80,33 +91,60 @@ def start_vllm(setup: Setup, close: list[Callable[[], None]]) -> Any:
     return engine
 
 
-def generate(setup: Setup, report: Report, engines: dict[str, Any], repeat: int) -> None:
-    """Measure sampled tokens per second. The first round of each engine is a warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    sampled: dict[str, int] = {}
+def start_batch(setup: Setup, close: list[Callable[[], None]]) -> Generator:
+    """Return a generator by `model.generate` of transformers, without an adapter: rows padded on the left."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from components.models.weights import load_tokenizer
+
+    tokenizer = load_tokenizer(setup.base_dir)
+    model = AutoModelForCausalLM.from_pretrained(setup.base_dir, dtype=getattr(torch, setup.dtype)).to(setup.device)
+
+    def generator(asked: list[Any]) -> list[int]:
+        prompts = [
+            tokenizer.apply_chat_template(request.messages, add_generation_prompt=True, return_dict=False)
+            for request in asked
+        ]
+        longest = max(len(prompt) for prompt in prompts)
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=setup.device)
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        count = asked[0].sampling.max_tokens
+        bounds = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": True, "top_k": 0}
+        with torch.no_grad():
+            out = model.generate(ids, attention_mask=mask.to(setup.device), pad_token_id=0, **bounds)
+        return [out.shape[1] - longest] * len(asked)
+
+    return generator
+
+
+def generate(setup: Setup, report: Report, generators: dict[str, Generator], repeat: int) -> None:
+    """Measure sampled tokens per second. The first round of each side is a warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in generators}
     for repetition in range(repeat + 1):
         if repetition > 1 and time.monotonic() > setup.deadline:
             break
-        for name, engine in engines.items():
+        for name, generator in generators.items():
             asked = requests(setup, repetition)
-            device = setup.device if name == "embedded" else "cpu"
+            device = "cpu" if name == "vllm" else setup.device
             began = time.perf_counter()
-            completions, peak = with_peak(device, lambda engine=engine, asked=asked: answers(engine, asked))
+            counts, peak = with_peak(device, lambda generator=generator, asked=asked: generator(asked))
             taken = time.perf_counter() - began
             if not repetition:
                 continue
             seconds[name].append(taken)
-            sampled[name] = sum(len(completion.token_ids) for completion in completions)
             median = statistics.median(seconds[name])
             figures = {"seconds": round(median, 3), "repetitions": len(seconds[name])}
-            figures |= {"tokens_per_s": round(sampled[name] / median), "sampled": sampled[name]}
-            if name == "embedded":
+            figures |= {"tokens_per_s": round(sum(counts) / median), "sampled": sum(counts)}
+            if name != "vllm":
                 figures["peak_mb"] = peak
             report.result["sides"][name] |= figures
             report.update()
     measured = report.result["sides"]
-    if all("tokens_per_s" in measured.get(name, {}) for name in ("vllm", "embedded")):
-        report.update(vllm_speed=round(measured["vllm"]["tokens_per_s"] / measured["embedded"]["tokens_per_s"], 2))
+    for name in ("transformers", "vllm"):
+        if all("tokens_per_s" in measured.get(side, {}) for side in (name, "embedded")):
+            speed = measured[name]["tokens_per_s"] / measured["embedded"]["tokens_per_s"]
+            report.update(**{f"{name}_speed": round(speed, 2)})
 
 
 def requests(setup: Setup, repetition: int, policy: str = "base", count: int | None = None) -> list[Any]:

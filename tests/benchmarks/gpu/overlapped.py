@@ -31,7 +31,7 @@ def run(setup: Setup, report: Report) -> None:
     """Run the rounds. Report the seconds of each stage, and those in which it ran beside another one."""
     from components.specs import validate
     from flows.execution.executor import Execution
-    from flows.execution.overlap import together
+    from flows.execution.overlap import Concurrent
     from flows.experiment.spec import ExperimentSpec
     from flows.recipes.run import Run
     from flows.stages.base import Context
@@ -48,10 +48,10 @@ def run(setup: Setup, report: Report) -> None:
 
     began = time.monotonic()
     try:
-        beside = together(execution, lambda run: lambda label, step, request: run(label, step, request).artifact)
-        Run(spec, execution.artifact, beside, on_round=on_round).execute()
+        background = Concurrent(execution, lambda run: lambda label, step, request: run(label, step, request).artifact)
+        Run(spec, execution.artifact, background, on_round=on_round).execute()
     finally:
-        execution.second.close()
+        execution.close()
         execution.context.warm.close()
     episodes = GROUP * setup.shape.scenarios
     report.update(seconds=round(time.monotonic() - began, 2), episodes_per_round=episodes, **stages(execution))
