@@ -1,4 +1,4 @@
-"""Generation and adapter swaps: the embedded engine, a batch of transformers and a vLLM server on the same GPU, in turn.
+"""Generation and adapter swaps: the embedded engine, a batch of transformers and a vLLM server on one GPU, in turn.
 
 All get the same chat requests at once: groups of eight requests share a prompt. The engines get them through Espalier's
 engine protocol; transformers generates in one batch. The weights are random, so a response ends at its maximum length.
