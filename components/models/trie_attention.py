@@ -157,4 +157,6 @@ blocks needs its own; beyond torch's default of 8, attention would silently comp
 
 @functools.cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True, recompile_limit=RECOMPILE_LIMIT)
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)  # torch.compile takes it from 2.12 on
+    return torch.compile(flex_attention, dynamic=True)
