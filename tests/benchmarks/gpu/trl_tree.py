@@ -12,6 +12,7 @@ segment; the result names the kernel.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import queue
 import sys
 import time
@@ -185,9 +186,13 @@ def _torch_varlen(
 ) -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
-    grouped = query.shape[1] != key.shape[1]
-    bounds = {"scale": softmax_scale, "window_size": (-1, 0), "enable_gqa": grouped}
-    return varlen_attn(query, key, value, cu_q, cu_k, max_q, max_k, **bounds)
+    options = {"scale": softmax_scale, "window_size": (-1, 0)}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
+    else:  # before torch 2.12
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return varlen_attn(query, key, value, cu_q, cu_k, max_q, max_k, **options)
 
 
 def _by_segment(
