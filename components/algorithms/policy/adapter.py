@@ -16,6 +16,7 @@ import torch
 
 from components.errors import ArtifactError
 from components.json_text import read_json
+from components.models.fused_lora import fuse
 from components.models.lora import refuse_other_formulas
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.trained_weights import ADAPTER
@@ -39,6 +40,8 @@ class Adapter:
         self._reference: Path | None = None
         torch.manual_seed(seed)
         self.model = get_peft_model(model, LoraConfig(**_peft_arguments(self._lora)), adapter_name=LEARNING)
+        if model.device.type == "cuda":
+            fuse(self.model)
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:

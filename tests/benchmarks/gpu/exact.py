@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.benchmarks import train_step
-from tests.benchmarks.gpu.setup import Report, Setup, attention, attentions, free, reason
-from tests.benchmarks.train_step import PACK_TOKENS, Episode, Ours, Padded
+from tests.benchmarks.gpu.setup import PACK_TOKENS, Report, Setup, attention, attentions, free, reason
+from tests.benchmarks.train_step import Episode, Ours, Padded
 
 ROWS = 2
 """Rows of a micro-batch of padded sides."""
@@ -73,11 +73,11 @@ def sides(
     for kind in kinds:
         try:
             with attention(kind):
-                ours = Ours(setup.base_dir, setup.model(dtype), episodes, PACK_TOKENS[name], setup.folder / "exact")
+                ours = Ours(setup.base_dir, setup.model(dtype), episodes, PACK_TOKENS, setup.folder / "exact")
                 if ours.policy.padded:
                     raise RuntimeError("the policy computes padded rows, because the check of packs failed")
                 load(ours.policy.model, adapter)
-                yield f"ours_{kind}", ours_logprobs(ours, episodes, PACK_TOKENS[name]), ours.gradient()
+                yield f"ours_{kind}", ours_logprobs(ours, episodes, PACK_TOKENS), ours.gradient()
             del ours
             free()
         except Exception as error:  # noqa: BLE001

@@ -45,6 +45,8 @@ SIZES = {
 }
 RANK, ALPHA = 8, 16.0
 MAX_LENGTH = 2048
+PACK_TOKENS = 8192
+"""Maximum number of tokens of a pack: each workload fits one."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks import train_step
-from tests.benchmarks.gpu.setup import Report, Setup, attention, attentions, free, reason, with_peak
-from tests.benchmarks.train_step import GROUP, PACK_TOKENS, Episode, Ours, Padded, Trl
+from tests.benchmarks.gpu.setup import PACK_TOKENS, Report, Setup, attention, attentions, free, reason, with_peak
+from tests.benchmarks.train_step import GROUP, Episode, Ours, Padded, Trl
 
 Step = Callable[[], float]
 """Function that takes a gradient step and returns its seconds."""
@@ -70,7 +70,7 @@ def sides(setup: Setup, report: Report, name: str, episodes: list[Episode]) -> d
     def make_ours(kind: str) -> Callable[[int], Step]:
         def make(rows: int) -> Step:
             if not ours:
-                ours.append(Ours(setup.base_dir, spec, episodes, PACK_TOKENS[name], scratch / "ours"))
+                ours.append(Ours(setup.base_dir, spec, episodes, PACK_TOKENS, scratch / "ours"))
             if ours[0].policy.padded:
                 raise RuntimeError("the policy computes padded rows, because the check of packs failed (see the log)")
 
