@@ -139,11 +139,12 @@ def flex_works() -> bool:
     if not torch.cuda.is_available():
         return False
     count = 256  # fewer than 128 queries would use another kernel
-    query = torch.randn(1, 2, count, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    ends_N = torch.full((count,), count, device="cuda")
     try:
-        block_mask = create_block_mask(visible(ends_N), None, None, count, count, device="cuda")
-        _compiled()(query, query[:, :1], query[:, :1], block_mask=block_mask, enable_gqa=True).sum().backward()
+        with torch.inference_mode(False), torch.enable_grad():  # the first caller may compute without gradients
+            query = torch.randn(1, 2, count, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            ends_N = torch.full((count,), count, device="cuda")
+            block_mask = create_block_mask(visible(ends_N), None, None, count, count, device="cuda")
+            _compiled()(query, query[:, :1], query[:, :1], block_mask=block_mask, enable_gqa=True).sum().backward()
     except Exception as error:  # noqa: BLE001  no compiler or no kernel for this GPU: the fallback is slower, not wrong
         log.warning("FlexAttention cannot be used, attention takes a dense mask: %s", error)
         return False

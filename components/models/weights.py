@@ -142,6 +142,8 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
     import torch
     from transformers import AutoModelForCausalLM
 
+    from components.models import fused_norms
+
     if quantization != "none":
         return quantized.load(base_dir, dtype=dtype, device=device)
     model = AutoModelForCausalLM.from_pretrained(
@@ -151,7 +153,10 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
         use_safetensors=True,
         trust_remote_code=False,
     )
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    if model.device.type == "cuda":
+        fused_norms.fuse(model)
+    return model
 
 
 def vocabulary(base_dir: Path) -> dict[str, int]:

@@ -63,7 +63,7 @@ class TransformersEngine:
     """An engine with one model in this process; implements `components.inference.protocol.Engine`.
 
     base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
-    conversations, reduced if their cache would exceed `cache_bytes`.
+    conversations, reduced if their cache would exceed `cache_bytes`: by default 8 GB of memory, or a quarter of a GPU.
     Raises ResourceError for models that it cannot run exactly (sliding windows, recurrent layers, no chat template).
     """
 
@@ -75,7 +75,7 @@ class TransformersEngine:
         dtype: str = "float32",
         device: str = "auto",
         slots: int = 128,
-        cache_bytes: int = 8_000_000_000,
+        cache_bytes: int | None = None,
     ):
         self.base_dir = Path(base_dir)
         self.device = pick_device(device)
@@ -89,7 +89,7 @@ class TransformersEngine:
         heads, dim = heads_and_dim(self.config)
         size = self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize
         per_sequence = 2 * size * self.max_length
-        self.slots = max(1, min(slots, cache_bytes // per_sequence))
+        self.slots = max(1, min(slots, (cache_bytes or default_cache_bytes(self.device)) // per_sequence))
         self.stop_ids = stop_ids(self.model.generation_config.eos_token_id, self.format)
         self._parameters = dict(
             self.model.named_parameters(remove_duplicate=False)
@@ -330,3 +330,10 @@ class TransformersEngine:
                 "added to the tokenizer only, or a wrong token id"
             )
         return prompt, min(request.sampling.max_tokens, room)
+
+
+def default_cache_bytes(device: str) -> int:
+    """Return the memory of the cache on a device: a trainer may need the rest."""
+    if torch.device(device).type != "cuda":
+        return 8_000_000_000
+    return int(torch.cuda.get_device_properties(device).total_memory) // 4

@@ -22,8 +22,8 @@ GPU_MEMORY = 0.35
 """Share of the GPU memory that vLLM reserves."""
 START = 0.8
 """Share of the part's time that vLLM's start may take."""
-CACHE_BYTES = 4_000_000_000
-"""Cache of the embedded engine."""
+CACHE_BYTES = 32_000_000_000
+"""Cache of the embedded engine: one slot of 2,048 tokens for each request."""
 
 Generator = Callable[[list[Any]], list[int]]
 """Function that answers chat requests, and returns the number of sampled tokens of each."""

@@ -43,11 +43,11 @@ class Part:
 PARTS = (
     Part("model", 60),
     Part("train_b", 110),
-    Part("exact", 100),
+    Part("exact", 70),
+    Part("train_c", 60),
     Part("train_a", 60),
     Part("train_d", 60),
-    Part("train_c", 60),
-    Part("generate", 180),
+    Part("generate", 120),
     Part("overlap", 90),
 )
 """In the order in which they run: what matters most comes first."""
