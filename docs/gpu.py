@@ -114,13 +114,13 @@ def generation(part: dict[str, Any]) -> str:
     rows = [
         [
             label,
-            f"{figures['tokens_per_s']:,}" if "tokens_per_s" in figures else "–",
+            f"{figures['tokens_per_s']:,}",
             f"{figures['swap_seconds']:.2f} s" if "swap_seconds" in figures else "–",
             f"{figures['swap_and_answer_seconds']:.2f} s" if "swap_and_answer_seconds" in figures else "–",
             f"{figures['start_seconds']:.0f} s",
         ]
         for name, label in labels.items()
-        if (figures := part.get("sides", {}).get(name))
+        if "tokens_per_s" in (figures := part.get("sides", {}).get(name, {}))
     ]
     if not rows:
         return ""

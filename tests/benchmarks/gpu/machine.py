@@ -76,7 +76,10 @@ def smi(fields: list[str]) -> dict[str, str] | None:
 
 
 def commit() -> str | None:
-    """Return the commit of the code, with `+` if files differ from it; None without git."""
+    """Return the commit of the code, with `+` if files differ from it; None without git. The environment variable
+    ESPALIER_COMMIT names it for a copy of the files whose repository is at another commit."""
+    if named := os.environ.get("ESPALIER_COMMIT"):
+        return named
     git = ["git", "-C", str(CODE)]
     try:
         name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
@@ -87,7 +90,7 @@ def commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("ESPALIER_COMMIT")
+        return None
     return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 

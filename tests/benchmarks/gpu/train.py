@@ -40,6 +40,8 @@ def run(setup: Setup, report: Report, name: str) -> None:
             skipped[side] = reason(side, error)
         free()
         report.update()
+    for step in steps.values():  # again: TRL changes settings of torch, for which FlexAttention compiles again
+        step()
     seconds: dict[str, list[float]] = {side: [] for side in steps}
     peaks: dict[str, float] = {}
     for repetition in range(setup.repeat):
