@@ -28,7 +28,7 @@ MODELS = {"smollm2": "model=smollm2_135m", "tiny": "size=tiny"}
 """Overrides of the policies: real weights, and random ones for a quick check of the protocol."""
 ENVIRONMENTS = {
     "arithmetic": ["environment.difficulties=[1,2]", "agent.max_turns=1"],
-    "calculator": ["environment.steps=2", "agent.max_turns=3"],
+    "calculator": ["environment.difficulties=[1,2]", "agent.max_turns=3"],
 }
 
 

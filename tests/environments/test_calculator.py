@@ -51,9 +51,9 @@ def test_splits_types_and_difficulties(problems):
         assert set(Counter((scenario.type, scenario.difficulty) for scenario in scenarios)) == {
             (kind, steps) for kind in ("money", "stock", "travel", "work") for steps in range(1, 6)
         }
-    assert {scenario.difficulty for scenario in Calculator(steps=2).scenarios("train")} == {1, 2}
-    with pytest.raises(ValueError, match="steps = 6"):
-        Calculator(steps=6)
+    assert {scenario.difficulty for scenario in Calculator(difficulties=[1, 2]).scenarios("train")} == {1, 2}
+    with pytest.raises(ValueError, match=r"difficulties = \[6\]: expected one or more of"):
+        Calculator(difficulties=[6])
 
 
 def test_the_question_has_the_needed_numbers_and_not_the_answer(problems):

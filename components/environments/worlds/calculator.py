@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 from components.environments.restorable import RestorableState
 from components.environments.scenario_counts import CountOrNone
+from components.environments.seeded import ALL, Difficulties
 from components.environments.tools import InvalidAction, call, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -38,7 +39,8 @@ _MOST_EXPONENT = 100
 
 @registered("environment.calculator")
 class Calculator(RestorableState):
-    """seed: generator seed. train, heldout: problems of the two splits. steps: maximum number of steps, 1 to 5.
+    """seed: generator seed. train, heldout: problems of the two splits. difficulties: numbers of steps, from 1 to 5, at
+    random.
 
     Scenario types: stock, money, travel, work. Difficulty: the number of steps.
     """
@@ -50,12 +52,14 @@ class Calculator(RestorableState):
         "unit. You can submit once."
     )
 
-    def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128, steps: int = 5):
-        if not 1 <= steps <= 5:
-            raise ValueError(f"steps = {steps}: expected 1 to 5")
+    def __init__(
+        self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128, difficulties: Difficulties = ALL
+    ):
+        if not difficulties or not set(difficulties) <= set(ALL):
+            raise ValueError(f"difficulties = {list(difficulties)}: expected one or more of {list(ALL)}")
         if train + heldout > 20_000:
             raise ValueError(f"train + heldout = {train + heldout}: expected at most 20000")
-        self._scenarios = _generate(seed, train, heldout, steps)
+        self._scenarios = _generate(seed, train, heldout, tuple(difficulties))
 
     def begin(self, scenario: Scenario) -> str:
         self.submitted, self.calculations = "", 0
@@ -353,13 +357,13 @@ _ASIDES = (
 
 
 @functools.lru_cache(maxsize=4)  # a collector creates many environments with the same problems
-def _generate(seed: int, train: int, heldout: int, steps: int) -> tuple[Scenario, ...]:
+def _generate(seed: int, train: int, heldout: int, difficulties: tuple[int, ...]) -> tuple[Scenario, ...]:
     rng = random.Random(f"calculator {seed}")
     scenarios: dict[str, Scenario] = {}
     while len(scenarios) < train + heldout:
         split = "train" if len(scenarios) < train else "heldout"
         index = len(scenarios) if split == "train" else len(scenarios) - train
-        kind, length = rng.choice(sorted(_KINDS)), rng.randint(1, steps)
+        kind, length = rng.choice(sorted(_KINDS)), rng.choice(difficulties)
         story, name = _Story(rng), rng.choice(NAMES)
         question = _KINDS[kind](story, length, name)
         if length >= 4:
