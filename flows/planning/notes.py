@@ -17,7 +17,9 @@ WHOLE = ("evaluate[start]", "evaluate[sft]", "evaluate[feedback]")
 def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message for each automatic value of the configuration, with its resolved value and the reason, and on the
     age of the rounds' episodes."""
-    if spec.rounds and (spec.collect.overlap or spec.collect.partial):
+    if (excess := spec.collect.excess_overlap(spec.rounds)) is not None:
+        yield excess
+    elif spec.rounds and (spec.collect.overlap or spec.collect.partial):
         yield (
             f"collect.overlap={spec.collect.overlap}: round r is collected by the policy after round "
             f"r - {1 + spec.collect.overlap}; its tokens are at most {spec.collect.staleness(spec.agent.max_turns)} "
