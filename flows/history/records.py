@@ -82,6 +82,7 @@ GuardName = Literal[
     "repetition_drift",
     "identical_answers",
     "ensemble_disagreement",
+    "amplified_rewards",
     "judge_drift",
 ]
 

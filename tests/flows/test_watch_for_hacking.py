@@ -284,7 +284,7 @@ def test_an_ensemble_to_be_watched_that_none_is_is_said_after_the_first_round(tm
 def test_every_guard_has_a_rule_advice_and_a_place_in_records():
     from typing import get_args
 
-    thresholds = ("_factor", "_rise", "_alpha", "anchors")
+    thresholds = ("_factor", "_rise", "_alpha", "_share", "anchors")
     actions = {name for name in GuardsSpec.model_fields if not name.endswith(thresholds)}
     assert actions == set(RULES) == set(ADVICE) == set(get_args(GuardName))
     assert set(DRIFTS) == set(STRIKES) < actions
