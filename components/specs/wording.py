@@ -56,6 +56,8 @@ def expected(detail: Mapping[str, Any]) -> str:
         limit = context[name] if isinstance(context[name], int) else f"{context[name]:g}"
         return f"{words} {limit}"
     if kind in _LENGTHS:
+        if isinstance(detail["input"], str) and not kind.startswith("string_"):  # of a union of text and list
+            kind = f"string_{kind}"
         words, name, singular, plural = _LENGTHS[kind]
         count = context[name]
         return f"{words} {count} {singular if count == 1 else plural}"

@@ -32,8 +32,8 @@ def amplified_rewards(label: str, divisor: float, reward_range: float, share: fl
         f"{label} divides the advantages of at least a tenth of its groups by a standard deviation of at most "
         f"{divisor:.2g}, which is {divisor / reward_range:.2g} of the range of rewards in this run "
         f"({reward_range:.3g}): tiny differences count as much as those between failure and success "
-        "(arXiv:2503.20783). With algorithm.scale=none they stay tiny; if they are meant to count, increase their weight "
-        "in the reward"
+        "(arXiv:2503.20783). With algorithm.scale=none they stay tiny; if they are meant to count, increase their "
+        "weight in the reward"
     )
 
 

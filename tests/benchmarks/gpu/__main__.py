@@ -13,7 +13,7 @@
 
 Each part is a process of its own with a time limit, and writes its result after each measurement: a crash, a full
 memory or a time limit loses only what follows in that part. `--out` is rewritten after each part. A part or a side that
-cannot run is skipped, with its reason. The exit code is 1 if no part besides `model` has a result, else 0.
+cannot run is skipped, with its reason. The exit code is 1 if no part besides `model` has a measurement, else 0.
 """
 
 from __future__ import annotations
@@ -80,8 +80,14 @@ def main(words: list[str] | None = None) -> None:
 
 
 def measured(parts: dict[str, Any]) -> bool:
-    """Return True if a part besides `model` has results; a part that was cut short has those before its end."""
-    return any(part["result"] for name, part in parts.items() if name != "model")
+    """Return True if a part besides `model` has a measurement. A part that was cut short has those before its end."""
+    results = [part["result"] for name, part in parts.items() if name != "model"]
+    return any(
+        any(result.get("sides", {}).values())
+        or any(result.get("workloads", {}).values())
+        or bool(result.get("stage_seconds"))
+        for result in results
+    )
 
 
 def describe(options: argparse.Namespace) -> dict[str, Any]:
