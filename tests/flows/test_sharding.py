@@ -253,7 +253,7 @@ def test_failed_episodes_of_a_refused_collection_are_played_again(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"compute": {"shards": 2}}, "import, collect, judge, filter, evaluate run on local, in the process of the flow"),
+        ({"compute": {"shards": 2}}, "filter, evaluate run on local, in the process of the flow"),
         ({"compute": {"stage_shards": {"train": 2}}}, "'train': expected a stage that can be split"),
         ({"compute": {"default": "process", "shards": 2, "parallel": 2}}, "cannot be combined with compute.parallel"),
         (
