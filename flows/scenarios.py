@@ -29,6 +29,7 @@ from components.environments.adapters.mcp_tools import chosen
 from components.environments.tool_tasks import DIFFICULTIES, Author, write_tasks
 from components.errors import EspalierError, ResourceError
 from components.specs.served import VARIABLE, check_address
+from components.specs.wording import first_problem
 
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Valid name of an HTTP header."""
@@ -106,8 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         author = Author(url=options.author_url, model=options.author, key_variable=options.key_variable, timeout=300.0)
     except ValidationError as error:
-        first = error.errors()[0]
-        parser.error(f"author's {first['loc'][-1]}: {first['msg']}")
+        parser.error(f"author's {first_problem(error)}")
     try:
         if options.out.exists():
             raise ResourceError(f"--out {options.out}: the file exists; delete it or give another name")

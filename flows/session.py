@@ -108,6 +108,8 @@ def run(
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
         console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
+        if (excess := spec.collect.excess_overlap(spec.rounds)) is not None:
+            console.line(f"warning: {excess}")
         logger.info("overrides: %s", " ".join(overrides) or "none")
         if (forked := starting_point.fork) is not None:
             console.line(f"starts from the policy of run {forked.run.short} after step {forked.step}")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pickle
 import sys
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, HttpUrl, ValidationError, model_validator
 
 from components.errors import SpecError
-from components.specs import Spec, Target, names_below, nearest, validate
+from components.specs import FieldError, Spec, Target, names_below, nearest, validate
+from components.specs.wording import first_problem
 
 
 class Left(Spec):
@@ -109,6 +113,91 @@ def test_all_mistakes_are_reported_at_once():
     assert problems["parts.1.wieght"].nearest == "parts.1.weight"
     assert problems["places.their"].nearest == "there"
     assert problems["cuont"].nearest == "count"
+
+
+class Thing:
+    """Class that plain data is no instance of."""
+
+
+class Colour(Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "words"),
+    [
+        (Annotated[dict[str, int], Field(min_length=1)], {}, "{}: expected at least 1 entry"),
+        (Annotated[list[int], Field(min_length=2)], [1], "[1]: expected at least 2 entries"),
+        (Annotated[list[int], Field(max_length=1)], [1, 2], "[1, 2]: expected at most 1 entry"),
+        (Annotated[str, Field(min_length=1)], "", "'': expected text of at least 1 character"),
+        (Annotated[str, Field(max_length=2)], "abc", "'abc': expected text of at most 2 characters"),
+        (Annotated[str, Field(pattern="^a")], "b", "'b': expected text that matches ^a"),
+        (Annotated[int, Field(multiple_of=8)], 9, "9: expected a multiple of 8"),
+        (int, "9" * 5000, f"{'9' * 76!r:.77}...: expected a whole number"),
+        (Literal[8, 16], 9, "9: expected one of 8, 16"),
+        (Colour, "blue", "'blue': expected one of red, green"),
+        (Part, 3, "3: expected a mapping of keys to values"),
+        (Point, 3, "3: expected a mapping of keys to values"),
+        (Sequence[int], 3, "3: expected a list"),
+        (Sequence[int], "ab", "'ab': expected a list"),
+        (tuple[int, int], 3, "3: expected a list"),
+        (set[int], 3, "3: expected a list"),
+        (Mapping[str, int], 3, "3: expected a mapping of keys to values"),
+        (HttpUrl, "here", "'here': expected a URL, such as https://HOST:PORT"),
+        (Thing, 3, '3: expected a Thing: {"_target_": "package.module.Name", ...}'),
+        (Callable[[], int], 3, '3: expected a function: {"_target_": "package.module.Name", ...}'),
+    ],
+)  # fmt: skip
+def test_every_kind_of_invalid_value_is_described_without_pydantics_words(annotation, value, words):
+    class Holder(Spec):
+        model_config = {**Spec.model_config, "arbitrary_types_allowed": True}
+        value: annotation
+
+    with pytest.raises(SpecError) as caught:
+        validate(Holder, {"value": value})
+    assert [str(problem) for problem in caught.value.problems] == [f"value: {words}"]
+
+
+def test_a_check_of_several_fields_names_one_of_them():
+    class Range(Spec):
+        low: int
+        high: int
+
+        @model_validator(mode="after")
+        def _ordered(self):
+            if self.low > self.high:
+                raise FieldError("low", f"{self.low}: more than high={self.high}; expected at most {self.high}")
+            return self
+
+    class Holder(Spec):
+        ranges: list[Range]
+
+    with pytest.raises(SpecError) as caught:
+        validate(Holder, {"ranges": [{"low": 1, "high": 2}, {"low": 2, "high": 1}]})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "ranges.1.low: 2: more than high=1; expected at most 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({"parts": [{"weight": "x"}], "side": {"name": "left"}}, "parts.0.weight: 'x': expected a number"),
+        ({"side": {"name": "left"}, "cuont": 1}, "cuont: no such key"),
+        ({}, "side: needs a value"),
+        (3, "3: expected a mapping of keys to values"),
+    ],
+)
+def test_the_first_problem_is_one_line(data, line):
+    with pytest.raises(ValidationError) as caught:
+        Whole.model_validate(data)
+    assert first_problem(caught.value) == line
 
 
 def test_a_misspelt_choice_names_the_valid_ones():

@@ -28,6 +28,7 @@ from components.environments.language_model import ServedModel
 from components.environments.protocol import Messages
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.specs import Spec
+from components.specs.wording import first_problem
 from components.trajectories.schema import Scenario
 
 MAX_FILE = 2**28
@@ -130,9 +131,7 @@ def _read(path: str, modified: int, size: int) -> tuple[Scenario, ...]:
         try:
             task = Task.model_validate(entry)
         except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(str(part) for part in first["loc"])
-            raise _invalid(f"{path}: task {number}{f', {at}' if at else ''}: {first['msg']}") from None
+            raise _invalid(f"{path}: task {number}: {first_problem(error)}") from None
         if has_splits and task.split is None:
             raise _invalid(f"{path}: task {number} has no split, but others have; expected train or heldout")
         if task.solution is not None and (bad := [step for step in task.solution if not _is_valid_step(step)]):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from components.rollout.spec import PATIENCE, EpisodeLimits
-from components.specs import Spec, Target
+from components.specs import FieldError, Spec, Target
 
 SEQUENTIAL = ("stop", "alpha", "batch")
 """Settings of evaluations that stop when they are decided."""
@@ -70,9 +70,10 @@ class EvaluateSpec(EpisodeLimits):
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
         if self.samples > 1 and self.temperature == 0:
-            raise ValueError(
-                f"a temperature above 0 for samples={self.samples}, because greedy episodes of a scenario are equal; "
-                "set evaluate.temperature=0.7, or evaluate.samples=1"
+            raise FieldError(
+                "samples",
+                f"{self.samples}: greedy episodes of a scenario are equal (evaluate.temperature=0); expected 1, or "
+                "evaluate.temperature=0.7",
             )
         return self
 
@@ -80,9 +81,11 @@ class EvaluateSpec(EpisodeLimits):
     def _looks_have_a_use(self) -> Self:
         for name in ("alpha", "batch"):
             if self.stop == "never" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"stop=decided with {name}={getattr(self, name):g}, because only evaluations that stop use it; set "
-                    "evaluate.stop=decided, or leave evaluate." + name
+                default = type(self).model_fields[name].default
+                raise FieldError(
+                    name,
+                    f"{getattr(self, name):g}: only evaluations that stop early use it (evaluate.stop=never); expected "
+                    f"{default:g}, or evaluate.stop=decided",
                 )
         return self
 

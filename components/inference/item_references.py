@@ -12,7 +12,7 @@ from typing import Any, Literal
 from components.errors import Problem, SpecError
 from components.inference.response_items import Messages
 from components.specs import Spec, validate
-from components.specs.validation import shortened
+from components.specs.wording import shortened
 
 _ID = re.compile(r"msg_(?P<text>\w+)|fc_(?P<call>\w+)_(?P<index>\d{1,4})")
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from components.errors import Problem, SpecError
 from components.inference.response_form import ANY_OBJECT, FREE, NO_CALLS, NO_CHANGE, LogitChange, ResponseForm
 from components.specs import Spec, validate
-from components.specs.validation import shortened
+from components.specs.wording import shortened
 
 LONGEST_SCHEMA = 100_000
 """Maximum length of a schema in characters, as JSON text."""

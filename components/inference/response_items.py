@@ -14,7 +14,7 @@ from pydantic import Field
 from components.errors import Problem, SpecError
 from components.inference.wire import MAX_MESSAGES, Name, check_arguments, check_function
 from components.specs import Spec, validate
-from components.specs.validation import shortened
+from components.specs.wording import shortened
 
 Messages = list[dict[str, Any]]
 

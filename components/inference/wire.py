@@ -22,7 +22,7 @@ from components.inference.strict_json import parse
 from components.inference.token_logprobs import Decode, logprobs_of
 from components.specs import Spec, validate
 from components.specs.base import nearest
-from components.specs.validation import shortened
+from components.specs.wording import shortened
 
 Body = TypeVar("Body", bound=Spec)
 MAX_MESSAGES = 4096

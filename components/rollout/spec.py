@@ -11,7 +11,7 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import TeacherSpec
 from components.rollout.formats import MAX_OBSERVATION, Name, Presentation
 from components.sandbox import Limits
-from components.specs import Spec, Target
+from components.specs import FieldError, Spec, Target
 
 RUNTIME_ARGUMENTS = ("scenario", "client", "base_url", "api_key", "model", "environment")
 """Parameters that a custom agent function may declare; the collector passes them at run time (`own_agent`)."""
@@ -179,7 +179,7 @@ class PartialSpec(Spec):
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         if self.turns is None and self.tokens is None:
-            raise ValueError("turns and tokens are null, so no episode is paused; expected one of them")
+            raise FieldError("turns", "null, as is tokens, so no episode is paused; expected a number for one of them")
         return self
 
     def reached(self, turns: int, tokens: int) -> bool:
@@ -269,6 +269,18 @@ class CollectSpec(EpisodeLimits):
         it."""
         parts = self.partial.rounds(max_turns) if self.partial else 1
         return self.overlap + (parts - 1) * self.continues_after
+
+    def excess_overlap(self, rounds: int) -> str | None:
+        """Return a message if `overlap` exceeds the number of rounds that can be collected ahead; None if it does not.
+
+        rounds: rounds of the run. It is no error, because a sweep or a shortened run often changes only `rounds`."""
+        most = max(0, rounds - 1)
+        if self.overlap <= most:
+            return None
+        return (
+            f"collect.overlap={self.overlap}: with rounds={rounds} at most {most} rounds can be collected ahead, all "
+            f"with the policy at the start of the rounds; expected at most {most}"
+        )
 
     def off_policy_reason(self) -> str | None:
         """Return the reason why rounds train on episodes of earlier policies; None if they do not."""

@@ -10,8 +10,8 @@ Specs are light: nothing here, and no module that only defines a spec, imports t
 `validate` collects every mistake into one `SpecError`, each with its key path and the nearest valid name.
 """
 
-from components.specs.base import Spec, nearest
+from components.specs.base import FieldError, Spec, nearest
 from components.specs.target import Target
 from components.specs.validation import names_below, validate
 
-__all__ = ["Spec", "Target", "names_below", "nearest", "validate"]
+__all__ = ["FieldError", "Spec", "Target", "names_below", "nearest", "validate"]

@@ -39,6 +39,16 @@ def _kinds(annotation: Any) -> Iterable[Any]:
             yield from _kinds(part)
 
 
+class FieldError(ValueError):
+    """Problem of one field that a validator of the whole spec detects.
+
+    field: name of the field. message: its value, what was expected, and what to do."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field = field
+
+
 class Spec(BaseModel):
     """Base of all specs: immutable, no unknown keys, no infinite numbers."""
 

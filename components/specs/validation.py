@@ -1,7 +1,7 @@
 """Validation of plain data into a spec, reporting every problem at once.
 
-pydantic detects the problems; this module adds the key path as typed on the command line, plain wording, and the
-nearest valid name.
+pydantic detects the problems; this module adds the key path as typed on the command line and the nearest valid name,
+`components.specs.wording` plain wording.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError, create_model
 
 from components.errors import Problem, SpecError
-from components.redaction import MASK, is_secret, mask_text, refuse_secrets
-from components.specs.base import Spec, nearest
+from components.redaction import mask_text, refuse_secrets
+from components.specs.base import FieldError, Spec, nearest
 from components.specs.parameters import settable
 from components.specs.target import Target, locate
+from components.specs.wording import EXPECTED, choices, expected, quoted, shortened
 
 MISSING = "???"
 """Marker in a config file for a value that the user must set."""
@@ -28,26 +29,8 @@ LARGEST = 2**63 - 1
 
 MAX_PROBLEMS, MAX_PROBLEMS_OF_REQUEST = 100, 10
 """Limit on reported problems of single fields. A request may be wrong everywhere, on purpose."""
-MAX_QUOTED = 80
-"""Characters of a value that a problem quotes."""
 
 S = TypeVar("S", bound=Spec)
-
-_KINDS = {
-    "a whole number": ("int_type", "int_parsing", "int_from_float"),
-    "a number": ("float_type", "float_parsing"),
-    "a finite number": ("finite_number",),
-    "true or false": ("bool_type", "bool_parsing"),
-    "text": ("string_type",),
-    "a list": ("list_type",),
-    "a mapping of keys to values": ("dict_type", "model_type", "model_attributes_type"),
-    "null": ("none_required",),
-}
-_EXPECTED = {kind: words for words, kinds in _KINDS.items() for kind in kinds}
-"""pydantic's error types, in a user's words."""
-
-_BOUNDS = {"greater_than": ("more than", "gt"), "greater_than_equal": ("at least", "ge"),
-           "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
 
 
 def validate(
@@ -129,7 +112,7 @@ def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[
     for path, detail in details:
         if len(problems) == most:
             break
-        if detail["type"] in _EXPECTED and tuple(path) in inner:
+        if detail["type"] in EXPECTED and tuple(path) in inner:
             continue  # another member of the union matched the type and reports the inner problem
         problem = _problem(cls, data, path, detail, context["allow"])
         earlier = problems.get(problem.path)
@@ -159,59 +142,15 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
         return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE")
     if kind == "target":
         return Problem(key, detail["msg"], context.get("nearest"))
-    shown = MASK if is_secret(key) and isinstance(value, str) and value else mask_text(shortened(value))
+    if isinstance(error := context.get("error"), FieldError):
+        return Problem(_key([*path, error.field]), str(error))
+    shown = quoted(key, value)
     if kind == "literal_error":
-        names = re.findall(r"'([^']*)'", context["expected"])
+        names = choices(detail)
         return Problem(key, f"{shown}: expected one of {', '.join(names)}", nearest(value, names))
-    if kind in _BOUNDS:
-        words, name = _BOUNDS[kind]
-        limit = context[name] if isinstance(context[name], int) else f"{context[name]:g}"
-        return Problem(key, f"{shown}: expected {words} {limit}")
     if kind == "list_type" and isinstance(value, str) and shown == repr(value):
         return Problem(key, f"{shown}: expected a list: {key}=[{value}]")
-    if kind == "string_pattern_mismatch":
-        expected = f"text that matches {context['pattern']}"
-    else:
-        expected = _EXPECTED.get(kind, detail["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
-    return Problem(key, f"{shown}: expected {expected}")
-
-
-def shortened(value: Any) -> str:
-    """Return a value as quoted in a problem: its first characters, with secrets masked. A large value is never
-    rendered whole."""
-    text, length = [], 0
-    for piece in _repr(value):
-        text.append(piece)
-        length += len(piece)
-        if length > MAX_QUOTED:
-            break
-    masked = mask_text("".join(text))
-    return masked if len(masked) <= MAX_QUOTED else masked[: MAX_QUOTED - 3] + "..."
-
-
-def _repr(value: Any) -> Iterator[str]:
-    """Yield the pieces of Python's repr. A long text is cut late enough to include a password inside a URL."""
-    match value:
-        case str():
-            yield repr(value[: 20 * MAX_QUOTED])
-        case list():
-            yield "["
-            for index, item in enumerate(value):
-                yield ", " if index else ""
-                yield from _repr(item)
-            yield "]"
-        case dict():
-            yield "{"
-            for index, (key, item) in enumerate(value.items()):
-                yield ", " if index else ""
-                yield from _repr(key)
-                yield ": "
-                yield from _repr(item)
-            yield "}"
-        case int() if value.bit_length() > 4 * MAX_QUOTED:
-            yield f"an integer of {value.bit_length()} bits"
-        case _:
-            yield repr(value)
+    return Problem(key, f"{shown}: expected {expected(detail)}")
 
 
 def _path(data: Any, loc: tuple[str | int, ...], missing: bool) -> list[str | int]:

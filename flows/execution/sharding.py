@@ -93,8 +93,7 @@ class ShardedStage:
                 self._artifacts[index] = artifact
             else:
                 self._pending.append(index)
-        if self._artifacts:
-            logger.info("%s: %d of %d shards are cached", self._label, len(self._artifacts), self._count)
+        self._execution.console.line(self._progress_line())
         self._work_all()
         if self._errors:
             raise self._errors[0]
@@ -104,6 +103,14 @@ class ShardedStage:
         except TooManyFailures as error:
             forget_failures(shards, context.store, str(error))
             raise
+
+    def _progress_line(self) -> str:
+        """Return a line on the number of shards, their place, how many run at a time and how many are cached."""
+        name, pending = self._compute.placement(self._request.stage), len(self._pending)
+        cached = f", {self._count - pending} of them cached" if self._artifacts else ""
+        workers = self._compute.workers(pending) if pending else 0
+        together = f", {workers} at a time" if workers < pending else ""
+        return f"  {self._label}: {self._count} shards on {name}{cached}{together}"
 
     def _work_all(self) -> None:
         threads = [

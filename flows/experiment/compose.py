@@ -61,7 +61,9 @@ def compose_points(
                 specs.append(validate(ExperimentSpec, data))
             except SpecError as error:
                 paths = {problem.path for problem in point_problems}
-                new = [problem for problem in error.problems if problem.path not in paths]
+                new = [
+                    problem for problem in composer.without_copies(error.problems, point) if problem.path not in paths
+                ]
                 point_problems += [composer.traced(problem, point, data) for problem in new]
         problems += [problem for problem in point_problems if problem not in problems]
     if sweep is not None:

@@ -56,6 +56,8 @@ _OTHER_SIGN = re.compile(
     r"(?P<sign>[+~]?)(?P<key>[A-Za-z_][\w./@]{0,200})(?:(?:==|:|\s)\s{0,9}(?P<value>[\w./-]{1,200}))?"
 )
 """Override without `=`, or with another sign in its place."""
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+"""Value of a key that is that of another key."""
 _FROM_ENVIRONMENT = re.compile(r"oc\.env:\s{0,9}[\"']?(\w+)")
 
 
@@ -143,8 +145,22 @@ class Composer:
         ):
             return problem
         name = config.hydra.runtime.choices.get(EXPERIMENT)
-        setter = f"+experiment={name} sets it for another option" if name else "a config file sets it"
+        others = [override for override in overrides if override.key_or_group != EXPERIMENT]
+        by_experiment = name and not has_key(self._config(self._groups(others)[0])[0], problem.path)
+        setter = f"+experiment={name} sets it for another option" if by_experiment else "a config file sets it"
         return Problem(problem.path, f"{problem.message}. {setter}; add '~{problem.path}' to remove it")
+
+    def without_copies(self, problems: Sequence[Problem], overrides: list[Override]) -> list[Problem]:
+        """Return the problems without those of keys that a config file sets to the value of another key with a problem,
+        as `compute.stage_shards.judge: ${compute.shards}`."""
+        config = self._config(self._groups(overrides)[0])[0]
+        config = copy.deepcopy(config)
+        for override in overrides:
+            if not self.is_group(override.key_or_group):
+                override_problems.apply_override(override, config)
+        plain: Any = OmegaConf.to_container(config, resolve=False)
+        wrong = {problem.path for problem in problems}
+        return [problem for problem in problems if _copied_from(plain, problem.path) not in wrong]
 
     def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
         """Return the sweep if `multirun` or `hydra.mode` requests one, else None. Adds to `problems`."""
@@ -342,6 +358,14 @@ class Composer:
         if key not in self._composed:
             self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
         return self._composed[key]
+
+
+def _copied_from(data: Any, path: str) -> str | None:
+    """Return the key whose value a key takes by an interpolation; None if it has a value of its own."""
+    for part in path.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    match = _INTERPOLATION.fullmatch(data) if isinstance(data, str) else None
+    return match[1] if match else None
 
 
 def _seed_overrides(seeds: Any) -> list[str]:

@@ -16,6 +16,10 @@ from components.specs import names_below, nearest
 from flows.experiment.config_loader import Loader
 from flows.experiment.flow import SHARED_KEYS, reads, unread_message
 from flows.experiment.spec import ExperimentSpec
+from flows.stages import PLACED, SHARDED
+
+STAGE_NAMES = {"compute.stages": PLACED, "compute.prices": PLACED, "compute.stage_shards": SHARDED}
+"""Valid keys of mappings whose keys are names of stages, by path."""
 
 
 def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Sequence[str]]) -> Problem | None:
@@ -48,9 +52,14 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
         valid = names_below(ExperimentSpec, plain, parents, allowed_packages(plain))
         if override.is_delete():
             return Problem(f"~{key}", "no such key to delete", _below(parents, nearest(last, parent)))
+        valid = STAGE_NAMES.get(".".join(parents), valid)
         if last in valid or not valid:  # without a list of valid keys, validation decides
             if override.is_add() or override.is_force_add():
                 return None
+            near = None if last in valid else nearest(last, parent)
+            if near is not None:
+                message = f"no such key in {'.'.join(parents)}; expected one of {', '.join(map(str, parent))}"
+                return Problem(key, f"{message}, or a new key: +{override.input_line}", _below(parents, near))
             return Problem(key, "is set by no config file: add it with +", f"+{override.input_line}")
         if parents:
             message = f"no such key in {'.'.join(parents)}; expected one of {', '.join(valid)}"
@@ -113,6 +122,10 @@ def apply_override(override: Override, config: DictConfig) -> Problem | None:
                 return Problem(key, f"{parent} has no keys yet: add them with +", f"+{parent}.{last}=VALUE")
             message = f"no such key in {'.'.join(parents)}; expected one of {', '.join(keys)}"
             return Problem(str(cause.full_key), message, _below(parents, nearest(last, keys)))
+        if str(cause).startswith("Cannot merge"):  # of a list and a mapping
+            listed = OmegaConf.is_list(OmegaConf.select(config, override.key_or_group))
+            expected = "a list" if listed else "a mapping of keys to values"
+            return Problem(key, f"{override.get_value_element_as_str()}: expected {expected}")
         return Problem(key, error_text(cause))
     return None
 

@@ -29,6 +29,7 @@ from components.errors import ResourceError
 from components.json_text import parse_json
 from components.redaction import mask
 from components.specs import nearest
+from components.specs.wording import first_problem
 from flows.terminal.console import printable
 from flows.terminal.overrides import mask_overrides
 
@@ -81,6 +82,7 @@ GuardName = Literal[
     "repetition_drift",
     "identical_answers",
     "ensemble_disagreement",
+    "amplified_rewards",
     "judge_drift",
 ]
 
@@ -267,8 +269,7 @@ class Records:
                 )
             return _run(data, path.stem)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            reason = f"{'.'.join(map(str, first['loc']))!a}: {first['msg']}"
+            reason = ascii(first_problem(error))[1:-1]
         except ValueError as error:
             reason = str(error)
         logger.warning("%s is not a valid record of a run and is skipped: %s", path, reason)

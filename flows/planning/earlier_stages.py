@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from components.compute.local.spec import LocalPlace
 from flows.history.records import RunRecord, StageRecord
 from flows.history.store_reader import StoreReader
 from flows.planning.differences import Difference, differences
@@ -37,6 +38,13 @@ class SimilarStage:
         size = STAGES[request.stage].size
         planned, earlier = size(request), size(Request.from_json(self.stage.request))
         return self.seconds * planned / earlier if planned and earlier else self.seconds
+
+    @property
+    def in_own_process(self) -> bool:
+        """True if the stage ran in another process than the flow; its time includes loading packages and model."""
+        compute = self.run.spec.get("compute", {})
+        name = compute.get("stages", {}).get(self.stage.request["stage"], compute.get("default"))
+        return name in compute.get("places", {}) and compute["places"][name]["name"] != LocalPlace().name
 
     def reasons(self, request: Request, recomputed: Mapping[str, str], version: int) -> list[str]:
         """Return the reasons why a stage of this version has another key. recomputed: labels of the stages that

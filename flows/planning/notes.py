@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from components.errors import ResourceError
 from flows.experiment.correction import truncation_reason
@@ -17,7 +17,9 @@ WHOLE = ("evaluate[start]", "evaluate[sft]", "evaluate[feedback]")
 def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message for each automatic value of the configuration, with its resolved value and the reason, and on the
     age of the rounds' episodes."""
-    if spec.rounds and (spec.collect.overlap or spec.collect.partial):
+    if (excess := spec.collect.excess_overlap(spec.rounds)) is not None:
+        yield excess
+    elif spec.rounds and (spec.collect.overlap or spec.collect.partial):
         yield (
             f"collect.overlap={spec.collect.overlap}: round r is collected by the policy after round "
             f"r - {1 + spec.collect.overlap}; its tokens are at most {spec.collect.staleness(spec.agent.max_turns)} "
@@ -25,6 +27,23 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
         )
     if spec.rounds and (reason := truncation_reason(spec)) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
+
+
+def process_starts(estimates: Iterable[tuple[str, bool, bool]]) -> Iterator[str]:
+    """Yield a message on estimates that include the start of a process, and on those that lack it.
+
+    estimates: stage, whether the earlier stage ran in a process of its own, and whether the planned one does."""
+    rows = list(estimates)
+    if included := list(dict.fromkeys(stage for stage, earlier, _ in rows if earlier)):
+        yield (
+            f"the times of {', '.join(included)} include loading packages and model in each process: the earlier "
+            "stages ran in processes of their own"
+        )
+    if excluded := list(dict.fromkeys(stage for stage, earlier, planned in rows if planned and not earlier)):
+        yield (
+            f"the times of {', '.join(excluded)} exclude the start of their processes: the earlier stages ran in the "
+            "process of the flow"
+        )
 
 
 def deployment_problems(spec: ExperimentSpec) -> Iterator[str]:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from components.artifacts import Artifact, stage_key
+from components.compute.local.spec import LocalPlace
 from components.compute.offer import Offer, offers
 from components.compute.place import Place
 from components.errors import GuardTriggered
@@ -36,7 +37,7 @@ from flows.history.records import Notice, Records
 from flows.history.store_reader import StoreReader
 from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
-from flows.planning.notes import deployment_problems, pending_decisions, resolved_values
+from flows.planning.notes import deployment_problems, pending_decisions, process_starts, resolved_values
 from flows.planning.sharded import PlannedShard, has_scratch, pending_share, planned_shards, wall_seconds, with_costs
 from flows.recipes.rehearsal import placeholder, rehearse
 from flows.recipes.run import Run
@@ -134,6 +135,7 @@ def plan(*specs: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, 
 def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
     """Add the stages of a run to the planner. Return the plan of this run, without prices."""
     first = len(planner.planned)
+    planner.estimated.clear()
     spec = planner.spec = teachers.resolve(spec, planner.context.store)
     start = StartingPoint.resolve(spec, planner.context.store)
     rehearse(spec, start)
@@ -152,6 +154,7 @@ def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
     notes = [
         *missing,
         *resolved_values(spec),
+        *process_starts(planner.estimated),
         *(notice.message for notice in notices if notice.kind in ("early_stopping", "best")),
     ]
     if guard_error is not None:
@@ -178,6 +181,8 @@ class _Planner:
         self._offers: dict[str, Offer] | None = None
         self.context = context
         self.planned: list[PlannedStage] = []
+        self.estimated: list[tuple[str, bool, bool]] = []
+        """Stages with an estimate: kind, and whether the earlier and the planned one have a process of their own."""
         self._store = StoreReader(context.store)
         self._earlier = EarlierStages(records.all(), self._store)
         self._labels: dict[str, str] = {}
@@ -254,6 +259,9 @@ class _Planner:
         status = "unfinished" if key and has_scratch(self.context.store, key) else "run"
         if artifact is not None:
             status, seconds = "cached", 0.0
+        elif similar:
+            own_process = self.spec.compute.place(request.stage).name != LocalPlace().name
+            self.estimated.append((request.stage, similar[0].in_own_process, own_process))
         shards = self._shards(label, request, seconds) if artifact is None else []
         if any(shard.status != "run" for shard in shards):
             status = "unfinished"

@@ -207,4 +207,5 @@ class Round:
         artifacts: dict[str, Artifact] = {**dict(parts), "train": checkpoint}
         run.outcome.rounds.append(artifacts)
         run.on_round(number, artifacts)
+        run.guards.trained(number, checkpoint)
         return self.trained

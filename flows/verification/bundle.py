@@ -33,6 +33,7 @@ from components.errors import ArtifactDamaged, ArtifactError, EspalierError, Res
 from components.json_text import parse_json
 from components.rewards.llm.spec import asked_by
 from components.specs import validate
+from components.specs.wording import first_problem
 from flows.history.records import RunRecord, StageRecord
 from flows.history.store_reader import StoreReader
 from flows.stages import STAGES
@@ -194,7 +195,7 @@ def _read(path: Path) -> Bundle:
     try:
         bundle = TypeAdapter(Bundle).validate_python(data)
     except ValidationError as error:
-        raise ArtifactDamaged(f"{path} is not valid: {error.errors(include_url=False)[0]['msg']}") from None
+        raise ArtifactDamaged(f"{path} is not valid: {first_problem(error)}") from None
     digests = {stage.key: stage.digest for stage in bundle.stages}
     for key, manifest in bundle.included.items():
         if not is_key(key):

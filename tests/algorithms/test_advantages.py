@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from components.algorithms.policy_gradient.advantages import advantages, group_advantages
 from components.algorithms.policy_gradient.returns import discounted_sums, overlong, subtract_kl, turn_rewards
+from components.algorithms.policy_gradient.scaling import scaling_metrics
 from tests.algorithms.builders import make_history, make_trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
@@ -165,3 +166,30 @@ def test_a_kl_by_token_is_that_which_is_still_to_come():
 def test_the_soft_punishment_of_length():
     assert [overlong(tokens, 100, 20) for tokens in (10, 80, 85, 90, 100, 500)] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
     assert [overlong(tokens, 100, 0) for tokens in (100, 101)] == [0.0, -1.0]
+
+
+TINY = [0.0, -0.001]
+"""Rewards of two failures, of which one is longer."""
+CLEAR = [0.0, 1.0]
+
+
+def test_the_divisor_of_a_tenth_of_the_groups_and_the_range_are_measured():
+    tiny, clear = math.sqrt(0.001**2 / 4), 0.5  # population standard deviations of two values: half their difference
+    assert scaling_metrics([TINY, CLEAR, [1.0, 1.0]], "group") == pytest.approx(
+        {"advantage_divisor": tiny, "reward_range": 1.001}
+    )
+    one_of_twelve, two_of_twelve = [TINY, *[CLEAR] * 11], [TINY, TINY, *[CLEAR] * 10]
+    assert scaling_metrics(one_of_twelve, "group")["advantage_divisor"] == clear
+    assert scaling_metrics(two_of_twelve, "group")["advantage_divisor"] == pytest.approx(tiny)
+    returns = [value for group in two_of_twelve for value in group]
+    mean = sum(returns) / len(returns)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
+    assert scaling_metrics(two_of_twelve, "batch")["advantage_divisor"] == pytest.approx(deviation)
+    assert scaling_metrics([TINY, CLEAR], "none") == scaling_metrics([[1.0, 1.0]], "group") == {}
+
+
+def test_the_measured_divisor_is_what_tiny_differences_are_divided_by():
+    (tiny, _) = advantages([[[value] for value in group] for group in (TINY, CLEAR)], baseline="group", scale="group")
+    divisor = scaling_metrics([TINY, CLEAR], "group")["advantage_divisor"]
+    assert tiny[0][0] == pytest.approx(0.0005 / divisor, rel=0.01)
+    assert tiny[0][0] > 0.99  # as large as the advantage of a success among failures

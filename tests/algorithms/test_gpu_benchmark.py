@@ -67,6 +67,35 @@ def test_a_part_that_fails_says_why_and_keeps_what_it_reported(tmp_path):
     assert done["result"] == {"before": 1}
 
 
+NOTHING = {"result": {}}
+ALL_SIDES_SKIPPED = {"result": {"sides": {}, "skipped_sides": {"trl": "is not installed"}}}
+SOME = {"result": {"workloads": {"b": {"padded": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("done", "measured"),
+    [
+        ({"model": SOME, "exact": NOTHING}, False),
+        ({"model": SOME, "exact": NOTHING, "train_a": ALL_SIDES_SKIPPED}, False),
+        ({"model": NOTHING}, False),
+        ({"model": NOTHING, "exact": SOME, "train_a": NOTHING}, True),
+    ],
+)
+def test_results_without_a_measurement_are_a_failure(done, measured):
+    assert command.measured(done) is measured
+
+
+def test_skipped_parts_alone_exit_with_1(tmp_path):
+    options = ["--device", "cpu", "--size", "tiny", "--parts", "exact", "--minutes", "0.01", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.gpu", *options], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "no part was measured" in done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert all(part["status"].startswith("skipped") for part in results["parts"].values())
+
+
 def test_a_part_ends_at_its_limit_with_its_processes(tmp_path):
     child = "import subprocess; p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()"
     with open(tmp_path / "log", "wb") as log:

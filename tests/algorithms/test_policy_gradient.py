@@ -646,3 +646,20 @@ def test_the_checkpoint_holds_its_four_files(run):
         "rng.safetensors",
         "trainer.json",
     ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (GRPOSpec(scale="group"), {"advantage_divisor", "reward_range"}),
+        (GRPOSpec(scale="batch"), {"advantage_divisor", "reward_range"}),
+        (DrGRPOSpec(), set()),
+        (ReinforcePPSpec(), set()),  # its token rewards have no return of the episode
+    ],
+)
+def test_a_training_states_what_it_divides_by(run, spec, expected):
+    _, metrics, _ = run(spec.model_copy(update={"minibatches": 1}), batch(size=2))
+    assert {"advantage_divisor", "reward_range"} & set(metrics) == expected
+    if expected:
+        rewards = [trajectory.reward for trajectory in batch(size=2)]
+        assert metrics["reward_range"] == pytest.approx(max(rewards) - min(rewards))

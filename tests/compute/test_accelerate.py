@@ -13,6 +13,7 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.commands.config.default import write_basic_config
 
+from components.compute.accelerate import spec as accelerate_spec
 from components.compute.accelerate.config_file import HONOURED, READ, SECTIONS, UNSUPPORTED, LaunchConfig, read
 from components.compute.accelerate.spec import AcceleratePlace
 from components.compute.runners import StageProcess
@@ -63,7 +64,7 @@ def test_the_stage_of_zero_is_the_strategy(tmp_path, stage, strategy):
     path = written(
         tmp_path, "DEEPSPEED", "fp16", deepspeed_config={**ZERO, "zero_stage": stage, "gradient_clipping": 0.5}
     )
-    assert read(path) == (LaunchConfig(4, strategy, "float16", False, 0.5), [])
+    assert read(path) == (LaunchConfig(4, strategy, "float16", False, 0.5, deepspeed=True), [])
 
 
 @pytest.mark.parametrize(("reshard", "strategy"), [(True, "fsdp"), (False, "zero2")])
@@ -78,6 +79,48 @@ def test_the_default_file_of_accelerate_is_one_process(tmp_path):
     assert problems == []
     assert config
     assert (config.processes, config.strategy, config.dtype) == (1, "ddp", "float32")
+
+
+@pytest.mark.parametrize("word", ["NO", "No", "no", "off", "false", "'NO'"])
+def test_no_without_quotes_is_one_process(tmp_path, word):
+    """YAML 1.1 reads these words as false, `'NO'` as text."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(f"distributed_type: {word}\nmixed_precision: no\ndynamo_config: {{dynamo_backend: no}}\n")
+    assert read(path) == (LaunchConfig(1, "ddp", "float32", False, None), [])
+
+
+def test_yes_without_quotes_is_refused(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: YES\nmixed_precision: YES\nnum_processes: 1\n")
+    assert read(path)[1] == [
+        "distributed_type = true: expected one of NO, MULTI_GPU, MULTI_CPU, DEEPSPEED, FSDP",
+        "mixed_precision = true: expected one of 'no', bf16, fp16",
+    ]
+
+
+def test_a_file_for_deepspeed_needs_deepspeed_or_the_option_that_translates_it(tmp_path, monkeypatch):
+    path = written(tmp_path, "DEEPSPEED", cpu=True, num_processes=2, deepspeed_config={**ZERO, "zero_stage": 2})
+    lines = ["+experiment=smoke", "compute=accelerate", f"compute.config_file={path}", "model.device=cpu"]
+    monkeypatch.setattr(accelerate_spec, "find_spec", lambda name: None)
+    (text,) = lacking(compose(lines))
+    assert text.startswith(f"compute.places.accelerate.config_file: {path}: distributed_type = DEEPSPEED: the package")
+    assert "deepspeed is not installed" in text
+    override = text.rpartition(" ")[2]
+    assert override == "compute.places.accelerate.deepspeed=fully_shard"
+    spec = compose([*lines, override])
+    assert list(lacking(spec)) == []
+    assert spec.compute.place("train").describe() == "2 processes, zero2"
+    monkeypatch.setattr(accelerate_spec, "find_spec", lambda name: object())
+    assert list(lacking(compose(lines))) == []
+
+
+def test_the_translation_of_deepspeed_needs_a_file_for_deepspeed(tmp_path):
+    path = written(tmp_path, "MULTI_CPU", cpu=True, num_processes=2)
+    lines = [f"compute.config_file={path}", "model.device=cpu", "compute.places.accelerate.deepspeed=fully_shard"]
+    (text,) = messages(*lines)
+    assert text == (
+        f"compute.places.accelerate.deepspeed: fully_shard: {path} is not a file for DeepSpeed; expected required"
+    )
 
 
 def test_every_key_of_accelerate_is_known():

@@ -131,9 +131,9 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     [
         ({"secrets": ["TOKEN=abc"]}, "secrets: holds a secret (a value of TOKEN)"),
         ({"envs": {"SKYPILOT_NODE_IPS": "x"}}, "SKYPILOT_NODE_IPS is reserved for"),
-        ({"managed": True, "cluster": "ours"}, "mutually exclusive"),
+        ({"managed": True, "cluster": "ours"}, "a managed job has machines of its own"),
         ({"infra": "slurm/here"}, "not supported on Slurm; expected null"),
-        ({"envs": {"A": "1"}, "secrets": ["A"]}, "set in both envs and secrets"),
+        ({"envs": {"A": "1"}, "secrets": ["A"]}, "A: secrets has the same names"),
         ({"nodes": 0}, "nodes"),
         ({"cluster": "My_Cluster"}, "cluster"),
         ({"accelerator": "H100"}, "accelerators"),

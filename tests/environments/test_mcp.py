@@ -422,9 +422,9 @@ def test_stage_key_includes_the_code_of_the_server(command, counts, tmp_path, fi
     [
         ("no json", "is not valid JSON"),
         ("{}", "contains dict; expected a list of tasks"),
-        ('[{"task": ""}]', "task 0, task: String should have at least 1 character"),
-        ('[{"task": "a", "difficulty": 9}]', "task 0, difficulty: Input should be less than or equal to 5"),
-        ('[{"task": "a", "level": 1}]', "task 0, level: Extra inputs are not permitted"),
+        ('[{"task": ""}]', "task 0: task: '': expected text of at least 1 character"),
+        ('[{"task": "a", "difficulty": 9}]', "task 0: difficulty: 9: expected at most 5"),
+        ('[{"task": "a", "level": 1}]', "task 0: level: no such key"),
         ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 duplicates"),
         ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, but others have"),
         ('[{"task": "a", "solution": [{"do": 1}]}]', "task 0, solution: {'do': 1}"),

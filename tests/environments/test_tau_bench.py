@@ -509,7 +509,7 @@ def broken(tmp_path, file, text):
             "retail/tasks_test.json",
             '[{"user_id": "a"}]',
             SpecError,
-            r"tasks_test.json: task 0, instruction: Field requ",
+            r"tasks_test.json: task 0: instruction: needs a value",
         ),
         (
             "retail/tasks_test.json",

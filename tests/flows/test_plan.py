@@ -136,6 +136,26 @@ def test_time_and_cost_follow_from_earlier_stages(tmp_path):
     assert found.cost == pytest.approx(sum(one.cost or 0 for one in found.stages))
 
 
+PROCESS = {"default": "process"}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "planned", "expected"),
+    [
+        ({}, {}, []),
+        (PROCESS, {}, ["include loading packages and model in each process"]),
+        (PROCESS, PROCESS, ["include loading packages and model in each process"]),
+        ({}, PROCESS, ["exclude the start of their processes"]),
+    ],
+)
+def test_the_plan_says_whether_times_include_the_start_of_processes(tmp_path, earlier, planned, expected):
+    pretend(tmp_path, rounds=1, compute=earlier)
+    notes = plan(spec_of(tmp_path, rounds=1, seed=1, compute=planned)).notes
+    about_times = [note for note in notes if note.startswith("the times of ")]
+    assert [words in note for note, words in zip(about_times, expected, strict=True)] == [True] * len(expected)
+    assert all("collect" in note and "train" in note for note in about_times)
+
+
 def test_demonstrations_say_nothing_of_the_episodes_of_a_policy_nor_sft_of_grpo(tmp_path):
     pretend(tmp_path, stop_at="evaluate[sft]")
     by_label = {one.label: one for one in plan(spec_of(tmp_path, rounds=1)).stages}

@@ -32,7 +32,7 @@ STOPS = ["evaluate.stop=decided", "evaluate.batch=8"]
 
 def test_only_evaluations_of_the_rounds_stop_and_depend_on_the_start_of_the_rounds(tmp_path):
     whole = Recorder(tmp_path, evaluate={"every": 1})
-    stops = Recorder(tmp_path, evaluate={"every": 1, "stop": "decided"})
+    stops = Recorder(tmp_path, evaluate={"every": 1, "stop": "decided", "batch": 2})
     reference = stops.keys["evaluate[sft]"]
     before = [label for label in whole.keys if label not in ("evaluate[1]", "evaluate[final]", "deploy")]
     assert {label: stops.keys[label] for label in before} == {label: whole.keys[label] for label in before}
@@ -129,7 +129,7 @@ def stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(
         pretended, "summarise", lambda episodes: partial(summarise, alpha=0.05)(episodes) | {"sequence": sequence}
     )
-    settings = {"evaluate": {"stop": "decided"}}
+    settings = {"evaluate": {"stop": "decided", "batch": 2}}
     first = pretend(tmp_path, episodes={"evaluate[final]": played({0}, 16)}, **settings)
     second = pretend(tmp_path, seed=1, episodes={"evaluate[final]": played(set(range(12)), 12)}, **settings)
     return tmp_path, first, second
@@ -156,7 +156,7 @@ def test_a_verdict_over_seeds_and_a_bisection_are_refused(stopped):
             root,
             seed=seed,
             algorithm={"name": "grpo", "learning_rate": 5e-4},
-            evaluate={"stop": "decided"},
+            evaluate={"stop": "decided", "batch": 2},
             episodes={"evaluate[final]": played({1}, 16)},
         )
         for seed in (0, 1)
@@ -174,9 +174,17 @@ def test_a_verdict_over_seeds_and_a_bisection_are_refused(stopped):
     [
         (["deploy.policy=best", "evaluate.every=1"], "decided: deploy.policy=best compares the success of evaluations"),
         (["+early_stopping={patience: 1}", "evaluate.every=1"], "decided: early_stopping compares the success"),
-        (["evaluate.stop=never", "evaluate.alpha=0.01"], "expected stop=decided with alpha=0.01"),
-        (["evaluate.stop=never", "evaluate.batch=8"], "expected stop=decided with batch=8"),
+        (
+            ["evaluate.stop=never", "evaluate.alpha=0.01"],
+            "evaluate.alpha: 0.01: only evaluations that stop early use it",
+        ),
+        (
+            ["evaluate.stop=never", "evaluate.batch=8"],
+            "evaluate.batch: 8: only evaluations that stop early use it",
+        ),
         (["evaluate.alpha=0.5"], "expected less than 0.5"),
+        (["evaluate.batch=8"], "evaluate.batch: 8: an evaluation has 8 scenarios, so its first look is at its end"),
+        (["evaluate.samples=3"], "evaluate.samples: 3: greedy episodes of a scenario are equal"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(lines, text):

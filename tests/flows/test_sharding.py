@@ -201,6 +201,7 @@ def test_a_killed_shard_alone_is_computed_again(tmp_path, screen):
     assert shown.status == "unfinished"
     (tmp_path / "solved").unlink()
     done = run.make("collect[sft]", 0, request)
+    assert "collect[sft]: 3 shards on process, 2 of them cached" in screen[1].getvalue()
     assert solved(tmp_path) == sorted(map(str, second))
     assert (done.artifact.key, done.artifact.digest) == (whole.key, whole.digest)
     run.close()
@@ -213,6 +214,7 @@ def test_retries_are_of_single_shards(tmp_path, screen):
     run = execution(tmp_path / "split", screen, {"shards": 3, "shard_workers": 1, "retries": 1, "retry_delay": 0})
     assert run.make("collect[sft]", 0, request).status == "ran"
     run.close()
+    assert "collect[sft]: 3 shards on process, 1 at a time" in screen[1].getvalue()
     assert solved(tmp_path) == sorted(map(str, order(whole) + order(whole)[:2]))  # the first shard twice
 
 
@@ -251,7 +253,7 @@ def test_failed_episodes_of_a_refused_collection_are_played_again(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"compute": {"shards": 2}}, "collect runs on local, in the process of the flow"),
+        ({"compute": {"shards": 2}}, "filter, evaluate run on local, in the process of the flow"),
         ({"compute": {"stage_shards": {"train": 2}}}, "'train': expected a stage that can be split"),
         ({"compute": {"default": "process", "shards": 2, "parallel": 2}}, "cannot be combined with compute.parallel"),
         (

@@ -186,6 +186,35 @@ def test_a_rule_warns_stops_or_is_off(tmp_path, rule):
     assert f"guards.{rule} may end" in plan(spec_of(tmp_path / "e", **stop)).notes[0]
 
 
+def amplified(*rounds: tuple[float, float]) -> dict[str, dict[str, float]]:
+    return {f"train[{n}]": {"advantage_divisor": d, "reward_range": r} for n, (d, r) in enumerate(rounds, 1)}
+
+
+def test_tiny_differences_that_become_full_advantages_are_reported(tmp_path):
+    """The second round has no large difference itself: the range is that of the run."""
+    metrics = amplified((0.3, 1.0), (0.0005, 0.001), (0.0005, 0.001))
+    (notice,) = pretend(tmp_path / "a", rounds=3, metrics=metrics).notices
+    assert (notice.kind, notice.step) == ("amplified_rewards", 2)
+    assert "standard deviation of at most 0.0005, which is 0.0005 of the range of rewards in this run (1)" in (
+        notice.message
+    )
+    assert "algorithm.scale=none" in notice.message
+    assert "arXiv:2503.20783" in notice.message
+    off = {"amplified_rewards": False}
+    assert pretend(tmp_path / "b", rounds=3, metrics=metrics, guards=off).notices == []
+    lower = {"amplified_share": 0.0001}
+    assert pretend(tmp_path / "c", rounds=3, metrics=metrics, guards=lower).notices == []
+    with pytest.raises(GuardTriggered, match=r"guards\.amplified_rewards=warn resumes from here"):
+        pretend(tmp_path / "a", rounds=3, metrics=metrics, guards={"amplified_rewards": "stop"})
+    assert Records(tmp_path / "a").all()[0].stages[-1].label == "train[2]"
+
+
+def test_differences_that_are_large_in_the_run_are_not_reported(tmp_path):
+    same = amplified((0.0005, 0.001), (0.0004, 0.001))  # rewards that are small as such
+    assert pretend(tmp_path / "a", rounds=2, metrics=same).notices == []
+    assert pretend(tmp_path / "b", rounds=2, metrics={"train[1]": {"loss": 0.1}}).notices == []
+
+
 def test_ensembles_inside_of_other_rewards_are_seen_too(tmp_path):
     inside = figure("components/second.spread", 0.1, 0.1, 0.3, 0.4, stage="judge")
     assert [one.kind for one in pretend(tmp_path, rounds=4, metrics=inside).notices] == ["ensemble_disagreement"]
@@ -284,7 +313,7 @@ def test_an_ensemble_to_be_watched_that_none_is_is_said_after_the_first_round(tm
 def test_every_guard_has_a_rule_advice_and_a_place_in_records():
     from typing import get_args
 
-    thresholds = ("_factor", "_rise", "_alpha", "anchors")
+    thresholds = ("_factor", "_rise", "_alpha", "_share", "anchors")
     actions = {name for name in GuardsSpec.model_fields if not name.endswith(thresholds)}
     assert actions == set(RULES) == set(ADVICE) == set(get_args(GuardName))
     assert set(DRIFTS) == set(STRIKES) < actions

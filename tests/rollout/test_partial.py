@@ -144,5 +144,5 @@ def test_an_environment_that_does_not_repeat_itself_is_named():
 
 
 def test_a_part_without_a_limit_is_refused():
-    with pytest.raises(ValueError, match="turns and tokens are null"):
+    with pytest.raises(ValueError, match="null, as is tokens, so no episode is paused"):
         PartialSpec()

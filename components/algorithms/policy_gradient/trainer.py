@@ -33,6 +33,7 @@ from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import advantages, losses, returns, turn_credit
 from components.algorithms.policy_gradient.gradient_steps import Group, take_steps
+from components.algorithms.policy_gradient.scaling import scaling_metrics
 from components.algorithms.policy_gradient.training_data import (
     Learning,
     Packs,
@@ -74,7 +75,8 @@ def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingR
         return measured, token_counts([pack for _, pack in packs])
 
     outlier = partial(largest_log_ratio, policy, learning)
-    return take_steps(spec, context, groups, backward, outlier, [spec.learning_rate])
+    step, metrics = take_steps(spec, context, groups, backward, outlier, [spec.learning_rate])
+    return step, metrics | learning.scaling
 
 
 def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Learning]:
@@ -95,6 +97,9 @@ def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Lear
         before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
     learning = Learning(spec, before, padded=policy.padded)
     groups = list(by_scenario(scored).values())
+    if spec.credit == "episode" and not (spec.kl_coefficient and spec.kl_in == "token_rewards"):
+        totals = [[_total(spec, trajectory, before) for trajectory in group] for group in groups]
+        learning.scaling = scaling_metrics(totals, spec.scale)
     informative = []
     for group, group_values in zip(groups, _advantages(spec, groups, before), strict=True):
         for trajectory, values in zip(group, group_values, strict=True):

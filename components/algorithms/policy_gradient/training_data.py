@@ -37,6 +37,8 @@ class Learning:
         """Advantages of the sampled tokens over all histories, by trajectory."""
         self.first: dict[str, int] = {}
         """Number of the first sampled token, by trajectory, for packs that carry token numbers."""
+        self.scaling: dict[str, float] = {}
+        """Metrics of what the returns are divided by (`scaling`)."""
 
     def packs(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory] | None = None) -> Packs:
         """Return the packs of the trajectories. batch: trajectories over which the loss is reduced; None: these."""

@@ -11,7 +11,10 @@ because nothing has to be done for them.
 | DEEPSPEED | by zero_stage: 0 ddp, 2 zero2, 3 fsdp |
 | FSDP (fsdp_version 2) | by fsdp_reshard_after_forward: false zero2, true fsdp |
 
-DeepSpeed itself does not run: its ZeRO stages are those of torch's `fully_shard` (`components.algorithms.policy`).
+DeepSpeed's engine does not run: its ZeRO stages are those of torch's `fully_shard` (`components.algorithms.policy`).
+`AcceleratePlace.deepspeed` decides whether a machine without DeepSpeed runs such a file.
+
+YAML 1.1 reads an unquoted `NO` as false. Where accelerate expects NO, false is NO.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ Precision = Literal["float32", "bfloat16", "float16"]
 PRECISIONS: dict[str, Precision] = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """`model.dtype` by `mixed_precision`."""
 ZERO_STAGES: dict[int, Strategy] = {0: "ddp", 2: "zero2", 3: "fsdp"}
+DEEPSPEED = "DEEPSPEED"
+"""`distributed_type` of files that `accelerate launch` passes to DeepSpeed."""
 REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
-SHARDED = ("DEEPSPEED", "FSDP")
+SHARDED = (DEEPSPEED, "FSDP")
 
 UNUSED: tuple[Any, ...] = (None, "", [], {})
 """Values of a key that is not used."""
@@ -60,7 +65,7 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     "fsdp_config.fsdp_cpu_ram_efficient_loading": (False,),
     "fsdp_config.fsdp_offload_params": (False,),
     "fsdp_config.fsdp_state_dict_type": ("FULL_STATE_DICT",),
-    "dynamo_config.dynamo_backend": ("NO", "no"),
+    "dynamo_config.dynamo_backend": ("NO", "no", False),
 }
 """Values that describe what the training does anyway, by key."""
 ADVICE = {
@@ -91,7 +96,7 @@ READ = (
 )
 """Keys that `LaunchConfig` is read from."""
 SECTIONS = ("deepspeed_config", "fsdp_config", "dynamo_config")
-OF_TYPE = {"deepspeed_config": "DEEPSPEED", "fsdp_config": "FSDP"}
+OF_TYPE = {"deepspeed_config": DEEPSPEED, "fsdp_config": "FSDP"}
 """Type that a section belongs to."""
 UNSUPPORTED = (
     "command_file", "commands", "fp16", "fp8_config", "main_process_ip", "main_process_port", "megatron_lm_config",
@@ -112,6 +117,8 @@ class LaunchConfig:
     """True if the file asks for a CPU."""
     clipping: float | None
     """Required `algorithm.max_grad_norm`; None if the file does not say."""
+    deepspeed: bool = False
+    """True if the file asks for DeepSpeed."""
 
 
 def read(path: Path) -> tuple[LaunchConfig | None, list[str]]:
@@ -126,6 +133,8 @@ def read(path: Path) -> tuple[LaunchConfig | None, list[str]]:
     if not isinstance(data, Mapping):
         return None, ["is not a mapping; expected the keys that `accelerate config` writes"]
     values = dict(_flat(data))
+    if values.get("distributed_type") is False:
+        values["distributed_type"] = "NO"
     problems = list(_problems(values))
     return (None if problems else _config(values)), problems
 
@@ -169,7 +178,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield _text("use_cpu", False, "but distributed_type: MULTI_CPU; expected true")
     if kind == "MULTI_GPU" and values.get("use_cpu") is True:
         yield _text("use_cpu", True, "but distributed_type: MULTI_GPU; expected false, or MULTI_CPU")
-    if kind == "DEEPSPEED" and (stage := values.get("deepspeed_config.zero_stage")) not in ZERO_STAGES:
+    if kind == DEEPSPEED and (stage := values.get("deepspeed_config.zero_stage")) not in ZERO_STAGES:
         yield _text("deepspeed_config.zero_stage", stage, f"expected one of {', '.join(map(str, ZERO_STAGES))}")
     clipping = values.get("deepspeed_config.gradient_clipping")
     if clipping is not None and (isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping <= 0):
@@ -193,7 +202,7 @@ def _of_processes(values: Mapping[str, Any], kind: Any) -> Iterator[str]:
 def _config(values: Mapping[str, Any]) -> LaunchConfig:
     kind = values["distributed_type"]
     strategy: Strategy = "ddp"
-    if kind == "DEEPSPEED":
+    if kind == DEEPSPEED:
         strategy = ZERO_STAGES[values["deepspeed_config.zero_stage"]]
     elif kind == "FSDP":
         strategy = "fsdp" if values.get("fsdp_config.fsdp_reshard_after_forward", True) else "zero2"
@@ -206,11 +215,12 @@ def _config(values: Mapping[str, Any]) -> LaunchConfig:
         precision,
         kind == "MULTI_CPU" or values.get("use_cpu", False),
         None if clipping is None else float(clipping),
+        kind == DEEPSPEED,
     )
 
 
 def _precision(value: Any) -> Precision | None:
-    """Return `model.dtype` of a value of `mixed_precision`; None for an unknown one. YAML reads a bare no as false."""
+    """Return `model.dtype` of a value of `mixed_precision`; None for an unknown one."""
     return PRECISIONS.get("no" if value is None or value is False else str(value))
 
 

@@ -15,6 +15,7 @@ from components.compute.place import Place
 from components.compute.runners import RunnerContext
 from components.compute.training_group import Strategy, TrainingGroup
 from components.errors import Problem
+from components.specs import FieldError
 
 if TYPE_CHECKING:
     from components.compute.sky.runner import SkyRunner
@@ -100,13 +101,13 @@ class SkyPlace(Place):
     @model_validator(mode="after")
     def _compatible(self) -> SkyPlace:
         if self.managed and self.cluster is not None:
-            raise ValueError("cluster and managed are mutually exclusive: a managed job has machines of its own")
+            message = f"{self.cluster}: a managed job has machines of its own (managed=true); expected null"
+            raise FieldError("cluster", message)
         if self.autostop is not None and (self.infra or "").partition("/")[0] == "slurm":
-            raise ValueError(f"autostop: {self.autostop}: not supported on Slurm; expected null")
+            raise FieldError("autostop", f"{self.autostop}: not supported on Slurm; expected null")
         if set(self.envs) & set(self.secrets):
-            raise ValueError(
-                f"{', '.join(sorted(set(self.envs) & set(self.secrets)))}: set in both envs and secrets; expected one"
-            )
+            both = ", ".join(sorted(set(self.envs) & set(self.secrets)))
+            raise FieldError("envs", f"{both}: secrets has the same names; expected each name in one of them")
         return self
 
     @property

@@ -25,6 +25,7 @@ from components.environments.tau_bench.toolset import Toolset
 from components.errors import Problem, ResourceError, SpecError
 from components.json_text import STRICT
 from components.specs import Spec
+from components.specs.wording import first_problem
 
 DOMAINS: dict[str, type[Toolset]] = {"retail": RetailTools, "airline": AirlineTools}
 TASK_FILES = ("train", "dev", "test")
@@ -154,9 +155,7 @@ def _tasks(folder: str, name: str, text: str) -> tuple[PublishedTask, ...]:
         try:
             tasks.append(PublishedTask.model_validate(entry))
         except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(str(part) for part in first["loc"])
-            raise _invalid(folder, f"{name}: task {number}{f', {at}' if at else ''}: {first['msg']}") from None
+            raise _invalid(folder, f"{name}: task {number}: {first_problem(error)}") from None
     return tuple(tasks)
 
 

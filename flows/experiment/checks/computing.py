@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.spec import AlgorithmSpec
@@ -93,13 +93,10 @@ def shards(
             message = f"{name!r}: expected a stage that can be split: {', '.join(SHARDED)}"
             yield Problem(f"compute.stage_shards.{name}", message, nearest(name, SHARDED))
     counts = {stage: compute.shards_of(stage) for stage in SHARDED if compute.shards_of(stage) > 1}
+    yield from _one_at_a_time(compute, counts)
     for stage, count in counts.items():
-        key = f"compute.stage_shards.{stage}"
         name = compute.placement(stage)
-        if name in compute.places and not compute.places[name].concurrent:
-            message = f"{count}: {stage} runs on {name}, in the process of the flow, one part after the other"
-            yield Problem(key, f"{message}; expected 1, or another place", f"compute.stages.{stage}=process")
-        elif name in compute.places and compute.places[name].remote and compute.workers(count) > 1:
+        if name in compute.places and compute.places[name].remote and compute.workers(count) > 1:
             yield from compute.places[name].parallel_problems(name, compute.workers(count))
     if counts and (collect.overlap or compute.parallel > 1):
         name = "collect.overlap" if collect.overlap else "compute.parallel"
@@ -115,6 +112,27 @@ def shards(
         if reason is not None:
             message = f"{counts[stage]}: {stage} cannot be split: it {reason}; expected 1"
             yield Problem(f"compute.stage_shards.{stage}", message)
+
+
+def _one_at_a_time(compute: ComputeSpec, counts: Mapping[str, int]) -> Iterator[Problem]:
+    """Yield a problem if stages have several shards on a place that computes one stage at a time: one problem for all
+    stages with the number `compute.shards`, one for each other stage. counts: shards of each split stage."""
+    alone = {
+        stage: compute.placement(stage)
+        for stage in counts
+        if (name := compute.placement(stage)) in compute.places and not compute.places[name].concurrent
+    }
+    reason = "in the process of the flow, one part after the other; expected 1, or another place"
+    shared = [stage for stage in alone if counts[stage] == compute.shards]
+    if shared:
+        names, stages = ", ".join(sorted({alone[stage] for stage in shared})), ", ".join(shared)
+        runs = f"{stages} run on {names}" if len(shared) > 1 else f"{stages} runs on {names}"
+        everywhere = compute.default == "local" and set(compute.stages.values()) <= {"local"}
+        remedy = "compute=process" if everywhere else " ".join(f"compute.stages.{stage}=process" for stage in shared)
+        yield Problem("compute.shards", f"{compute.shards}: {runs}, {reason}", remedy)
+    for stage in [stage for stage in alone if stage not in shared]:
+        message = f"{counts[stage]}: {stage} runs on {alone[stage]}, {reason}"
+        yield Problem(f"compute.stage_shards.{stage}", message, f"compute.stages.{stage}=process")
 
 
 def several_processes(

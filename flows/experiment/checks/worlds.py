@@ -93,6 +93,12 @@ def environment(
     elif evaluate.scenarios is not None and evaluate.scenarios > len(heldout):
         expected = f"expected at most {len(heldout)}, the number of scenarios in split {evaluate.split!r}"
         yield Problem("evaluate.scenarios", f"{evaluate.scenarios}: {expected}")
+    elif evaluate.stop == "decided" and evaluate.batch >= (count := evaluate.scenarios or len(heldout)):
+        yield Problem(
+            "evaluate.batch",
+            f"{evaluate.batch}: an evaluation has {count} scenarios, so its first look is at its end and "
+            f"evaluate.stop=decided saves none; expected less than {count}, or evaluate.stop=never",
+        )
     if rounds == 0 and warmup is None and reward_model is None:
         return
     if not train:

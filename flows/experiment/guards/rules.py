@@ -20,6 +20,23 @@ def no_signal(label: str, metrics: Mapping[str, float]) -> str | None:
     return f"{message} ({counts})" if (counts := selections.counted(selections.reasons(metrics))) else message
 
 
+def amplified_rewards(label: str, divisor: float, reward_range: float, share: float) -> str | None:
+    """Return a message if advantages are divided by a standard deviation below this share of the range of rewards; else
+    None (the difficulty bias of Dr. GRPO, arXiv:2503.20783, section 3.1).
+
+    label: of the train stage. divisor: standard deviation that at least a tenth of its groups do not exceed.
+    reward_range: range of the rewards of the run so far."""
+    if divisor >= share * reward_range:
+        return None
+    return (
+        f"{label} divides the advantages of at least a tenth of its groups by a standard deviation of at most "
+        f"{divisor:.2g}, which is {divisor / reward_range:.2g} of the range of rewards in this run "
+        f"({reward_range:.3g}): tiny differences count as much as those between failure and success "
+        "(arXiv:2503.20783). With algorithm.scale=none they stay tiny; if they are meant to count, increase their "
+        "weight in the reward"
+    )
+
+
 def spans(steps: Sequence[int], rounds: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the rounds between the third last and the second last evaluated step, and the rounds since the latter.
 

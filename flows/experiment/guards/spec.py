@@ -46,6 +46,13 @@ class GuardsSpec(Spec):
     scored."""
     disagreement_factor: float = Field(2.0, gt=1)
     """Threshold of ensemble_disagreement."""
+    amplified_rewards: Action = "warn"
+    """Action if `algorithm.scale` divides the advantages of at least a tenth of the groups by a standard deviation
+    below `amplified_share` of the range of rewards in the run so far, so that tiny differences count like large ones
+    (arXiv:2503.20783, section 3.1). Applies to policy gradients with `credit: episode` and without a KL penalty in
+    token rewards."""
+    amplified_share: float = Field(0.01, gt=0, lt=1)
+    """Threshold of amplified_rewards."""
     judge_drift: Action = "off"
     """Action if the judge scores a fixed set of episodes differently from its first judgement: the mean score, the
     order within groups, or the share of unscored episodes changed (signed-rank tests over groups, together with a
@@ -63,6 +70,7 @@ class GuardsSpec(Spec):
         "repetition_drift",
         "identical_answers",
         "ensemble_disagreement",
+        "amplified_rewards",
         "judge_drift",
         mode="before",
     )
@@ -79,6 +87,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "repetition_drift": ("collect",),
     "identical_answers": ("collect",),
     "ensemble_disagreement": ("judge",),
+    "amplified_rewards": ("train",),
     "judge_drift": ("judge",),
 }
 """Stages that each guard reads, by guard."""
@@ -96,6 +105,8 @@ ADVICE = {
     "high in all scenarios",
     "ensemble_disagreement": "Retrain the reward models on new episodes (reward_model.every), use a lower bound of "
     "their scores (combine=bound or min), or train less",
+    "amplified_rewards": "Set algorithm.scale=none, or increase the weight of the term of the reward that causes the "
+    "differences",
     "judge_drift": "Pin the version of the judge model, and compare its answers with those of the first round; rewards "
     "of earlier rounds are not comparable with those since",
 }

@@ -15,7 +15,7 @@ from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
 from flows.experiment.guards.judge_drift import judge_drift_message
-from flows.experiment.guards.rules import no_signal, reward_hacking, rose, spans
+from flows.experiment.guards.rules import amplified_rewards, no_signal, reward_hacking, rose, spans
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
 from flows.history.records import GuardName, Notice, SampleEpisode
 
@@ -41,6 +41,8 @@ class RunGuards:
         self._judged: dict[int, RoundMetrics] = {}
         self._rewards: dict[int, float] = {}
         self._last: tuple[int, Artifact, Artifact] | None = None
+        self._range = 0.0
+        """Largest range of the rewards of a round so far."""
         self._triggering: set[str] = set()
 
     def filtered(self, label: str, step: int, selection: Artifact) -> None:
@@ -99,6 +101,15 @@ class RunGuards:
         self._report(
             "ensemble_disagreement", number, message, partial(sample_episodes.most_disputed, *source, component)
         )
+
+    def trained(self, number: int, checkpoint: Artifact) -> None:
+        """Check what a round divided its advantages by. Raises GuardTriggered."""
+        divisor = checkpoint.metrics.get("advantage_divisor")
+        self._range = max(self._range, checkpoint.metrics.get("reward_range", 0.0))
+        message = None
+        if divisor is not None:
+            message = amplified_rewards(f"train[{number}]", divisor, self._range, self.spec.amplified_share)
+        self._report("amplified_rewards", number, message, list)
 
     def judged_again(self, number: int, drift: Mapping[str, float], rounds: int) -> None:
         """Compare a judgement of the anchors with the first one, after `gathered`. Raises GuardTriggered.

@@ -13,7 +13,7 @@
 
 Each part is a process of its own with a time limit, and writes its result after each measurement: a crash, a full
 memory or a time limit loses only what follows in that part. `--out` is rewritten after each part. A part or a side that
-cannot run is skipped, with its reason.
+cannot run is skipped, with its reason. The exit code is 1 if no part besides `model` has a measurement, else 0.
 """
 
 from __future__ import annotations
@@ -75,6 +75,19 @@ def main(words: list[str] | None = None) -> None:
         write(options.out, results)
     if options.json:
         print(json.dumps(results))
+    if not measured(results["parts"]):
+        sys.exit("no part was measured: all were skipped or failed")
+
+
+def measured(parts: dict[str, Any]) -> bool:
+    """Return True if a part besides `model` has a measurement. A part that was cut short has those before its end."""
+    results = [part["result"] for name, part in parts.items() if name != "model"]
+    return any(
+        any(result.get("sides", {}).values())
+        or any(result.get("workloads", {}).values())
+        or bool(result.get("stage_seconds"))
+        for result in results
+    )
 
 
 def describe(options: argparse.Namespace) -> dict[str, Any]:
