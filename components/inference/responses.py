@@ -239,11 +239,13 @@ def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode:
     if text or not calls:
         part = text_part(text, text_logprobs(answer, parsed, decode))
         items.append(message_item(f"msg_{name}", [part], status))
-    for index, call in enumerate(calls):
-        named = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        item = {"type": "function_call", "id": f"fc_{name}_{index}", "call_id": call["id"], **named, "status": status}
-        items.append(item)
-    return items
+    return items + [call_item(name, index, call["id"], call["function"], status) for index, call in enumerate(calls)]
+
+
+def call_item(name: str, index: int, call_id: str, function: dict[str, Any], status: str) -> dict[str, Any]:
+    """Return the item of a function call. name: the response's id without its prefix. index: number of the call."""
+    named = {"name": function["name"], "arguments": function["arguments"]}
+    return {"type": "function_call", "id": f"fc_{name}_{index}", "call_id": call_id, **named, "status": status}
 
 
 def message_item(name: str, parts: list[dict[str, Any]], status: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.inference.growing_text import GrowingText
+from components.inference.growing_text import growing_message
 from components.inference.stop_strings import before_possible_stop, text_before
 from components.trajectories.chat import ChatFormat
 
@@ -96,7 +96,7 @@ def test_increments_are_a_beginning_of_the_content(kind, native, text, stop, see
     ids = chat.encode(text)
     if noise:
         ids = [rng.randrange(256) if rng.random() < 0.5 else token for token in ids for _ in range(rng.randrange(1, 4))]
-    growing = GrowingText(chat, stop)
+    growing = growing_message(chat, stop)
     sent, done = "", 0
     for end in range(1, len(ids) + 1):
         if text_before(chat.text_of(ids[:end]), stop) is not None:
@@ -113,7 +113,7 @@ def test_no_part_of_a_character_is_reported(kind):
     """Every prefix is a beginning of the text, so it has no replacement characters; the text is complete at the end."""
     chat = chat_of(kind, False)
     text = "a é 北京 🙂👩‍👩‍👧 a"
-    growing = GrowingText(chat, ())
+    growing = growing_message(chat, ())
     parts = [growing.extend([token]) for token in chat.encode(text)]
     assert "".join(parts) == text
     assert [part for part in parts if "\ufffd" in part] == []
