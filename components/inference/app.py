@@ -53,11 +53,12 @@ from components.inference.protocol import (
     gather_completions,
 )
 from components.inference.refusals import refusal
+from components.inference.request_bodies import RequestBody, read_body
+from components.inference.request_tools import LONGEST_NAME
 from components.inference.response_stream import ResponseEvents
 from components.inference.streaming import Events, Feed, unless_disconnected
 from components.inference.text_protocol import TextCompletion, TextRequest
 from components.inference.token_logprobs import Decode
-from components.specs import Spec, validate
 
 Answer = TypeVar("Answer")
 
@@ -65,10 +66,10 @@ SHOWN_PROBLEMS = 8
 """Maximum number of problems of a request in the error message."""
 
 
-class AdapterName(Spec):
+class AdapterName(RequestBody):
     """Body of a request to unload an adapter."""
 
-    lora_name: str = Field(max_length=wire.LONGEST_NAME)
+    lora_name: str = Field(max_length=LONGEST_NAME)
 
 
 class LoadedAdapter(AdapterName):
@@ -247,14 +248,14 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
     async def load_lora_adapter(request: Request) -> Response:
         if options.adapters is None:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
-        adapter = validate(LoadedAdapter, await read_json_object(request, pending), configuration=False)
+        adapter = read_body(LoadedAdapter, await read_json_object(request, pending))
         folder = _folder_below(options.adapters, adapter.lora_path)
         await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
         return Response()
 
     @app.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
-        adapter = validate(AdapterName, await read_json_object(request, pending), configuration=False)
+        adapter = read_body(AdapterName, await read_json_object(request, pending))
         if options.adapters is None or adapter_version(adapter.lora_name) != engine.policy:
             raise HTTPException(404, f"no adapter '{adapter.lora_name}' is loaded; this server has '{engine.policy}'")
         await asyncio.to_thread(engine.load_policy, BASE_POLICY, None)
@@ -316,7 +317,7 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
         case ArtifactError():
             status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
         case ContextOverflow():
-            status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
+            message, status, kind, code = str(error.args[0]), 400, "invalid_request_error", "context_length_exceeded"
         case PromptRefused():
             status, kind, code = 400, "invalid_request_error", "prompt_refused"
         case StalePolicy():

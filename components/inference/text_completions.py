@@ -15,6 +15,7 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
+from components.inference.request_bodies import Neutral, StreamOptions, parse_parameters
 from components.inference.text_protocol import TextRequest
 from components.inference.wire import (
     MAX_ALTERNATIVES,
@@ -23,8 +24,6 @@ from components.inference.wire import (
     Name,
     SamplingBody,
     StopString,
-    StreamOptions,
-    parse_parameters,
 )
 
 MAX_PROMPTS = 512
@@ -34,7 +33,7 @@ MAX_COMPLETIONS = 1024
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` in OpenAI's API."""
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
     "best_of": (None, 1),
     "suffix": (None, ""),
 }

@@ -317,11 +317,9 @@ class TransformersEngine:
             prompt = self._conversations.prompt(request)
         room = self.max_length - len(prompt)
         if room < min(request.sampling.max_tokens, 1):
-            if self.max_length < self.config.max_position_embeddings:
-                limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
-            else:
-                limit = f"the model takes {self.max_length} at most: shorten the task"
-            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
+            text = f"the prompt has {len(prompt)} tokens; {self.max_length} fit at most, with the answer"
+            raisable = self.max_length < self.config.max_position_embeddings
+            raise ContextOverflow(text, f"; {'raise model.max_length or ' if raisable else ''}shorten the task")
         if not prompt:
             raise PromptRefused("the prompt has no tokens")
         if max(prompt) >= self._vocabulary:
