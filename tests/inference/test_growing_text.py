@@ -197,3 +197,12 @@ def test_no_part_of_a_character_is_reported(kind):
     assert "".join(parts) == text
     assert [part for part in parts if "\ufffd" in part] == []
     assert len([part for part in parts if part]) > (10 if kind == "bytes" else 4)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_text_that_cannot_be_a_call_is_not_held_back(native):
+    """As with `tool_choice: none`, and in text completions."""
+    chat = chat_of("bytes", native)
+    for text in ("<tool_call>{}", "[f(x=1)]", "\n \n"):
+        growing = growing_message(chat, (), calls=False)
+        assert (growing.extend(chat.encode(text)), growing.call) == (text, None)
