@@ -253,6 +253,18 @@ def test_a_call_that_turns_out_to_be_invalid_is_text(parts):
         assert not [event for event in events if event.type == "response.function_call_arguments.done"]
 
 
+def test_items_of_a_response_are_in_the_order_in_which_they_began():
+    with served(ScriptedEngine([], "Looking.", [CALL, WIND], call_parts=PARTS)) as client:
+        events = list(client.responses.create(model="m", input="Say it.", stream=True))
+        whole = client.responses.create(model="m", input="Say it.")
+    added = [(event.output_index, event.item.type) for event in events if event.type == "response.output_item.added"]
+    assert added == [(0, "function_call"), (1, "message"), (2, "function_call")]
+    final = events[-1].response
+    assert [item.type for item in final.output] == [kind for _, kind in added]
+    assert [item.type for item in whole.output] == ["message", "function_call", "function_call"]
+    assert (final.output_text, final.usage) == (whole.output_text, whole.usage)
+
+
 def test_a_call_that_differs_from_what_was_sent_is_an_error():
     with served(ScriptedEngine([], "", [WIND | {"id": "call_0"}], call_parts=PARTS)) as client:
         with pytest.raises(openai.APIError, match="differs"):
