@@ -95,8 +95,8 @@ class _Choice:
         deltas: list[dict[str, Any]] = []
         if remaining or not (self._sent or calls):  # also of an empty answer, from which clients build the message
             deltas.append({"content": remaining})
-        if self._call and (rest := self._call.rest_of(calls)) is not None:
-            deltas.append(_arguments(0, rest))
+        if self._call and (remaining_arguments := self._call.rest_of(calls)) is not None:
+            deltas.append(_arguments(0, remaining_arguments))
         for place, call in list(enumerate(calls))[1 if self._call else 0 :]:
             function = call["function"]
             deltas += [_named(place, call["id"], function["name"]), _arguments(place, function["arguments"])]

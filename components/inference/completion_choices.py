@@ -137,8 +137,8 @@ class _Parts:
             tokens, likeliest = answer.prompt_token_ids, [[], *answer.prompt_likeliest]
             first = _logprobs(tokens[:added], known[:added], likeliest[:added], texts)
             first["text_offset"] = [0] * len(tokens[:added])
-            rest = _logprobs(tokens[added:], known[added:], likeliest[added:], TokenTexts(self._decode))
-            part["logprobs"] = {name: first[name] + rest[name] for name in first}
+            others = _logprobs(tokens[added:], known[added:], likeliest[added:], TokenTexts(self._decode))
+            part["logprobs"] = {name: first[name] + others[name] for name in first}
         return part
 
     def sampled(self, text: str, tokens: SampledTokens) -> dict[str, Any]:

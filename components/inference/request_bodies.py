@@ -65,8 +65,8 @@ def read_body(cls: type[Body], data: Any, path: str = "", apart: Sequence[str] =
     Raises SpecError with every problem; that of an unknown key lists all that are known.
     """
     try:
-        rest = {name: data[name] for name in data if name not in apart} if isinstance(data, dict) else data
-        return validate(cls, rest, path=path, configuration=False)
+        unread = {name: data[name] for name in data if name not in apart} if isinstance(data, dict) else data
+        return validate(cls, unread, path=path, configuration=False)
     except SpecError as error:
         raise SpecError([_worded(problem, path, apart) for problem in error.problems]) from None
 
@@ -75,7 +75,7 @@ def parse_parameters(
     cls: type[Body], body: dict[str, Any], neutral: Neutral, apart: Sequence[str]
 ) -> tuple[Body, list[Problem]]:
     """Return a request without the parameters of `neutral` and `apart`, and the problems of those of `neutral`. Raises
-    SpecError with every problem if the rest is invalid."""
+    SpecError with every problem if the others are invalid."""
     problems = unsupported(body, neutral)
     try:
         return read_body(cls, body, apart=(*neutral, *apart)), problems
