@@ -65,8 +65,8 @@ def read_body(cls: type[Body], data: Any, path: str = "", apart: Sequence[str] =
     Raises SpecError with every problem; that of an unknown key lists all that are known.
     """
     try:
-        unread = {name: data[name] for name in data if name not in apart} if isinstance(data, dict) else data
-        return validate(cls, unread, path=path, configuration=False)
+        needed = {name: data[name] for name in data if name not in apart} if isinstance(data, dict) else data
+        return validate(cls, needed, path=path, configuration=False)
     except SpecError as error:
         raise SpecError([_worded(problem, path, apart) for problem in error.problems]) from None
 
