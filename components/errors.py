@@ -104,7 +104,14 @@ class StalePolicy(EngineError):
 
 
 class ContextOverflow(EngineError):
-    """Prompt and answer exceed the model's context."""
+    """Prompt and answer exceed the model's context. hint: what the owner of a run can do, besides the message for a
+    client of a server."""
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message, hint)
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
 
 
 class PromptRefused(EngineError):

@@ -17,13 +17,12 @@ import uuid
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
@@ -42,13 +41,24 @@ from components.errors import (
 )
 from components.inference import responses, streaming, text_completions, wire
 from components.inference.chat_stream import ChatChunks
+from components.inference.completion_choices import CompletionChunks, completion_body
 from components.inference.connection import PendingBytes, read_json_object
-from components.inference.protocol import BASE_POLICY, MAIN, ChatCompletion, ChatRequest, Engine, gather_completions
+from components.inference.protocol import (
+    BASE_POLICY,
+    MAIN,
+    ChatCompletion,
+    ChatRequest,
+    Engine,
+    Increment,
+    gather_completions,
+)
 from components.inference.refusals import refusal
+from components.inference.request_bodies import RequestBody, read_body
+from components.inference.request_tools import LONGEST_NAME
 from components.inference.response_stream import ResponseEvents
 from components.inference.streaming import Events, Feed, unless_disconnected
+from components.inference.text_protocol import TextCompletion, TextRequest
 from components.inference.token_logprobs import Decode
-from components.specs import Spec, validate
 
 Answer = TypeVar("Answer")
 
@@ -56,10 +66,10 @@ SHOWN_PROBLEMS = 8
 """Maximum number of problems of a request in the error message."""
 
 
-class AdapterName(Spec):
+class AdapterName(RequestBody):
     """Body of a request to unload an adapter."""
 
-    lora_name: str = Field(max_length=wire.LONGEST_NAME)
+    lora_name: str = Field(max_length=LONGEST_NAME)
 
 
 class LoadedAdapter(AdapterName):
@@ -149,7 +159,9 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
     def complete(engine: Engine, requests: Sequence[ChatRequest]) -> Coroutine[Any, Any, list[ChatCompletion]]:
         return within_time(_answer_all(engine, requests))
 
-    async def stream(request: Request, engine: Engine, requests: Sequence[ChatRequest], events: Events) -> Response:
+    async def stream(
+        request: Request, engine: Engine, requests: Sequence[ChatRequest], events: Events[Increment, ChatCompletion]
+    ) -> Response:
         """Return the stream of the engine's responses. Those of an episode are recorded before the stream begins."""
         feed = Feed(requests, partial(complete, engine), live=engines is None)
         return await streaming.stream(request, feed, events, _refuse)
@@ -217,31 +229,33 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         complete_text = getattr(engine_of(request), "complete", None)
         if complete_text is None:
             raise HTTPException(404, "this server answers conversations only: use /v1/chat/completions")
+        created, completion_id = int(time.time()), f"cmpl-{uuid.uuid4().hex}"
         parsed = text_completions.read_request(await read_json_object(request, pending), requested_version)
-        texts = await unless_disconnected(request, within_time(gather_completions(complete_text, parsed.requests)))
-        head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": served_name(texts[0].policy),
-        }
-        if not parsed.body.stream:
-            return JSONResponse(text_completions.completion_body(texts, parsed, head, decode))
-        chunks = text_completions.completion_chunks(texts, parsed, head, decode)
-        events = chain(map(streaming.server_sent, chunks), [streaming.DONE])
-        return StreamingResponse(events, media_type="text/event-stream")
+
+        def completed(requests: Sequence[TextRequest]) -> Coroutine[Any, Any, list[TextCompletion]]:
+            return within_time(gather_completions(complete_text, requests))
+
+        def head(policy: str) -> dict[str, Any]:
+            return {"id": completion_id, "created": created, "model": served_name(policy)}
+
+        if parsed.body.stream:
+            feed = Feed(parsed.requests, completed, live=True)
+            return await streaming.stream(request, feed, CompletionChunks(parsed, head, decode), _refuse)
+        texts = await unless_disconnected(request, completed(parsed.requests))
+        return JSONResponse(completion_body(texts, parsed, head(texts[0].policy), decode))
 
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
         if options.adapters is None:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
-        adapter = validate(LoadedAdapter, await read_json_object(request, pending), configuration=False)
+        adapter = read_body(LoadedAdapter, await read_json_object(request, pending))
         folder = _folder_below(options.adapters, adapter.lora_path)
         await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
         return Response()
 
     @app.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
-        adapter = validate(AdapterName, await read_json_object(request, pending), configuration=False)
+        adapter = read_body(AdapterName, await read_json_object(request, pending))
         if options.adapters is None or adapter_version(adapter.lora_name) != engine.policy:
             raise HTTPException(404, f"no adapter '{adapter.lora_name}' is loaded; this server has '{engine.policy}'")
         await asyncio.to_thread(engine.load_policy, BASE_POLICY, None)
@@ -303,7 +317,7 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
         case ArtifactError():
             status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
         case ContextOverflow():
-            status, kind, code = 400, "invalid_request_error", "context_length_exceeded"
+            message, status, kind, code = str(error.args[0]), 400, "invalid_request_error", "context_length_exceeded"
         case PromptRefused():
             status, kind, code = 400, "invalid_request_error", "prompt_refused"
         case StalePolicy():

@@ -1,9 +1,11 @@
 """Chat Completions answers as `chat.completion.chunk` objects.
 
-For each answer: its role, deltas of its content as it is sampled, its tool calls, and its finish reason. A call is sent
-when the answer is complete, first with its id and name, then with its arguments, because only then is it certain to be
-a call (`components.inference.growing_text`). Log-probabilities and token ids are in the chunk after which they are
-sampled, or in a later one if the text is held back.
+For each answer: its role, deltas of its content as it is sampled, its tool calls, and its finish reason. A call begins
+with its id and name; deltas of its arguments follow. Those of the first call are sent as they are sampled, except for
+the last brace (`components.inference.growing_call`); the rest when the answer is complete, because only then are they
+certain to be calls. If they are none, the text of the answer follows as content, and the call stays incomplete.
+Log-probabilities and token ids are in the chunk after which they are sampled, or in a later one if the text is held
+back.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from components.inference.protocol import ChatCompletion, Increment
-from components.inference.streaming import Unsent, rest_of
+from components.inference.protocol import CallDelta, ChatCompletion, Increment
+from components.inference.streaming import SentCall, Unsent, rest_of
 from components.inference.token_logprobs import Decode, logprobs_of
 from components.inference.wire import ChatCompletionsRequest, openai_message, usage_of
 
@@ -64,6 +66,7 @@ class _Choice:
         self._decode = decode
         self._opened = False
         self._sent = ""
+        self._call: SentCall | None = None
         self._unsent = Unsent()
 
     def grow(self, increment: Increment) -> Iterator[dict[str, Any]]:
@@ -72,6 +75,16 @@ class _Choice:
         if increment.text:
             self._sent += increment.text
             yield self._delta({"content": increment.text})
+        if increment.call:
+            yield from map(self._delta, self._grow_call(increment.call))
+
+    def _grow_call(self, delta: CallDelta) -> Iterator[dict[str, Any]]:
+        if self._call is None:
+            self._call = SentCall(delta)
+            yield _named(0, delta.id, delta.name)
+        if delta.arguments:
+            self._call.arguments += delta.arguments
+            yield _arguments(0, delta.arguments)
 
     def end(self, answer: ChatCompletion) -> Iterator[dict[str, Any]]:
         yield from self._open()
@@ -82,11 +95,11 @@ class _Choice:
         deltas: list[dict[str, Any]] = []
         if remaining or not (self._sent or calls):  # also of an empty answer, from which clients build the message
             deltas.append({"content": remaining})
-        for place, call in enumerate(calls):
+        if self._call and (remaining_arguments := self._call.rest_of(calls)) is not None:
+            deltas.append(_arguments(0, remaining_arguments))
+        for place, call in list(enumerate(calls))[1 if self._call else 0 :]:
             function = call["function"]
-            named = {"index": place, **call, "function": {**function, "arguments": ""}}
-            deltas.append({"tool_calls": [named]})
-            deltas.append({"tool_calls": [{"index": place, "function": {"arguments": function["arguments"]}}]})
+            deltas += [_named(place, call["id"], function["name"]), _arguments(place, function["arguments"])]
         if not deltas and self._unsent.token_ids and (self._parsed.logprobs or self._parsed.return_token_ids):
             deltas.append({"content": ""})  # of the end-of-turn token
         yield from map(self._delta, deltas)
@@ -107,3 +120,14 @@ class _Choice:
                 choice["token_ids"] = self._unsent.token_ids
             self._unsent.clear()
         return choice
+
+
+def _named(place: int, name: str, function: str) -> dict[str, Any]:
+    """Return the delta that begins a call. name: its id."""
+    call = {"index": place, "id": name, "type": "function", "function": {"name": function, "arguments": ""}}
+    return {"tool_calls": [call]}
+
+
+def _arguments(place: int, text: str) -> dict[str, Any]:
+    """Return a delta of a call's arguments."""
+    return {"tool_calls": [{"index": place, "function": {"arguments": text}}]}

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from components.errors import Problem, SpecError
+from components.inference.request_bodies import RequestBody, read_body
 from components.inference.response_items import Messages
-from components.specs import Spec, validate
 from components.specs.wording import shortened
 
 _ID = re.compile(r"msg_(?P<text>\w+)|fc_(?P<call>\w+)_(?P<index>\d{1,4})")
 
 
-class ItemReference(Spec):
+class ItemReference(RequestBody):
     """A reference to an item of a response that the server stored."""
 
     type: Literal["item_reference"]
@@ -46,7 +46,7 @@ def resolve(
 
 def _referenced(item: dict[str, Any], path: str, earlier: Callable[[str], Messages] | None) -> dict[str, Any]:
     """Return the stored item. Raises SpecError."""
-    name = validate(ItemReference, item, path=path, configuration=False).id
+    name = read_body(ItemReference, item, path).id
     if earlier is None:
         raise SpecError([Problem(f"{path}.type", "this server stores no responses; send the item itself")])
     if (stored := _stored_item(name, earlier)) is None:

@@ -49,6 +49,16 @@ class Sampling:
 
 
 @dataclass(slots=True, frozen=True)
+class CallDelta:
+    """Part of the first call of a response that is sampled (`components.inference.growing_call`)."""
+
+    id: str
+    name: str
+    arguments: str
+    """Next part of the arguments."""
+
+
+@dataclass(slots=True, frozen=True)
 class Increment:
     """Tokens that an engine has sampled since the last increment of a response."""
 
@@ -61,6 +71,8 @@ class Increment:
     policy: str
     likeliest: list[TokenLogprobs] = field(default_factory=list)
     """As in `ChatCompletion`."""
+    call: CallDelta | None = None
+    """Next part of the response's first call, if the response has one unless it turns out to be invalid."""
 
 
 @dataclass(slots=True, frozen=True)

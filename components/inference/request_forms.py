@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import Problem, SpecError
+from components.inference.request_bodies import RequestBody, read_body, unknown_keys
 from components.inference.response_form import ANY_OBJECT, FREE, NO_CALLS, NO_CHANGE, LogitChange, ResponseForm
-from components.specs import Spec, validate
 from components.specs.wording import shortened
 
 LONGEST_SCHEMA = 100_000
@@ -37,7 +37,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class LogitBody(Spec):
+class LogitBody(RequestBody):
     """Changes of the logits."""
 
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = Field(None, max_length=MAX_BIASES)
@@ -45,16 +45,40 @@ class LogitBody(Spec):
     frequency_penalty: Penalty | None = None
 
 
-class SchemaFormat(Spec):
+class SchemaFormat(RequestBody):
     """A named schema, without the schema."""
 
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     strict: bool | None = None
-    type: Literal["json_schema"] = "json_schema"
 
 
-class TextBody(Spec):
+class NamedFormat(SchemaFormat):
+    """A named schema as `text.format` of Responses."""
+
+    type: Literal["json_schema"]
+
+
+class ChosenFunction(RequestBody):
+    """The function that a response must call."""
+
+    name: str
+
+
+class ChatChoice(RequestBody):
+    """`tool_choice` of Chat Completions."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ResponsesChoice(ChosenFunction):
+    """`tool_choice` of Responses."""
+
+    type: Literal["function"]
+
+
+class TextBody(RequestBody):
     """`text` of Responses."""
 
     format: dict[str, Any] | None = None
@@ -70,12 +94,11 @@ def chat_form(
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     content = FREE
     if kind == "json_schema" and isinstance(wanted, dict):
-        content = _schema_form(wanted.get("json_schema"), "response_format.json_schema", problems)
+        problems += unknown_keys(wanted, ("type", "json_schema"), "response_format")
+        content = _schema_form(SchemaFormat, wanted.get("json_schema"), "response_format.json_schema", problems)
     elif wanted is not None:
         content = _plain_form(wanted, kind, "response_format", problems)
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = choice.get("function")
+    choice = _choice(ChatChoice, body.get("tool_choice"), problems)
     return _combined(content, _calls(choice, tools, strict, problems), bool(tools), "response_format", problems)
 
 
@@ -86,18 +109,16 @@ def responses_form(
     content = FREE
     try:
         options = {} if body.get("text") is None else body["text"]
-        text = validate(TextBody, options, path="text", configuration=False)
+        text = read_body(TextBody, options, "text")
     except SpecError as error:
         problems += error.problems
         text = TextBody()
     kind = (text.format or {}).get("type")
     if kind == "json_schema":
-        content = _schema_form(text.format, "text.format", problems)
+        content = _schema_form(NamedFormat, text.format, "text.format", problems)
     elif text.format is not None:
         content = _plain_form(text.format, kind, "text.format", problems)
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"name": choice.get("name")}
+    choice = _choice(ResponsesChoice, body.get("tool_choice"), problems)
     return _combined(content, _calls(choice, tools, strict, problems), bool(tools), "text.format", problems)
 
 
@@ -117,7 +138,7 @@ def logit_change(body: Mapping[str, Any], allowed: bool, problems: list[Problem]
     training, which uses the distribution of the experiment. Adds problems."""
     try:
         data = {name: body[name] for name in LOGIT_FIELDS if name in body}
-        parsed = validate(LogitBody, data, configuration=False)
+        parsed = read_body(LogitBody, data)
     except SpecError as error:
         problems += error.problems
         return NO_CHANGE
@@ -131,10 +152,9 @@ def logit_change(body: Mapping[str, Any], allowed: bool, problems: list[Problem]
     return change
 
 
-def _schema_form(data: Any, path: str, problems: list[Problem]) -> ResponseForm:
-    labels = {name: value for name, value in data.items() if name != "schema"} if isinstance(data, dict) else data
+def _schema_form(cls: type[SchemaFormat], data: Any, path: str, problems: list[Problem]) -> ResponseForm:
     try:
-        named = validate(SchemaFormat, labels, path=path, configuration=False)
+        named = read_body(cls, data, path, apart=("schema",))
     except SpecError as error:
         problems += error.problems
         return FREE
@@ -151,19 +171,37 @@ def _schema_form(data: Any, path: str, problems: list[Problem]) -> ResponseForm:
 
 def _plain_form(data: Any, kind: Any, path: str, problems: list[Problem]) -> ResponseForm:
     """Return the form of `text` and `json_object`."""
-    if not isinstance(data, dict) or set(data) != {"type"} or kind not in ("text", "json_object"):
-        problems.append(
-            Problem(
-                path if kind in ("text", "json_object") else f"{path}.type",
-                f"{shortened(data)} is not supported; expected type 'text', 'json_object' or 'json_schema'",
-            )
-        )
+    if not isinstance(data, dict) or kind not in ("text", "json_object"):
+        place = f"{path}.type" if isinstance(data, dict) else path
+        text = f"{shortened(kind if isinstance(data, dict) else data)} is not supported"
+        problems.append(Problem(place, f"{text}; expected type 'text', 'json_object' or 'json_schema'"))
         return FREE
+    problems += unknown_keys(data, ("type",), path)
     return ResponseForm(json_schema=ANY_OBJECT) if kind == "json_object" else FREE
 
 
-def _calls(choice: Any, tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]) -> ResponseForm:
-    """Return the form of a tool choice: a word, or an object with the name of a function."""
+def _choice(
+    cls: type[ChatChoice] | type[ResponsesChoice], choice: Any, problems: list[Problem]
+) -> str | ChosenFunction | None:
+    """Return a tool choice: a word, or a function. Adds problems; a choice with problems is None."""
+    if choice is None or choice in ("none", "auto", "required"):
+        return choice
+    if not isinstance(choice, dict) or choice.get("type", "function") != "function":
+        expected = "'none', 'auto', 'required' or one function by its name"
+        problems.append(Problem("tool_choice", f"{shortened(choice)} is not supported; expected {expected}"))
+        return None
+    try:
+        chosen = read_body(cls, choice, "tool_choice")
+    except SpecError as error:
+        problems += error.problems
+        return None
+    return chosen.function if isinstance(chosen, ChatChoice) else chosen
+
+
+def _calls(
+    choice: str | ChosenFunction | None, tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]
+) -> ResponseForm:
+    """Return the form of a tool choice: a word, or a ChosenFunction."""
     names = tuple(tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict))
     problems += [
         Problem("tools", f"{shortened(name)} is the name of several tools; expected a name for each")
@@ -181,18 +219,14 @@ def _calls(choice: Any, tools: Sequence[dict[str, Any]], strict: bool, problems:
     ]
     if choice in (None, "auto"):
         return ResponseForm(strict=True)
-    if choice == "required":
+    if isinstance(choice, str):  # 'required'
         if not names:
             problems.append(Problem("tool_choice", "'required' needs tools"))
         return ResponseForm(calls=names)
-    name = choice.get("name") if isinstance(choice, dict) else None
-    if not isinstance(name, str) or set(choice) != {"name"}:
-        expected = "'none', 'auto', 'required' or one function by its name"
-        problems.append(Problem("tool_choice", f"{shortened(choice)} is not supported; expected {expected}"))
-        return FREE
-    if name not in names:
-        problems.append(Problem("tool_choice", f"{name!r} is none of the tools: {', '.join(names) or 'none'}"))
-    return ResponseForm(calls=(name,))
+    if choice.name not in names:
+        text = f"{shortened(choice.name)} is none of the tools: {', '.join(names) or 'the request has none'}"
+        problems.append(Problem("tool_choice", text))
+    return ResponseForm(calls=(choice.name,))
 
 
 def _combined(

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.inference.wire import MAX_MESSAGES, Name, check_arguments, check_function
-from components.specs import Spec, validate
+from components.inference.request_bodies import RequestBody, read_body
+from components.inference.wire import MAX_MESSAGES, Name, check_arguments
 from components.specs.wording import shortened
 
 Messages = list[dict[str, Any]]
 
 
-class Text(Spec):
+class Text(RequestBody):
     """A text part of a message. Fields that clients copy from responses are ignored."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -29,7 +29,7 @@ class Text(Spec):
     parsed: Any = None
 
 
-class ResponsesItem(Spec):
+class ResponsesItem(RequestBody):
     """Fields common to all items."""
 
     id: str | None = None
@@ -86,19 +86,6 @@ _ITEMS: dict[str, type[ResponsesItem]] = {
 }
 
 
-class FunctionTool(Spec):
-    """A function tool."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    allowed_callers: None = None
-    defer_loading: Literal[False] | None = None
-    output_schema: None = None
-
-
 def add_item(
     data: dict[str, Any], messages: Messages, path: str, sampled_arguments: Collection[str], problems: list[Problem]
 ) -> None:
@@ -116,7 +103,7 @@ def add_item(
                 problems.append(Problem(f"{path}.{name}.{place}.type", text))
                 return
     try:
-        item = validate(_ITEMS[kind], data, path=path, configuration=False)
+        item = read_body(_ITEMS[kind], data, path)
     except SpecError as error:
         problems += error.problems
         return
@@ -139,19 +126,3 @@ def add_item(
 
 def _text(content: str | list[Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def engine_tool(data: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
-    """Return a tool in the Chat Completions format; add its problems."""
-    if data.get("type") != "function":
-        expected = "this server has no built-in tools; expected type 'function'"
-        problems.append(Problem(f"{path}.type", f"{shortened(data.get('type'))}: {expected}"))
-        return {}
-    try:
-        tool = validate(FunctionTool, data, path=path, configuration=False)
-    except SpecError as error:
-        problems += error.problems
-        return {}
-    check_function({"name": tool.name, "parameters": tool.parameters}, path, problems)
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

@@ -1,8 +1,10 @@
 """A Responses answer as stream events: the response, each item with its parts as they are sampled, the end.
 
-A function call is an item when the answer is complete, because only then is it certain to be a call
-(`components.inference.growing_text`). Log-probabilities are in the delta after which they are sampled, or in a later
-one if the text is held back.
+Items are numbered in the order in which they begin; the message and the first function call grow at once. The first
+call begins when its name is sampled, and ends with the answer (`components.inference.growing_call`); later ones are
+sent when the answer is complete, because only then are they certain to be calls. If they are none, the first one ends
+as incomplete, and is no part of the response. Log-probabilities are in the delta after which they are sampled, or in a
+later one if the text is held back.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from components.inference.protocol import ChatCompletion, Increment
+from components.inference.protocol import CallDelta, ChatCompletion, Increment
 from components.inference.responses import (
     ResponsesRequest,
+    call_item,
     message_item,
     response_body,
     text_logprobs,
     text_part,
     unfinished_body,
 )
-from components.inference.streaming import Unsent, rest_of
+from components.inference.streaming import SentCall, Unsent, rest_of
 from components.inference.token_logprobs import Decode
 
 Event = dict[str, Any]
@@ -46,6 +49,9 @@ class ResponseEvents:
         self._next = 0
         self._sent: str | None = None
         """Text of the message that is sent; None before its item."""
+        self._call: SentCall | None = None
+        self._places: dict[str, int] = {}
+        """Number of each item that has begun, by its id."""
         self._unsent = Unsent()
 
     def grow(self, index: int, increment: Increment) -> Iterator[Event]:
@@ -54,6 +60,8 @@ class ResponseEvents:
         self._unsent.add(increment)
         if increment.text:
             yield from self._text(increment.text)
+        if increment.call:
+            yield from self._grow_call(increment.call)
 
     def end(self, answers: Sequence[ChatCompletion]) -> Iterator[Event]:
         """Yield the remaining events of the complete answer."""
@@ -61,12 +69,14 @@ class ResponseEvents:
         yield from self._begin(answer.policy)
         self._unsent.rest_of(answer)
         response = response_body(answer, self._parsed, self._head(answer.policy), self._decode)
-        for index, item in enumerate(response["output"]):
-            if item["type"] == "message":
-                yield from self._end_message(item)
-            else:
-                yield from self._call(index, item)
-            yield self._event("output_item.done", output_index=index, item=item)
+        calls = answer.message.get("tool_calls") or []
+        if self._call and self._call.rest_of(calls) is None:
+            item = call_item(self._name(), 0, self._call.id, vars(self._call), "incomplete")
+            yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
+        for item in response["output"]:
+            yield from self._end_message(item) if item["type"] == "message" else self._end_call(item)
+            yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
+        response["output"].sort(key=lambda item: self._places[item["id"]])
         self._completed(answer)
         yield self._event(response["status"], response=response)
 
@@ -87,8 +97,7 @@ class ResponseEvents:
         """Yield a delta of the message, with the item before the first one."""
         if self._sent is None:
             self._sent = ""
-            item = message_item(self._place()["item_id"], [], "in_progress")
-            yield self._event("output_item.added", output_index=0, item=item)
+            yield self._add(message_item(f"msg_{self._name()}", [], "in_progress"))
             yield self._event("content_part.added", **self._place(), part=text_part("", []))
         self._sent += text
         logprobs = text_logprobs(self._unsent, self._parsed, self._decode)
@@ -96,7 +105,7 @@ class ResponseEvents:
         yield self._event("output_text.delta", **self._place(), delta=text, logprobs=logprobs)
 
     def _end_message(self, item: dict[str, Any]) -> Iterator[Event]:
-        """Yield the events up to the end of the message, which is the first item."""
+        """Yield the events up to the end of the message."""
         (part,) = item["content"]
         remaining = rest_of(part["text"], self._sent or "")
         if remaining or self._sent is None or (self._unsent.token_ids and self._parsed.logprobs):
@@ -104,17 +113,38 @@ class ResponseEvents:
         yield self._event("output_text.done", **self._place(), text=part["text"], logprobs=part["logprobs"])
         yield self._event("content_part.done", **self._place(), part=part)
 
-    def _call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
-        place = {"output_index": index, "item_id": item["id"]}
-        started = {**item, "status": "in_progress", "arguments": ""}
-        yield self._event("output_item.added", output_index=index, item=started)
-        yield self._event("function_call_arguments.delta", **place, delta=item["arguments"])
+    def _grow_call(self, delta: CallDelta) -> Iterator[Event]:
+        """Yield a delta of the first call, with the item before the first one."""
+        item = call_item(self._name(), 0, delta.id, {"name": delta.name, "arguments": ""}, "in_progress")
+        if self._call is None:
+            self._call = SentCall(delta)
+            yield self._add(item)
+        if delta.arguments:
+            self._call.arguments += delta.arguments
+            place = {"output_index": self._places[item["id"]], "item_id": item["id"]}
+            yield self._event("function_call_arguments.delta", **place, delta=delta.arguments)
+
+    def _end_call(self, item: dict[str, Any]) -> Iterator[Event]:
+        """Yield the events up to the end of a call."""
+        remaining = item["arguments"]
+        if item["id"] not in self._places:
+            yield self._add({**item, "status": "in_progress", "arguments": ""})
+        elif self._call is not None:
+            remaining = rest_of(item["arguments"], self._call.arguments)
+        place = {"output_index": self._places[item["id"]], "item_id": item["id"]}
+        yield self._event("function_call_arguments.delta", **place, delta=remaining)
         named = {"name": item["name"], "arguments": item["arguments"]}
         yield self._event("function_call_arguments.done", **place, **named)
 
+    def _add(self, item: dict[str, Any]) -> Event:
+        """Return the event that begins an item."""
+        place = self._places.setdefault(item["id"], len(self._places))
+        return self._event("output_item.added", output_index=place, item=item)
+
     def _place(self) -> dict[str, Any]:
         """Return the place of the message's text."""
-        return {"output_index": 0, "item_id": f"msg_{self._name()}", "content_index": 0}
+        name = f"msg_{self._name()}"
+        return {"output_index": self._places[name], "item_id": name, "content_index": 0}
 
     def _name(self) -> str:
         """Return the response's id without its prefix, which is part of its items' ids."""

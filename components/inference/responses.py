@@ -22,19 +22,19 @@ from components.errors import Problem, SpecError
 from components.inference import request_forms
 from components.inference.item_references import resolve
 from components.inference.protocol import ChatCompletion, ChatRequest
-from components.inference.response_items import Messages, add_item, engine_tool
+from components.inference.request_bodies import Neutral, ResponsesStreamOptions, parse_parameters
+from components.inference.request_tools import MAX_TOOLS, responses_tool
+from components.inference.response_items import Messages, add_item
 from components.inference.token_logprobs import Decode, SampledTokens, logprobs_of
 from components.inference.wire import (
     MAX_ALTERNATIVES,
     MAX_MESSAGES,
-    MAX_TOOLS,
     Name,
     SamplingBody,
     Tokens,
-    parse_parameters,
 )
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
     "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
@@ -45,7 +45,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
     "reasoning": (None, {}, {"effort": None}, {"effort": None, "summary": None}),
     "service_tier": (None, "auto", "default"),
-    "stream_options": (None, {}, {"include_obfuscation": False}),
     "truncation": (None, "disabled"),
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
@@ -75,6 +74,7 @@ class ResponseBody(SamplingBody):
     """False holds a response to one call at most."""
     max_output_tokens: Tokens | None = None
     stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """Additional output. Log-probabilities cover all sampled tokens and belong to the text; there is no reasoning."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES, strict=True)
@@ -143,7 +143,7 @@ def read_request(
     items = resolve(items, earlier, problems)
     for index, item in enumerate(items):
         add_item(item, conversation, f"input.{index}", sampled_arguments, problems)
-    tools = [engine_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(parsed.tools or [])]
+    tools = [responses_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(parsed.tools or [])]
     strict = not recorded and any(tool.get("strict") is True for tool in parsed.tools or [])
     form = request_forms.responses_form(body, tools, strict, problems)
     if parsed.parallel_tool_calls is False and tools:
@@ -239,11 +239,13 @@ def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode:
     if text or not calls:
         part = text_part(text, text_logprobs(answer, parsed, decode))
         items.append(message_item(f"msg_{name}", [part], status))
-    for index, call in enumerate(calls):
-        named = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        item = {"type": "function_call", "id": f"fc_{name}_{index}", "call_id": call["id"], **named, "status": status}
-        items.append(item)
-    return items
+    return items + [call_item(name, index, call["id"], call["function"], status) for index, call in enumerate(calls)]
+
+
+def call_item(name: str, index: int, call_id: str, function: dict[str, Any], status: str) -> dict[str, Any]:
+    """Return the item of a function call. name: the response's id without its prefix. index: number of the call."""
+    named = {"name": function["name"], "arguments": function["arguments"]}
+    return {"type": "function_call", "id": f"fc_{name}_{index}", "call_id": call_id, **named, "status": status}
 
 
 def message_item(name: str, parts: list[dict[str, Any]], status: str) -> dict[str, Any]:

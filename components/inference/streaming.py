@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -22,27 +22,32 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from components.errors import EngineError, EspalierError
-from components.inference.protocol import ChatCompletion, ChatRequest, Increment, TokenLogprobs
+from components.inference.protocol import CallDelta, ChatRequest, Increment, TokenLogprobs
+from components.inference.text_protocol import TextRequest
+from components.inference.token_logprobs import SampledTokens
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Asked = TypeVar("Asked", ChatRequest, TextRequest)
+Answer = TypeVar("Answer")
+"""A complete answer of the engine: ChatCompletion, TextCompletion."""
+Answered = TypeVar("Answered", contravariant=True)
+Part = TypeVar("Part", bound=Increment, contravariant=True)
 DONE = "data: [DONE]\n\n"
 """Last event of a stream."""
 Event = dict[str, Any]
-Complete = Callable[[Sequence[ChatRequest]], Coroutine[Any, Any, list[ChatCompletion]]]
-"""Requests to their responses."""
 Refuse = Callable[[Request, Exception], Awaitable[JSONResponse]]
 """Error to the response with OpenAI's error object."""
 
 
-class Events(Protocol):
+class Events(Protocol[Part, Answered]):
     """Events of one API for the answers to a request."""
 
-    def grow(self, index: int, increment: Increment) -> Iterator[Event]:
+    def grow(self, index: int, increment: Part) -> Iterator[Event]:
         """Yield the events of an increment of answer `index`."""
         ...
 
-    def end(self, answers: Sequence[ChatCompletion]) -> Iterator[Event]:
+    def end(self, answers: Sequence[Answered]) -> Iterator[Event]:
         """Yield the remaining events of the complete answers."""
         ...
 
@@ -51,21 +56,27 @@ class Events(Protocol):
         ...
 
 
-class Feed:
-    """Answers of an engine while they are sampled. live: report increments."""
+class Feed(Generic[Answer]):
+    """Answers of an engine while they are sampled. complete: requests to their answers. live: report increments."""
 
-    def __init__(self, requests: Sequence[ChatRequest], complete: Complete, *, live: bool):
-        self._queue: asyncio.Queue[tuple[int, Increment] | None] = asyncio.Queue()
+    def __init__(
+        self,
+        requests: Sequence[Asked],
+        complete: Callable[[Sequence[Asked]], Coroutine[Any, Any, list[Answer]]],
+        *,
+        live: bool,
+    ):
+        self._queue: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         if live:
             requests = [replace(request, listener=self._listener(index)) for index, request in enumerate(requests)]
         self._task = asyncio.create_task(complete(requests))
         self._task.add_done_callback(self._completed)
-        self._first: tuple[int, Increment] | None = None
+        self._first: tuple[int, Any] | None = None
 
-    def _listener(self, index: int) -> Callable[[Increment], None]:
+    def _listener(self, index: int) -> Callable[[Any], None]:
         return lambda increment: self._queue.put_nowait((index, increment))
 
-    def _completed(self, task: asyncio.Task[list[ChatCompletion]]) -> None:
+    def _completed(self, task: asyncio.Task[list[Answer]]) -> None:
         if not task.cancelled():
             task.exception()  # else asyncio logs the error of answers whose client has gone
         self._queue.put_nowait(None)
@@ -76,14 +87,14 @@ class Feed:
         if self._first is None:
             self._task.result()
 
-    async def increments(self) -> AsyncIterator[tuple[int, Increment]]:
+    async def increments(self) -> AsyncIterator[tuple[int, Any]]:
         """Yield the increments, each with the index of its answer."""
         item = self._first
         while item is not None:
             yield item
             item = await self._queue.get()
 
-    def answers(self) -> list[ChatCompletion]:
+    def answers(self) -> list[Answer]:
         """Return the complete answers after the last increment. Raises the error of the engine."""
         return self._task.result()
 
@@ -95,7 +106,7 @@ class Feed:
 class EventStream(StreamingResponse):
     """Response with the events of a feed that has begun. The feed is cancelled with it."""
 
-    def __init__(self, request: Request, feed: Feed, events: Events, refuse: Refuse):
+    def __init__(self, request: Request, feed: Feed[Answer], events: Events[Any, Answer], refuse: Refuse):
         super().__init__(
             self._messages(request, events, refuse),
             media_type="text/event-stream",
@@ -109,7 +120,7 @@ class EventStream(StreamingResponse):
         finally:
             self._feed.cancel()
 
-    async def _messages(self, request: Request, events: Events, refuse: Refuse) -> AsyncIterator[str]:
+    async def _messages(self, request: Request, events: Events[Any, Any], refuse: Refuse) -> AsyncIterator[str]:
         try:
             async for index, increment in self._feed.increments():
                 for event in events.grow(index, increment):
@@ -131,7 +142,7 @@ def server_sent(event: Event) -> str:
     return f"{name}data: {json.dumps(event)}\n\n"
 
 
-async def stream(request: Request, feed: Feed, events: Events, refuse: Refuse) -> EventStream:
+async def stream(request: Request, feed: Feed[Answer], events: Events[Any, Answer], refuse: Refuse) -> EventStream:
     """Return the response after the feed has begun. Raises the engine's error if there is no first token, and
     HTTPException if the client disconnects before."""
     try:
@@ -169,6 +180,23 @@ def rest_of(content: str, sent: str) -> str:
     return content[len(sent) :]
 
 
+class SentCall:
+    """The first call of an answer, as far as it is sent."""
+
+    def __init__(self, delta: CallDelta):
+        self.id, self.name, self.arguments = delta.id, delta.name, ""
+
+    def rest_of(self, calls: Sequence[dict[str, Any]]) -> str | None:
+        """Return the part of the arguments that is not sent yet; None if the complete answer has no calls. Raises
+        EngineError if it has another first call."""
+        if not calls:
+            return None
+        function = calls[0]["function"]
+        if (calls[0]["id"], function["name"]) != (self.id, self.name):
+            raise EngineError("the name of the call in the whole response differs from that in its parts")
+        return rest_of(function["arguments"], self.arguments)
+
+
 class Unsent:
     """Tokens that are sampled and not sent yet, which the next delta carries."""
 
@@ -183,7 +211,7 @@ class Unsent:
         self.logprobs = self.logprobs + increment.logprobs
         self.likeliest = self.likeliest + increment.likeliest
 
-    def rest_of(self, answer: ChatCompletion) -> None:
+    def rest_of(self, answer: SampledTokens) -> None:
         """Set the tokens to those of the complete answer that are not taken."""
         self.token_ids, self.logprobs = answer.token_ids[self._taken :], answer.logprobs[self._taken :]
         self.likeliest = answer.likeliest[self._taken :]

@@ -1,16 +1,13 @@
-"""Conversion between OpenAI's legacy completions JSON (`/v1/completions`) and text completions of an engine.
+"""Requests of OpenAI's legacy completions (`/v1/completions`) as text completions of an engine.
 
-As in `wire`, a parameter is supported, accepted at its neutral value, or rejected with its name and reason. With
-`logprobs: K`, a choice has each token's text, its log-probability, the K most likely tokens there, and its offset in
-prompt and completion. With `echo`, the prompt is part of text and tokens. Prompt tokens have log-probabilities under
-the model's distribution (temperature 1, all tokens), sampled tokens under the distribution that they were drawn from;
-at temperature 0 these are the same. `echo: true, max_tokens: 0` evaluates a text without sampling. Extensions, as in
+As in `wire`, a parameter is supported, accepted at its neutral value, or rejected with its name and reason; the answers
+are described in `completion_choices`. `echo: true, max_tokens: 0` evaluates a text without sampling. Extensions, as in
 vLLM: `top_k`, `min_p`, and `return_token_ids`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,10 +15,8 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
-from components.inference.protocol import TokenLogprobs
-from components.inference.text_prompts import TokenTexts
-from components.inference.text_protocol import TextCompletion, TextRequest
-from components.inference.token_logprobs import Decode
+from components.inference.request_bodies import Neutral, StreamOptions, parse_parameters
+from components.inference.text_protocol import TextRequest
 from components.inference.wire import (
     MAX_ALTERNATIVES,
     MAX_NUMBER,
@@ -29,8 +24,6 @@ from components.inference.wire import (
     Name,
     SamplingBody,
     StopString,
-    StreamOptions,
-    parse_parameters,
 )
 
 MAX_PROMPTS = 512
@@ -40,7 +33,7 @@ MAX_COMPLETIONS = 1024
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` in OpenAI's API."""
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
     "best_of": (None, 1),
     "suffix": (None, ""),
 }
@@ -89,6 +82,10 @@ class CompletionsRequest:
     """Number of prompts."""
     body: CompletionBody
 
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.body.stream_options and self.body.stream_options.include_usage)
+
 
 def read_request(body: dict[str, Any], policy: Callable[[str], str]) -> CompletionsRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
@@ -118,94 +115,3 @@ def read_request(body: dict[str, Any], policy: Callable[[str], str]) -> Completi
         for index in range(count)
     ]
     return CompletionsRequest(requests, len(prompts), parsed)
-
-
-def completion_body(
-    answers: Sequence[TextCompletion], parsed: CompletionsRequest, head: dict[str, Any], decode: Decode | None
-) -> dict[str, Any]:
-    """Return the `text_completion` object. head: id, created, model."""
-    choices = _choices(answers, parsed, decode)
-    return {**head, "object": "text_completion", "choices": choices, "usage": _usage(answers, parsed)}
-
-
-def completion_chunks(
-    answers: Sequence[TextCompletion], parsed: CompletionsRequest, head: dict[str, Any], decode: Decode | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the completions as stream events: for each its text, and its end."""
-    usage = bool(parsed.body.stream_options and parsed.body.stream_options.include_usage)
-    base: dict[str, Any] = {**head, "object": "text_completion", **({"usage": None} if usage else {})}
-    for choice in _choices(answers, parsed, decode):
-        yield {**base, "choices": [{**choice, "finish_reason": None}]}
-        end = {"index": choice["index"], "text": "", "logprobs": None, "finish_reason": choice["finish_reason"]}
-        yield {**base, "choices": [end]}
-    if usage:
-        yield {**base, "choices": [], "usage": _usage(answers, parsed)}
-
-
-def _choices(
-    answers: Sequence[TextCompletion], parsed: CompletionsRequest, decode: Decode | None
-) -> list[dict[str, Any]]:
-    decode = decode or (lambda ids: "".join(f"token_id:{token}" for token in ids))  # vLLM's format without text
-    choices = []
-    for index, (answer, request) in enumerate(zip(answers, parsed.requests, strict=True)):
-        prompt = request.prompt if isinstance(request.prompt, str) else decode(request.prompt)
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": prompt + answer.text if parsed.body.echo else answer.text,
-            "finish_reason": answer.finish_reason,
-            "logprobs": None,
-        }
-        if parsed.body.logprobs is not None:
-            choice["logprobs"] = _logprobs(answer, len(prompt), bool(parsed.body.echo), decode)
-        if parsed.body.return_token_ids:
-            choice |= {"prompt_token_ids": answer.prompt_token_ids, "token_ids": answer.token_ids}
-        choices.append(choice)
-    return choices
-
-
-def _logprobs(answer: TextCompletion, prompt_length: int, echo: bool, decode: Decode) -> dict[str, Any]:
-    """Return tokens, log-probabilities, most likely tokens and offsets of a completion."""
-    parts: list[dict[str, list[Any]]] = []
-    if echo:
-        known: list[float | None] = [None, *answer.prompt_logprobs]
-        parts.append(
-            _part(answer.prompt_token_ids, known, [[], *answer.prompt_likeliest], decode, added=answer.added_tokens)
-        )
-    parts.append(_part(answer.token_ids, answer.logprobs, answer.likeliest, decode, start=prompt_length))
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
-
-
-def _part(
-    tokens: Sequence[int],
-    logprobs: Sequence[float | None],
-    likeliest: Sequence[TokenLogprobs],
-    decode: Decode,
-    *,
-    start: int = 0,
-    added: int = 0,
-) -> dict[str, list[Any]]:
-    """Return the lists of some tokens. start: offset of the first one. added: number of leading tokens without text."""
-    part: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    texts = TokenTexts(decode)
-    for place, (token, logprob, alternatives) in enumerate(zip(tokens, logprobs, likeliest, strict=True)):
-        if place == added:
-            texts = TokenTexts(decode)
-        text = texts.text_of(token)
-        top: dict[str, float] = {}
-        for other, value in alternatives:  # of tokens with equal text, the likeliest one
-            top.setdefault(texts.text_of(other), value)
-        if logprob is not None:
-            top.setdefault(text, logprob)
-        part["tokens"].append(text)
-        part["token_logprobs"].append(logprob)
-        part["top_logprobs"].append(None if logprob is None else top)
-        part["text_offset"].append(start if place < added else start + texts.length)
-        texts.append(token)
-    return part
-
-
-def _usage(answers: Sequence[TextCompletion], parsed: CompletionsRequest) -> dict[str, int]:
-    per_prompt = len(answers) // parsed.prompts
-    prompt = sum(len(answer.prompt_token_ids) for answer in answers[::per_prompt])
-    sampled = sum(len(answer.token_ids) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -5,11 +5,22 @@ An engine that implements `complete` serves `/v1/completions` (`components.infer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from components.inference.protocol import BASE_POLICY, Sampling, TokenLogprobs
+from components.inference.protocol import BASE_POLICY, Increment, Sampling, TokenLogprobs
 from components.inference.response_form import NO_CHANGE, LogitChange
+
+
+@dataclass(slots=True, frozen=True)
+class TextIncrement(Increment):
+    """Tokens that an engine has sampled since the last increment of a completion, and its prompt."""
+
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """This and the following fields: as in `TextCompletion`."""
+    prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
+    added_tokens: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +41,8 @@ class TextRequest:
     """Number of most likely tokens to return for each token; None returns none."""
     scores_prompt: bool = False
     """True to return the log-probabilities of the prompt tokens."""
+    listener: Callable[[TextIncrement], None] | None = field(default=None, compare=False, repr=False)
+    """Callback for the tokens of the completion as they are sampled, as in `ChatRequest`."""
 
 
 @dataclass(slots=True, frozen=True)

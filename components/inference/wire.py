@@ -9,32 +9,26 @@ The size of a request is limited, and so are the sampler's parameters. Extension
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
+from components.inference.request_bodies import Neutral, RequestBody, StreamOptions, parse_parameters
+from components.inference.request_tools import LONGEST_NAME, MAX_TOOLS, chat_tool, is_strict
 from components.inference.strict_json import parse
 from components.inference.token_logprobs import Decode, logprobs_of
-from components.specs import Spec, validate
-from components.specs.base import nearest
-from components.specs.wording import shortened
 
-Body = TypeVar("Body", bound=Spec)
 MAX_MESSAGES = 4096
 """Maximum number of messages per conversation, parts per message, and calls per message."""
-MAX_TOOLS = 512
-"""Maximum number of tools per request."""
 MAX_ALTERNATIVES = 20
 """Maximum number of most likely tokens to return for each token."""
 MAX_STOPS = 16
 """Maximum number of stop strings per request."""
-LONGEST_NAME = 256
-"""Maximum length of the name of a tool, an author or a model, and of a stop string."""
 MAX_NUMBER = 2**31 - 1
 """Maximum value of a token count."""
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-3, 100.0
@@ -59,7 +53,7 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
     "modalities": (None, ["text"]),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
@@ -67,14 +61,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Unsupported parameters, with their neutral values, which are accepted."""
 
 
-class TextPart(Spec):
+class TextPart(RequestBody):
     """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Function(Spec):
+class Function(RequestBody):
     """Name and arguments of a tool call."""
 
     name: Name
@@ -84,7 +78,7 @@ class Function(Spec):
     """Field that the npm client adds to responses and sends back; ignored."""
 
 
-class FunctionCall(Spec):
+class FunctionCall(RequestBody):
     """A tool call of an assistant message."""
 
     id: str
@@ -94,7 +88,7 @@ class FunctionCall(Spec):
     """Field that OpenAI's Python client adds to streamed calls and sends back; ignored."""
 
 
-class ChatMessage(Spec):
+class ChatMessage(RequestBody):
     """A message of the conversation. Unused fields that clients copy from responses must be None or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -112,14 +106,7 @@ class ChatMessage(Spec):
     """Field that LiteLLM adds to responses and sends back; ignored."""
 
 
-class StreamOptions(Spec):
-    """Options of a streamed response."""
-
-    include_usage: bool = False
-    """Last chunk with the token counts."""
-
-
-class SamplingBody(Spec):
+class SamplingBody(RequestBody):
     """Parameters that Chat Completions and Responses share."""
 
     temperature: Temperature | None = None
@@ -204,8 +191,8 @@ def read_request(
         _message(message, f"messages.{index}", sampled_arguments, problems)
         for index, message in enumerate(chat.messages)
     ]
-    tools = [_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(chat.tools or [])]
-    strict = not recorded and any(_is_strict(tool) for tool in chat.tools or [])
+    tools = [chat_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(chat.tools or [])]
+    strict = not recorded and any(is_strict(tool) for tool in chat.tools or [])
     form = request_forms.chat_form(body, tools, strict, problems)
     if chat.parallel_tool_calls is False and tools:
         form = request_forms.with_single_call(form, not recorded, problems)
@@ -263,42 +250,6 @@ def completion_body(
     return body
 
 
-def parse_parameters(
-    cls: type[Body], body: dict[str, Any], neutral: dict[str, tuple[Any, ...]], apart: Sequence[str]
-) -> tuple[Body, list[Problem]]:
-    """Return a request body without the parameters of `neutral` and `apart`, and the problems of those of `neutral`.
-
-    neutral: unsupported parameters, each with its neutral values. apart: supported parameters that are read elsewhere.
-    Raises SpecError with every problem if the rest is invalid; that of an unknown parameter lists all that are known.
-    """
-    problems, names = unsupported(body, neutral), {*neutral, *apart}
-    try:
-        parsed = validate(cls, {name: body[name] for name in body if name not in names}, configuration=False)
-    except SpecError as error:
-        start = "no such key; expected one of "
-        for problem in error.problems:
-            if problem.message.startswith(start):
-                known = sorted({*problem.message.removeprefix(start).split(", "), *names})
-                problem = Problem(problem.path, start + ", ".join(known), nearest(problem.path, known))
-            problems.append(problem)
-        raise SpecError(problems) from None
-    return parsed, problems
-
-
-def unsupported(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> list[Problem]:
-    """Return a problem for each unsupported parameter of a request that is not at its neutral value."""
-    return [
-        Problem(name, f"{shortened(body[name])} is not supported by this server; leave it out or send {allowed[-1]!r}")
-        for name, allowed in neutral.items()
-        if name in body and not any(_same(body[name], value) for value in allowed)
-    ]
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Return True for equal JSON values: `1` is not `true`, `0` is `0.0`."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
 def _message(
     message: ChatMessage, path: str, sampled_arguments: Collection[str], problems: list[Problem]
 ) -> dict[str, Any]:
@@ -337,41 +288,6 @@ def check_arguments(text: str, path: str, sampled_arguments: Collection[str], pr
         readable = False
     if not readable and text not in sampled_arguments:
         problems.append(Problem(path, f"expected the text of a JSON object, got {text!r:.200}"))
-
-
-def _is_strict(tool: dict[str, Any]) -> bool:
-    function = tool.get("function")
-    return isinstance(function, dict) and function.get("strict") is True
-
-
-def _tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
-    """Return the tool in the engine's format; add its problems."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        problems.append(Problem(path, 'expected {"type": "function", "function": {"name": ..., "parameters": ...}}'))
-        return tool
-    if "strict" in tool:
-        problems.append(Problem(f"{path}.strict", "belongs into `function`, beside its name"))
-    check_function(function, f"{path}.function", problems)
-    if not isinstance(function.get("strict"), bool | None):
-        problems.append(Problem(f"{path}.function.strict", f"{shortened(function['strict'])}: expected true or false"))
-    return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
-
-
-def check_function(function: Mapping[str, Any], path: str, problems: list[Problem]) -> None:
-    """Add the problems of a function's name, description and JSON schema, which chat templates read."""
-    if not 0 < len(function["name"]) <= LONGEST_NAME:
-        problems.append(Problem(f"{path}.name", f"expected 1 to {LONGEST_NAME} characters"))
-    if not isinstance(function.get("description"), str | None):
-        problems.append(Problem(f"{path}.description", f"{shortened(function['description'])}: expected text"))
-    schema = function.get("parameters")
-    if not isinstance(schema, dict | None):
-        problems.append(Problem(f"{path}.parameters", f"{shortened(schema)}: expected a JSON schema, an object"))
-    elif schema is not None and schema.get("type", "object") != "object":
-        problems.append(Problem(f"{path}.parameters.type", f"{shortened(schema['type'])}: expected 'object'"))
-    elif schema is not None and not isinstance(schema.get("properties"), dict | None):
-        text = f"{shortened(schema['properties'])}: expected an object with a schema for each parameter"
-        problems.append(Problem(f"{path}.parameters.properties", text))
 
 
 def openai_message(message: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def shortened(value: Any) -> str:
 
 
 def _repr(value: Any) -> Iterator[str]:
-    """Yield the pieces of Python's repr. A long text is cut late enough to include a password inside a URL."""
+    """Yield the pieces of Python's repr, with `null`, `true` and `false` as in YAML and JSON. A long text is cut late
+    enough to include a password inside a URL."""
     match value:
         case str():
             yield repr(value[: 20 * MAX_QUOTED])
@@ -132,6 +133,8 @@ def _repr(value: Any) -> Iterator[str]:
                 yield ": "
                 yield from _repr(item)
             yield "}"
+        case None | bool():
+            yield {None: "null", True: "true", False: "false"}[value]
         case int() if value.bit_length() > 4 * MAX_QUOTED:
             yield f"an integer of {value.bit_length()} bits"
         case _:

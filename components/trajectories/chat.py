@@ -25,6 +25,7 @@ from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
 from components.trajectories.tool_calls import (
+    call_id,
     certain_text_pythonic,
     certain_text_tagged,
     read_pythonic,
@@ -271,7 +272,7 @@ class ChatFormat:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:
             message["tool_calls"] = [
-                {"id": f"call_{turn}_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                {"id": call_id(turn, i), "type": "function", "function": {"name": name, "arguments": arguments}}
                 for i, (name, arguments) in enumerate(calls)
             ]
         return message

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 Calls = list[tuple[str, str]]
 """Name and arguments (JSON text of a mapping) of each call."""
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
 """Start of a line that may be a list of calls."""
 _LIST_START = re.compile(r"\[\s*+(?:[\w.-]++\s*+(?:\(|\Z)|\Z)")
@@ -40,12 +40,15 @@ _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None"
 
 
 def read_tagged(text: str) -> tuple[str, Calls]:
-    """Return (text without its calls, calls). Raises ValueError if a tag is not followed by a valid call."""
+    """Return (text without its calls, calls). Raises ValueError if a tag is not followed by a valid call.
+
+    White space between text and calls is dropped; that before the text is kept, as in a text without calls.
+    """
     calls: Calls = []
     texts: list[str] = []
     at = 0
-    while (start := text.find(_OPEN, at)) >= 0:
-        begin = _after_space(text, start + len(_OPEN))
+    while (start := text.find(OPEN, at)) >= 0:
+        begin = _after_space(text, start + len(OPEN))
         call, end = json.JSONDecoder(parse_constant=_no_number).raw_decode(text, begin)
         end = _after_space(text, end)
         if not text.startswith(_CLOSE, end):
@@ -58,7 +61,10 @@ def read_tagged(text: str) -> tuple[str, Calls]:
         texts.append(text[at:start])
         at = end + len(_CLOSE)
     texts.append(text[at:])
-    return ("".join(texts).strip() if calls else text), calls
+    if not calls:
+        return text, calls
+    content = "".join(texts).rstrip()
+    return (content if texts[0].strip() else content.lstrip()), calls
 
 
 def read_pythonic(text: str) -> tuple[str, Calls]:
@@ -69,9 +75,10 @@ def read_pythonic(text: str) -> tuple[str, Calls]:
     stripped = text.strip()
     if stripped.startswith("["):
         return "", _Reader(stripped).calls()
+    space = text[: len(text) - len(text.lstrip())]
     for match in itertools.islice(_LINE.finditer(stripped), MOST_STARTS):
         try:
-            return stripped[: match.start()], _Reader(stripped[match.start() + 1 :]).calls()
+            return space + stripped[: match.start()], _Reader(stripped[match.start() + 1 :]).calls()
         except ValueError:
             continue
     raise ValueError("no list of calls")
@@ -81,13 +88,11 @@ def certain_text_tagged(text: str) -> str:
     """Return the part of a growing text with which the text of `read_tagged`, or the whole text if that raises
     ValueError, begins, however the text goes on.
 
-    White space at the ends is undecided, because it is kept only in a text without calls.
+    White space at the end, or before the first other text, is undecided: it is kept only in a text without calls.
     """
-    if text[:1].isspace():
-        return ""
-    start = text.find(_OPEN)
+    start = text.find(OPEN)
     if start < 0:
-        start = len(text) - overlap(text, _OPEN)
+        start = len(text) - overlap(text, OPEN)
     return text[:start].rstrip()
 
 
@@ -99,12 +104,18 @@ def overlap(text: str, string: str) -> int:
 
 def certain_text_pythonic(text: str) -> str:
     """Return the same for `read_pythonic`."""
-    if text[:1].isspace():
+    begin = len(text) - len(text.lstrip())
+    if begin == len(text):
         return ""
-    if text.startswith("["):
-        return "" if _LIST_START.match(text) else text
-    possible = _POSSIBLE_LINE.search(text)
+    if text.startswith("[", begin):
+        return "" if _LIST_START.match(text, begin) else text
+    possible = _POSSIBLE_LINE.search(text, begin)
     return text[: possible.start()] if possible else text
+
+
+def call_id(turn: int, index: int) -> str:
+    """Return the id of a call of the response in this turn."""
+    return f"call_{turn}_{index}"
 
 
 def write_pythonic(calls: list[tuple[str, dict[str, Any]]]) -> str:

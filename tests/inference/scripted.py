@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
+from components.inference.protocol import BASE_POLICY, CallDelta, ChatCompletion, ChatRequest, Increment
+from components.inference.text_protocol import TextCompletion, TextIncrement, TextRequest
 
 CALL = {
     "id": "call_0",
@@ -17,8 +18,9 @@ CALL = {
 
 
 class ScriptedEngine:
-    """Reports `parts`, a token per character, and completes them with `rest` and `calls`. With `error`, it fails after
-    the parts. With `hold`, it waits for `go_on` after the parts."""
+    """Reports `parts`, a token per character, then `call_parts`, the arguments of the first call, and completes them
+    with `rest` and `calls`. With `error`, it fails after the parts. With `hold`, it waits for `go_on` after the
+    parts."""
 
     policy = BASE_POLICY
 
@@ -28,9 +30,11 @@ class ScriptedEngine:
         rest: str = "",
         calls: Sequence[dict[str, Any]] = (),
         *,
+        call_parts: Sequence[str] = (),
         error: Exception | None = None,
         hold: bool = False,
     ):
+        self.call_parts = call_parts
         self.parts, self.rest, self.calls, self.error = parts, rest, list(calls), error
         self.go_on = threading.Event()
         self.cancelled = threading.Event()
@@ -44,6 +48,32 @@ class ScriptedEngine:
                 tokens = [ord(letter) for letter in part]
                 request.listener(Increment(part, tokens, [-0.5] * len(tokens), prompt, self.policy))
             await asyncio.sleep(0)
+        for part in self.call_parts if request.listener is not None else ():
+            request.listener(Increment("", [7], [-0.5], prompt, self.policy, call=CallDelta("call_0", "weather", part)))
+            await asyncio.sleep(0)
+        await self._held()
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.parts) + self.rest}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        ids = [ord(letter) for letter in message["content"]] + [0]
+        reason = "tool_calls" if self.calls else "stop"
+        return ChatCompletion(message, reason, prompt, ids, [-0.5] * len(ids), self.policy)
+
+    async def complete(self, request: TextRequest) -> TextCompletion:
+        prompt = [1, 2, 3]
+        for part in self.parts:
+            if request.listener is not None:
+                tokens = [ord(letter) for letter in part]
+                known = ([-0.5] * len(tokens), prompt, self.policy, [[] for _ in tokens])
+                request.listener(TextIncrement(part, tokens, *known))
+            await asyncio.sleep(0)
+        await self._held()
+        text = "".join(self.parts) + self.rest
+        ids = [ord(letter) for letter in text]
+        return TextCompletion(text, "stop", prompt, ids, [-0.5] * len(ids), self.policy, [[] for _ in ids])
+
+    async def _held(self) -> None:
+        """Wait for `go_on`, and raise the error."""
         try:
             while not self.go_on.is_set():
                 await asyncio.sleep(0.005)
@@ -52,12 +82,6 @@ class ScriptedEngine:
             raise
         if self.error is not None:
             raise self.error
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.parts) + self.rest}
-        if self.calls:
-            message["tool_calls"] = self.calls
-        ids = [ord(letter) for letter in message["content"]] + [0]
-        reason = "tool_calls" if self.calls else "stop"
-        return ChatCompletion(message, reason, prompt, ids, [-0.5] * len(ids), self.policy)
 
     def load_policy(self, version: str, folder: str | None) -> None:
         raise AssertionError

@@ -517,3 +517,33 @@ def test_biases_and_penalties_over_http(client):
         model="tiny", prompt="x", max_tokens=5, logit_bias={"70": 100}, extra_body={"return_token_ids": True}
     )
     assert text.choices[0].token_ids == [70] * 5
+
+
+@needs_llguidance
+@pytest.mark.parametrize(("native", "most"), [(True, 300), (True, 90), (False, 300), (False, 30)])
+def test_streamed_calls_are_those_without_streaming(client, engine, monkeypatch, native, most):
+    """Tagged calls in several parts; also those that `max_tokens` cuts, which are text."""
+    monkeypatch.setattr(engine.format, "native_tools", native)
+    options = {"tools": [FORECAST], "tool_choice": "required", "seed": 4, "n": 8, "max_tokens": most}
+    whole = ask(client, **options).choices
+    parts: list[list] = [[] for _ in whole]
+    for chunk in ask(client, stream=True, **options):
+        for choice in chunk.choices:
+            parts[choice.index].append(choice)
+    reasons, counts = set(), []
+    for choice, mine in zip(whole, parts, strict=True):
+        reasons.add(choice.finish_reason)
+        assert mine[-1].finish_reason == choice.finish_reason
+        assert "".join(part.delta.content or "" for part in mine) == (choice.message.content or "")
+        deltas = [call.function for part in mine for call in part.delta.tool_calls or []]
+        sent = "".join(function.arguments for function in deltas)
+        if choice.message.tool_calls:
+            assert sent == choice.message.tool_calls[0].function.arguments
+            assert deltas[0].name == choice.message.tool_calls[0].function.name
+            counts.append(len(deltas) - 1)
+        elif deltas:
+            with pytest.raises(ValueError):
+                json.loads(sent)
+    assert ("length" in reasons) == (most < 300)
+    assert not counts or ((min(counts) > 5) if native else (set(counts) == {1}))
+    assert counts or most < 300

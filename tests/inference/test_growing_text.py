@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.inference.growing_text import GrowingText
+from components.inference.growing_call import GrowingCall
+from components.inference.growing_text import growing_message
 from components.inference.stop_strings import before_possible_stop, text_before
 from components.trajectories.chat import ChatFormat
+from components.trajectories.tool_calls import read_tagged
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+CALL_PARTS = [
+    '"a": 1', '"a"', ":", ",", '"b\\n\\u00e9"', "1e5", "-0", "01", "NaN", "[", "]", "{", "}", "}}</tool_call>", " ",
+    '"c": [true, {"d": null}]', '"', "\n", "<tool_call>", "\\ud83d",
+]  # fmt: skip
 CALLS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"x": 1}}', "f(x=1)", "[f(x=1)]", "\n[f(x=1)]"]
 PARTS = ["<tool", "[", "]", "\n", " ", "(", ")", "f", "a", "é", "<", "[]", "1, ", ",", "\t", "END", "E", "N", '"']
 PIECES = st.lists(st.sampled_from([*CALLS, *PARTS]), max_size=12).map("".join)
@@ -67,6 +80,72 @@ def test_certain_text_begins_the_content_whatever_follows(native, text, more):
     assert text.startswith(certain)
 
 
+@given(
+    space=st.sampled_from(["", "\n\n", " ", "\t"]),
+    name=st.text(max_size=5),
+    arguments=st.dictionaries(st.text(), VALUES, max_size=4),
+    spelling=st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": True, "indent": "\t"}]),
+    seed=st.integers(0, 10**6),
+)
+def test_a_call_grows_to_the_arguments_of_the_finished_one(space, name, arguments, spelling, seed):
+    """Whatever its spelling and its parts are: all of them but the last brace, each as soon as it is certain."""
+    call = json.dumps({"name": name, "arguments": arguments}, **{"ensure_ascii": False} | spelling)
+    text = f"Look.{space}<tool_call>{space}{call}{space}</tool_call>"
+    ((finished, written),) = read_tagged(text)[1]
+    growing, rng, parts = GrowingCall(3), random.Random(seed), []
+    for end in range(1, len(text) + 1):
+        if rng.random() < 0.7 or end == len(text):
+            parts.append(growing.extend(text[:end]))
+    sent = [part for part in parts if part is not None]
+    assert {(part.id, part.name) for part in sent} == {("call_3_0", finished)}
+    assert "".join(part.arguments for part in sent) + "}" == written
+
+
+@given(text=st.lists(st.sampled_from(CALL_PARTS), max_size=12).map("".join), seed=st.integers(0, 10**6))
+def test_a_call_is_never_complete_before_the_answer_ends(text, seed):
+    """Also in texts that are no JSON; of those that are calls, it is a beginning, unless a key repeats."""
+    text = '<tool_call>{"name": "f", "arguments": {' + text
+    growing, rng, sent = GrowingCall(0), random.Random(seed), ""
+    for end in range(1, len(text) + 1):
+        if (rng.random() < 0.5 or end == len(text)) and (part := growing.extend(text[:end])):
+            sent += part.arguments
+    with pytest.raises(ValueError):
+        json.loads(sent)
+    try:
+        _, ((_, written), *_) = read_tagged(text)
+    except ValueError:
+        return
+    pairs = json.loads(re.search(r'"arguments": (.*?)\s*}\s*</tool_call>', text)[1], object_pairs_hook=list)
+    if len(pairs) == len(dict(pairs)):
+        assert written == sent + "}"
+
+
+def test_what_a_call_makes_certain():
+    growing, text, seen = GrowingCall(0), "", []
+    for part in ('<tool_call>{"name": "f"', ', "arguments": {', '"a', "b\\u00", 'e9": -1', "2e1", ", ", '"c":[', "]}}"):
+        text += part
+        delta = growing.extend(text)
+        seen.append(delta and delta.arguments)
+    assert seen == [None, "{", '"a', "b", 'é": ', None, "-120.0, ", '"c": [', "]"]
+
+
+def test_calls_in_another_order_or_with_other_keys_are_not_reported():
+    for text in ('{"arguments": {"a": 1}, "name": "f"}', '{"name": "f", "id": 1, "arguments": {}}', '{"name": "f"}'):
+        assert read_tagged(f"<tool_call>{text}</tool_call>")[1]
+        assert GrowingCall(0).extend(f"<tool_call>{text}</tool_call>") is None
+
+
+def test_white_space_before_a_text_is_kept_with_and_without_calls():
+    for native, call in ((True, '<tool_call>{"name": "f"}</tool_call>'), (False, "\n[f()]")):
+        chat = chat_of("bytes", native)
+        assert chat.certain_text("\n\n Hello") == "\n\n Hello"
+        assert chat.certain_text("\n ") == ""
+        message = chat.parse_text(f"\n\n Hello{call}", 0)
+        assert (message["content"], len(message["tool_calls"])) == ("\n\n Hello", 1)
+        message = chat.parse_text(f"\n {call}", 0)
+        assert (message["content"], len(message["tool_calls"])) == ("", 1)
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_ordinary_text_is_not_held_back(native):
     chat = chat_of("bytes", native)
@@ -96,7 +175,7 @@ def test_increments_are_a_beginning_of_the_content(kind, native, text, stop, see
     ids = chat.encode(text)
     if noise:
         ids = [rng.randrange(256) if rng.random() < 0.5 else token for token in ids for _ in range(rng.randrange(1, 4))]
-    growing = GrowingText(chat, stop)
+    growing = growing_message(chat, stop)
     sent, done = "", 0
     for end in range(1, len(ids) + 1):
         if text_before(chat.text_of(ids[:end]), stop) is not None:
@@ -113,8 +192,17 @@ def test_no_part_of_a_character_is_reported(kind):
     """Every prefix is a beginning of the text, so it has no replacement characters; the text is complete at the end."""
     chat = chat_of(kind, False)
     text = "a é 北京 🙂👩‍👩‍👧 a"
-    growing = GrowingText(chat, ())
+    growing = growing_message(chat, ())
     parts = [growing.extend([token]) for token in chat.encode(text)]
     assert "".join(parts) == text
     assert [part for part in parts if "\ufffd" in part] == []
     assert len([part for part in parts if part]) > (10 if kind == "bytes" else 4)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_text_that_cannot_be_a_call_is_not_held_back(native):
+    """As with `tool_choice: none`, and in text completions."""
+    chat = chat_of("bytes", native)
+    for text in ("<tool_call>{}", "[f(x=1)]", "\n \n"):
+        growing = growing_message(chat, (), calls=False)
+        assert (growing.extend(chat.encode(text)), growing.call) == (text, None)

@@ -271,7 +271,7 @@ def test_models_are_listed(client):
         ({"top_p": 0}, "top_p"),
         ({"n": 0}, "n"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools.0"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools.0.function.strict"),
         ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),
     ],

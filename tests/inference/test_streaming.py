@@ -68,6 +68,17 @@ def test_the_first_chunk_leaves_before_the_answer_is_complete():
         assert contents(stream) == [" there."]
 
 
+def test_the_first_text_leaves_before_the_completion_is_complete():
+    engine = ScriptedEngine(["Hel", "lo"], " there.", hold=True)
+    with served(engine) as client:
+        stream = iter(client.completions.create(model="m", prompt="Say it.", stream=True))
+        assert [next(stream).choices[0].text, next(stream).choices[0].text] == ["Hel", "lo"]
+        engine.go_on.set()
+        last, end = stream
+        assert (last.choices[0].text, last.choices[0].finish_reason) == (" there.", None)
+        assert (end.choices[0].text, end.choices[0].finish_reason) == ("", "stop")
+
+
 def test_the_first_event_leaves_before_the_response_is_complete():
     engine = ScriptedEngine(["Hel", "lo"], " there.", hold=True)
     with served(engine) as client:
@@ -160,6 +171,108 @@ def test_calls_are_streamed_as_deltas():
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+PARTS = ["", '{"city": "San', " Francisco", '"']
+"""Arguments of CALL as they are sampled, without the last brace."""
+WIND = {**CALL, "id": "call_1", "function": {"name": "wind", "arguments": "{}"}}
+
+
+def call_deltas(chunks) -> list:
+    return [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
+
+
+def test_arguments_leave_before_the_call_is_complete():
+    engine = ScriptedEngine(["Let me "], "look.", [CALL, WIND], call_parts=PARTS, hold=True)
+    with served(engine) as client:
+        stream = iter(chat(client, stream=True))
+        early = call_deltas([next(stream) for _ in range(6)])
+        assert [(call.id, call.function.name) for call in early] == [("call_0", "weather")] + [(None, None)] * 3
+        assert [call.function.arguments for call in early] == PARTS
+        engine.go_on.set()
+        late = list(stream)
+        deltas = early + call_deltas(late)
+        assert [(call.index, call.function.arguments) for call in deltas[4:]] == [(0, "}"), (1, ""), (1, "{}")]
+        assert contents(late) == ["look."]
+        assert late[-1].choices[0].finish_reason == "tool_calls"
+        with client.chat.completions.stream(model="m", messages=QUESTION) as whole:
+            message = whole.get_final_completion().choices[0].message
+        assert [call.function.arguments for call in message.tool_calls] == [CALL["function"]["arguments"], "{}"]
+
+
+@pytest.mark.parametrize("parts", [[], ["Let me look."]])
+def test_arguments_are_events_before_the_call_is_complete(parts):
+    engine = ScriptedEngine(parts, "", [CALL, WIND], call_parts=PARTS, hold=True)
+    check = TypeAdapter(ResponseStreamEvent)
+    with served(engine) as client:
+        stream = iter(client.responses.create(model="m", input="Say it.", stream=True))
+        events = []
+        while [event.delta for event in events if event.type == "response.function_call_arguments.delta"] != PARTS[1:]:
+            events.append(next(stream))
+        engine.go_on.set()
+        events += stream
+        for event in events:
+            check.validate_python(event.model_dump())
+        place = len(parts)
+        final = events[-1].response
+        assert [item.type for item in final.output] == ["message"] * len(parts) + ["function_call"] * 2
+        for index, call in enumerate((CALL, WIND)):
+            mine = [event for event in events if getattr(event, "output_index", None) == place + index]
+            deltas = [event.delta for event in mine if event.type == "response.function_call_arguments.delta"]
+            assert "".join(deltas) == call["function"]["arguments"]
+            assert (mine[0].type, mine[-1].type) == ("response.output_item.added", "response.output_item.done")
+            assert mine[-1].item == final.output[place + index]
+            assert final.output[place + index].arguments == call["function"]["arguments"]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        with client.responses.stream(model="m", input="Say it.") as whole:
+            assert [item.type for item in whole.get_final_response().output] == [item.type for item in final.output]
+
+
+@pytest.mark.parametrize("parts", [[], ["Look: "]])
+def test_a_call_that_turns_out_to_be_invalid_is_text(parts):
+    """As without streaming; the arguments that were sent are incomplete, so that no client executes them."""
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "San Francisco" <tool_call>'
+    check = TypeAdapter(ResponseStreamEvent)
+    with served(ScriptedEngine(parts, text, call_parts=PARTS)) as client:
+        chunks = list(chat(client, stream=True))
+        assert "".join(contents(chunks)) == "".join(parts) + text
+        sent = "".join(call.function.arguments for call in call_deltas(chunks))
+        assert sent == "".join(PARTS)
+        with pytest.raises(ValueError):
+            json.loads(sent)
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        events = list(client.responses.create(model="m", input="Say it.", stream=True))
+        for event in events:
+            check.validate_python(event.model_dump())
+        final = events[-1].response
+        assert [item.type for item in final.output] == ["message"]
+        assert (final.output_text, final.status) == ("".join(parts) + text, "completed")
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        assert [(item.type, item.status) for item in done] == [
+            ("function_call", "incomplete"),
+            ("message", "completed"),
+        ]
+        assert not [event for event in events if event.type == "response.function_call_arguments.done"]
+
+
+def test_items_of_a_response_are_in_the_order_in_which_they_began():
+    with served(ScriptedEngine([], "Looking.", [CALL, WIND], call_parts=PARTS)) as client:
+        events = list(client.responses.create(model="m", input="Say it.", stream=True))
+        whole = client.responses.create(model="m", input="Say it.")
+    added = [(event.output_index, event.item.type) for event in events if event.type == "response.output_item.added"]
+    assert added == [(0, "function_call"), (1, "message"), (2, "function_call")]
+    final = events[-1].response
+    assert [item.type for item in final.output] == [kind for _, kind in added]
+    assert [item.type for item in whole.output] == ["message", "function_call", "function_call"]
+    assert (final.output_text, final.usage) == (whole.output_text, whole.usage)
+
+
+def test_a_call_that_differs_from_what_was_sent_is_an_error():
+    with served(ScriptedEngine([], "", [WIND | {"id": "call_0"}], call_parts=PARTS)) as client:
+        with pytest.raises(openai.APIError, match="differs"):
+            list(chat(client, stream=True))
+        last = list(client.responses.create(model="m", input="Say it.", stream=True))[-1]
+        assert last.type == "response.failed"
+
+
 @pytest.mark.parametrize("calls", [[], [CALL]])
 def test_an_answer_without_text_can_be_sent_back(calls):
     """Clients put the deltas' fields together: without calls, an empty content has to be among them."""
@@ -200,6 +313,15 @@ def test_an_error_before_the_first_token_has_its_status():
             with pytest.raises(openai.APIError, match="too long") as caught:
                 list(chunks)
             assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_completion_fails_as_an_answer_does():
+    for parts in ([], ["a"]):
+        with served(ScriptedEngine(parts, error=ContextOverflow("too long"))) as client:
+            with pytest.raises(openai.APIError, match="too long") as caught:
+                list(client.completions.create(model="m", prompt="x", stream=True))
+            assert caught.value.code == "context_length_exceeded"
+            assert isinstance(caught.value, openai.BadRequestError) == (not parts)
 
 
 @pytest.mark.parametrize("error", [EngineError("out of memory"), KeyError("secret detail")])
@@ -244,12 +366,14 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("route", ["chat", "responses"])
+@pytest.mark.parametrize("route", ["chat", "completions", "responses"])
 def test_a_stream_that_its_client_closes_is_cancelled(route):
     engine = ScriptedEngine(["a", "b"], hold=True)
     with served(engine) as client:
         if route == "chat":
             stream = chat(client, stream=True)
+        elif route == "completions":
+            stream = client.completions.create(model="m", prompt="Say it.", stream=True)
         else:
             stream = client.responses.create(model="m", input="Say it.", stream=True)
         next(iter(stream))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import openai
 import pytest
 import torch
@@ -137,19 +135,41 @@ def test_stop_strings_end_the_text(client):
     assert choice.finish_reason == "stop"
 
 
-def test_streaming_sends_the_same_text_and_logprobs(client):
-    plain = complete(client, ["x", "y"], max_tokens=6, seed=1, logprobs=2, echo=True)
-    texts, logprobs, reasons = ["", ""], [[], []], [None, None]
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(complete(client, ["x", "y"], max_tokens=6, seed=1, logprobs=2, echo=True, **options))
-    for choice in itertools.chain.from_iterable(chunk.choices for chunk in chunks):
-        texts[choice.index] += choice.text
-        logprobs[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
-        reasons[choice.index] = choice.finish_reason
-    assert texts == [choice.text for choice in plain.choices]
-    assert logprobs == [choice.logprobs.token_logprobs for choice in plain.choices]
-    assert reasons == ["length", "length"]
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+@pytest.mark.parametrize("stop", [None, ["e", "\n", "ab"], ["\ufffd"]])
+def test_streams_add_up_to_the_completions_without_streaming(client, engine, echo, logprobs, stop):
+    """Text, tokens, log-probabilities and offsets of several completions at once, in many parts."""
+    prompts = [TEXT, "y", engine.tokenizer("Aare").input_ids]
+    prompts = [prompt if isinstance(prompt, list) else engine.tokenizer(prompt).input_ids for prompt in prompts]
+    options = {"n": 2, "max_tokens": 40, "seed": 1, "logprobs": logprobs, "echo": echo, "stop": stop}
+    options["extra_body"] = {"return_token_ids": True}
+    plain = complete(client, prompts, **options)
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(complete(client, prompts, **options, **streamed))
+    most = 0
+    for whole in plain.choices:
+        parts = [choice for chunk in chunks for choice in chunk.choices if choice.index == whole.index]
+        most = max(most, len(parts))
+        assert "".join(part.text for part in parts) == whole.text
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [whole.finish_reason]
+        assert parts[0].prompt_token_ids == whole.prompt_token_ids
+        assert [token for part in parts for token in getattr(part, "token_ids", [])] == whole.token_ids
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            values = [value for part in parts if part.logprobs for value in getattr(part.logprobs, name)]
+            assert values == (getattr(whole.logprobs, name) if logprobs is not None else [])
+    assert most > (20 if stop is None else 3)
     assert chunks[-1].usage == plain.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_an_evaluated_text_can_be_streamed(client):
+    options = {"max_tokens": 0, "echo": True, "logprobs": 1}
+    whole = complete(client, TEXT, **options).choices[0]
+    parts = [chunk.choices[0] for chunk in complete(client, TEXT, **options, stream=True)]
+    assert "".join(part.text for part in parts) == whole.text == TEXT
+    assert parts[0].logprobs.token_logprobs == whole.logprobs.token_logprobs
+    assert parts[-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ class Row:
     prompt_logprobs: list[float] = field(default_factory=list)
     """Log-probability of each prompt token but the first, if `scores_prompt` is set."""
     prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
+    added_tokens: int = 0
+    """Number of leading prompt tokens that the tokenizer added to the text of a text completion."""
 
     @property
     def tokens(self) -> list[int]:

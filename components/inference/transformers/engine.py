@@ -44,11 +44,11 @@ from components.errors import (
 )
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.grammar import Grammars
-from components.inference.growing_text import GrowingText
+from components.inference.growing_text import GrowingText, growing_message
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
 from components.inference.stop_strings import StopDetector, text_before
 from components.inference.text_prompts import added_tokens, text_prompt
-from components.inference.text_protocol import TextCompletion, TextRequest
+from components.inference.text_protocol import TextCompletion, TextIncrement, TextRequest
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.inference.transformers.logit_changes import LogitEditor
@@ -167,7 +167,7 @@ class TransformersEngine:
             likeliest=row.likeliest,
             prompt_logprobs=row.prompt_logprobs,
             prompt_likeliest=row.prompt_likeliest,
-            added_tokens=added_tokens(self.tokenizer, request.prompt, row.prompt),
+            added_tokens=row.added_tokens,
         )
 
     async def _sampled(self, request: ChatRequest | TextRequest) -> Row:
@@ -181,8 +181,11 @@ class TransformersEngine:
         row.alternatives = request.alternatives
         if isinstance(request, TextRequest):
             row.scores_prompt = request.scores_prompt
+            row.growing = GrowingText(self.tokenizer, request.stop) if request.listener else None
         elif request.listener:
-            row.growing = GrowingText(self.format, request.stop)
+            turn = sum(message["role"] == "assistant" for message in request.messages)
+            calls = not request.form.without_calls
+            row.growing = growing_message(self.format, request.stop, turn, calls=calls)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -227,8 +230,7 @@ class TransformersEngine:
     def _report_increments(self) -> None:
         """Pass the new tokens of unfinished rows to their listeners. The last token comes with the response."""
         for row in self.batch.active:
-            request = row.request
-            if row.growing is None or isinstance(request, TextRequest) or row.future.done():
+            if row.growing is None or row.future.done():
                 continue
             first = row.growing.tokens
             new = row.sampled[first:]
@@ -238,11 +240,7 @@ class TransformersEngine:
                 logger.exception("a response cannot be streamed; it is sent when it is complete")
                 row.growing = None
                 continue
-            if request.listener is not None:
-                increment = Increment(
-                    text, new, row.logprobs[first:], row.prompt, request.policy, row.likeliest[first:]
-                )
-                request.listener(increment)
+            report(row, text, first)
 
     async def _in_thread(self, loop: asyncio.AbstractEventLoop) -> list[Row]:
         """Run one pass in a worker thread. On cancellation, stop the pass and wait for it, because it owns the engine's
@@ -295,6 +293,8 @@ class TransformersEngine:
                 continue
             try:
                 row.prompt, row.limit = self._prompt(row.request)
+                if isinstance(row.request, TextRequest):
+                    row.added_tokens = added_tokens(self.tokenizer, row.request.prompt, row.prompt)
                 row.change = LogitEditor.of(row.request.change, self._vocabulary)
                 if isinstance(row.request, ChatRequest) and row.request.form.constrained:
                     row.matcher = self._grammars.matcher(row.request.form, row.request.tools)
@@ -317,11 +317,9 @@ class TransformersEngine:
             prompt = self._conversations.prompt(request)
         room = self.max_length - len(prompt)
         if room < min(request.sampling.max_tokens, 1):
-            if self.max_length < self.config.max_position_embeddings:
-                limit = f"model.max_length is {self.max_length}: raise it or shorten the task"
-            else:
-                limit = f"the model takes {self.max_length} at most: shorten the task"
-            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, {limit}")
+            text = f"the prompt has {len(prompt)} tokens; {self.max_length} fit at most, with the answer"
+            raisable = self.max_length < self.config.max_position_embeddings
+            raise ContextOverflow(text, f"; {'raise model.max_length or ' if raisable else ''}shorten the task")
         if not prompt:
             raise PromptRefused("the prompt has no tokens")
         if max(prompt) >= self._vocabulary:
@@ -330,6 +328,29 @@ class TransformersEngine:
                 "added to the tokenizer only, or a wrong token id"
             )
         return prompt, min(request.sampling.max_tokens, room)
+
+
+def report(row: Row, text: str, first: int) -> None:
+    """Pass the tokens of a row from place `first` on to its listener. text: text that they made certain."""
+    request, prompt = row.request, row.prompt
+    tokens, logprobs, likeliest = row.sampled[first:], row.logprobs[first:], row.likeliest[first:]
+    if isinstance(request, TextRequest):
+        if request.listener is not None:
+            increment = TextIncrement(
+                text,
+                tokens,
+                logprobs,
+                prompt,
+                request.policy,
+                likeliest,
+                prompt_logprobs=row.prompt_logprobs,
+                prompt_likeliest=row.prompt_likeliest,
+                added_tokens=row.added_tokens,
+            )
+            request.listener(increment)
+    elif request.listener is not None:
+        call = row.growing.call if row.growing else None
+        request.listener(Increment(text, tokens, logprobs, prompt, request.policy, likeliest, call))
 
 
 def default_cache_bytes(device: str) -> int:

@@ -104,8 +104,8 @@ class VllmEngine:
         room = self.max_length - len(prompt)
         if room < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, model.max_length is {self.max_length}: raise it or shorten the "
-                "task"
+                f"the prompt has {len(prompt)} tokens; {self.max_length} fit at most, with the answer",
+                "; raise model.max_length or shorten the task",
             )
         body = self._body(request, name, prompt, min(request.sampling.max_tokens, room))
         running = asyncio.ensure_future(self._ask(body, request.policy, continued(request)))
