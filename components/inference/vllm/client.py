@@ -39,6 +39,17 @@ class VllmClient(Client):
         stream = StreamedCompletion(increments, body["model"], policy)
         return await self.post("/v1/completions", {**body, "stream": True}, read, _refused, stream)
 
+    async def probe(self, body: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Return the same for a request of the base model whose grammar the server may be unable to enforce. Raises
+        GrammarRefused for each failure of such a request, without a retry."""
+
+        def refused(reply: Reply, text: str) -> Exception | None:
+            return GrammarRefused(text) if reply.status in (400, 500) else _refused(reply, text)
+
+        return await self.post(
+            "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, body["model"]), refused
+        )
+
     def sample_now(self, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
         """Return the same for the base model, and block the calling thread."""
         return self.now("POST", "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, policy))

@@ -97,9 +97,13 @@ class StreamedCompletion:
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
     """Yield the JSON objects of server-sent events. Raises FailedAttempt for data that are no JSON object."""
-    rest = b""
+    parts: list[bytes] = []
     async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
+        parts.append(chunk)
+        if b"\n" not in chunk:
+            continue
+        *lines, rest = b"".join(parts).split(b"\n")
+        parts = [rest]
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or data == b"[DONE]":

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import socket
 import sys
 import threading
 import time
@@ -66,13 +67,14 @@ def main():
         if error := llguidance.LLMatcher.validate_grammar(compiled, wrapped):
             return f"Grammar error: {error}"
         matcher = llguidance.LLMatcher(wrapped, compiled, log_level=0)
-        draw, tokens, logprobs = random.Random(body.get("seed", 0)), [], []
+        draw, tokens, logprobs, ended = random.Random(body.get("seed", 0)), [], [], False
         while len(tokens) < body["max_tokens"] and not set(tokens[-1:]) & set(body.get("stop_token_ids", [])):
             bits = matcher.compute_bitmask()
-            allowed = [token for token in range(vocabulary) if bits[token // 8] >> token % 8 & 1]
+            allowed = [token for token in range(vocabulary) if ended or bits[token // 8] >> token % 8 & 1]
             tokens.append(draw.choice(allowed))
             logprobs.append(-math.log(vocabulary if given.fault == "raw" else len(allowed)))
-            if not matcher.consume_token(tokens[-1]):
+            ended = ended or tokens[-1] == end  # as `GuidanceGrammar.accept_tokens`
+            if not matcher.is_stopped() and not matcher.consume_token(tokens[-1]):
                 return "Internal server error"
         return tokens, logprobs
 
@@ -149,7 +151,7 @@ def main():
             if grammar is not None and given.fault != "ignores":
                 drawn = constrained(grammar, body)
                 if isinstance(drawn, str):
-                    return self.refuse(400, drawn)
+                    return self.refuse(400 if drawn.startswith("Grammar error") else 500, drawn)
                 tokens, logprobs = drawn
             answering = "other" if given.fault == "liar" else model
             stopped = tokens[-1] in body.get("stop_token_ids", [])
@@ -168,7 +170,7 @@ def main():
                     go.wait(600)
                 if place == 3 and given.fault == "breaks" and not broken.is_set():
                     broken.set()
-                    return self.connection.close()
+                    return self.connection.shutdown(socket.SHUT_RDWR)
                 choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": [logprob]}, "token_ids": [token]}
                 choice["prompt_token_ids"] = None if place else body["prompt"]
                 choice["finish_reason"] = reason if place == len(tokens) - 1 else None
