@@ -263,7 +263,12 @@ def test_the_server_is_started_for_the_model(base_dir):
     spec = VllmSpec(max_lora_rank=12, arguments={"tensor_parallel_size": 2, "disable-log-stats": True})
     values = options(spec, TINY, base_dir, 8123, on_cpu=True)
     assert values[:4] == ["--host", "127.0.0.1", "--port", "8123"]
-    for name, value in (("max-lora-rank", "16"), ("dtype", "float32"), ("tensor-parallel-size", "2")):
+    for name, value in (
+        ("max-lora-rank", "16"),
+        ("dtype", "float32"),
+        ("tensor-parallel-size", "2"),
+        ("structured-outputs-config.backend", "guidance"),
+    ):
         assert values[values.index(f"--{name}") + 1] == value
     assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(values)
     assert "--gpu-memory-utilization" in options(spec, TINY, base_dir, 8123, on_cpu=False)

@@ -188,9 +188,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(0, max_tokens=60), Sampling(0.7, max_tokens=60)], ids=["greedy", "drawn"]
-)
+@pytest.mark.parametrize("temperature", [0, 0.7])
 def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, embedded, trainer, folder, temperature):
     """The mask of the embedded engine, applied to transformers' logits, gives the log-probability of every token."""
     import torch
