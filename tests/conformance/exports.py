@@ -5,7 +5,7 @@
 A base model with a LoRA adapter is the policy. It is exported as `merged`, `adapter` and `gguf` (float32 and float16);
 plain transformers, PEFT, llama.cpp and vLLM load the folders and answer the same conversations, each in a process that
 imports nothing of Espalier. A case passes if prompt and answer have the policy's token ids, including the end of turn.
-float16, and bfloat16 in vLLM, round the weights: an answer that differs there is `refused`, with the position.
+float16 rounds the weights: an answer that differs there is `refused`, with the position.
 """
 
 from __future__ import annotations
@@ -161,20 +161,12 @@ def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
                 {"folder": str(policy.base), "adapter": str(policy.adapter)},
             ),
             *((f"gguf {p}, llama.cpp", llama, "llama_cpp_export.py", {"file": str(f)}) for p, f in policy.gguf.items()),
-            *(
-                (
-                    f"merged, vLLM{label}",
-                    vllm,
-                    "vllm_export.py",
-                    {"folder": str(policy.merged), "adapter": None, "dtype": dtype},
-                )
-                for label, dtype in (("", "float32"), (" in bfloat16", "bfloat16"))
-            ),
+            ("merged, vLLM", vllm, "vllm_export.py", {"folder": str(policy.merged), "adapter": None}),
             (
                 "adapter, vLLM",
                 vllm,
                 "vllm_export.py",
-                {"folder": str(policy.base), "adapter": str(policy.adapter), "dtype": "float32"},
+                {"folder": str(policy.base), "adapter": str(policy.adapter)},
             ),
         ]
         cases: list[Case] = []
@@ -191,7 +183,7 @@ def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
                 cases.append(Case(name, "skipped" if unsupported else "failed", reason))
                 continue
             versions += [answer["version"]] if answer["version"] not in versions else []
-            cases += compared(name, answer["answers"], policy.answers, rounded="f16" in name or "bfloat16" in name)
+            cases += compared(name, answer["answers"], policy.answers, rounded="f16" in name)
     return Report(f"exports of {model}", ", ".join(versions), COMMAND, cases)
 
 

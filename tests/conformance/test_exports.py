@@ -47,5 +47,4 @@ def test_readers_that_are_not_installed_are_skipped_with_a_reason(monkeypatch, p
         ("skipped", "llama.cpp"),
         ("skipped", "vLLM"),
         ("skipped", "vLLM"),
-        ("skipped", "vLLM"),
     ]
