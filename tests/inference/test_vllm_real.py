@@ -197,7 +197,7 @@ def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, 
     hold(embedded, "v1", folder[1])
     sampling = Sampling(temperature, max_tokens=60)
     talk = [{"role": "user", "content": "Will it rain in Bern in the next 3 days? Answer as asked."}]
-    seeds = range(1 if sampling.temperature == 0 else 3)
+    seeds = range(1 if sampling.temperature == 0 else 2)
     asked = [
         ChatRequest(talk, [] if form.without_calls else [FORECAST, PING], "v1", sampling, seed, form=form)
         for form in FORMS
