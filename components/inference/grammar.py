@@ -26,6 +26,8 @@ MOST_COMPILED = 64
 WHITESPACE = r"[\x20\x0A]{1,16}"
 """Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
 _OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", **_OPTIONS}
+del _COMPACT["whitespace_pattern"]
 _MORE = '(", " call)*'
 """Further calls of a list."""
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -148,6 +150,12 @@ class Matcher:
 def parameter_of(form: ResponseForm) -> str:
     """Return the name of the request's parameter that demands a form."""
     return "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"
+
+
+def compact(grammar: str) -> str:
+    """Return a grammar whose JSON texts have one form of whitespace, `{"a": 1, "b": [2, 3]}`, for servers: llguidance
+    1.7 does not limit the length of whitespace as later versions do."""
+    return grammar.replace(json.dumps(_OPTIONS)[1:-1], json.dumps(_COMPACT)[1:-1])
 
 
 def with_end(grammar: str, stop_ids: Collection[int]) -> str:

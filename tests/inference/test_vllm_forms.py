@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from components.errors import EngineError, SpecError
-from components.inference.grammar import Grammars
+from components.inference.grammar import Grammars, compact
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import ResponseForm
 from components.inference.vllm.tokenizer import byte_level_decoder, readable_tokenizer
@@ -31,8 +31,10 @@ def request(form: ResponseForm, seed: int = 0, max_tokens: int = 300) -> ChatReq
 
 
 def log_sizes(engine, asked: ChatRequest, tokens: list[int]) -> list[float]:
-    """Return -log of the number of tokens that the embedded engine's mask allows at each token."""
-    matcher = Grammars(engine.format, len(engine.tokenizer), engine.stop_ids).matcher(asked.form, asked.tools)
+    """Return -log of the number of tokens that the embedded engine's mask allows at each token, with one form of
+    whitespace."""
+    grammars = Grammars(engine.format, len(engine.tokenizer), engine.stop_ids)
+    matcher = grammars.compiled(compact(grammars.text(asked.form, asked.tools)), "tools")
     values = []
     for token in tokens:
         allowed_V = matcher.allowed()

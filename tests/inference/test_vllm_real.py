@@ -209,7 +209,7 @@ def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, 
         ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
         with torch.no_grad():
             logits_TV = trainer(input_ids=ids).logits[0, len(answer.prompt_token_ids) - 1 : -1].float()
-        matcher = embedded._grammars.matcher(request.form, request.tools)
+        matcher = vllm._forms.form(request).matcher
         for token, logprob, logits_V in zip(answer.token_ids, answer.logprobs, logits_TV, strict=True):
             allowed_V = torch.from_numpy(matcher.allowed())
             assert allowed_V[token]
@@ -227,7 +227,8 @@ def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, 
     print(f"log-probs within {max(gaps):.1e} of the masked distribution")
     assert max(gaps) < 1e-3
     if sampling.temperature == 0:
-        assert [answer.message for answer in answers] == [answer.message for answer in ask(embedded, asked)]
+        theirs = ask(embedded, asked[1:4])  # without a schema, whose whitespace is free there
+        assert [answer.message for answer in answers[1:4]] == [answer.message for answer in theirs]
 
 
 def test_a_stream_has_the_tokens_of_the_response(vllm, folder):

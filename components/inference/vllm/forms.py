@@ -1,9 +1,10 @@
 """Responses with a form from a vLLM server: its structured outputs, with the grammar of the embedded engine.
 
 The server receives the text of our grammar (`components.inference.grammar`) and masks tokens with llguidance, the
-library that we use, before temperature and truncation; log-probabilities are those of the masked distribution. Two
-details differ from our masks and are made equal: the end of the response, which is part of the grammar, and the bytes
-of tokens, which llguidance reads from the server's tokenizer (`components.inference.vllm.tokenizer`).
+library that we use, before temperature and truncation; log-probabilities are those of the masked distribution. JSON has
+one form of whitespace (`compact`), because versions of llguidance limit it differently. Two other details are made
+equal: the end of the response, which is part of the grammar, and the bytes of tokens, which llguidance reads from the
+server's tokenizer (`components.inference.vllm.tokenizer`).
 
 Servers may ignore a grammar without an error: older versions, another backend, a reasoning parser. So each server must
 first answer a request whose response is known, and every response is checked against the grammar.
@@ -16,7 +17,7 @@ import threading
 from dataclasses import dataclass
 
 from components.errors import EngineError, Problem, SpecError
-from components.inference.grammar import Grammars, Matcher, parameter_of, with_end
+from components.inference.grammar import Grammars, Matcher, compact, parameter_of, with_end
 from components.inference.protocol import ChatRequest
 from components.inference.vllm.client import GrammarRefused, VllmClient
 from components.trajectories.chat import ChatFormat
@@ -55,10 +56,12 @@ class ServerForms:
         without llguidance."""
         if not request.form.constrained:
             return None
+        parameter = parameter_of(request.form)
         with self._lock:
-            matcher = self._grammars.matcher(request.form, request.tools)
-        text = self._grammars.text(request.form, request.tools)
-        return ServerForm(with_end(text, self._stop_ids), matcher, parameter_of(request.form))
+            self._grammars.matcher(request.form, request.tools)
+            text = compact(self._grammars.text(request.form, request.tools))
+            matcher = self._grammars.compiled(text, parameter)
+        return ServerForm(with_end(text, self._stop_ids), matcher, parameter)
 
     def check_response(self, form: ServerForm, sampled: list[int]) -> None:
         """Raise EngineError if sampled tokens do not have the form."""
