@@ -102,8 +102,8 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
         parts.append(chunk)
         if b"\n" not in chunk:
             continue
-        *lines, rest = b"".join(parts).split(b"\n")
-        parts = [rest]
+        *lines, unfinished = b"".join(parts).split(b"\n")
+        parts = [unfinished]
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or data == b"[DONE]":
