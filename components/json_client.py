@@ -20,9 +20,9 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -90,6 +90,20 @@ class Reply(NamedTuple):
             return str(error.get("code") or ""), str(error.get("message") or "")[:MAX_QUOTED]
         except (ValueError, KeyError, TypeError, AttributeError):
             return "", self.text[:MAX_QUOTED] or self.reason
+
+
+class StreamedBody(Protocol):
+    """Reader of a response with status 200 while it arrives."""
+
+    @property
+    def begun(self) -> bool:
+        """True if a part was passed on, after which a failed request is not retried."""
+        ...
+
+    async def consume(self, chunks: AsyncIterator[bytes]) -> tuple[int, bytes]:
+        """Read one response and return its status and content: those of an error that the stream ends with, or 200. May
+        raise FailedAttempt."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -171,11 +185,18 @@ class Client:
         self._thread.start()
 
     async def post(
-        self, path: str, body: Any, read: Callable[[Reply], Answer], refused: RefusalCheck = lambda *_: None
+        self,
+        path: str,
+        body: Any,
+        read: Callable[[Reply], Answer],
+        refused: RefusalCheck = lambda *_: None,
+        stream: StreamedBody | None = None,
     ) -> Answer:
-        """Send `body` as JSON and return `read(reply)`. `read` may raise FailedAttempt for an invalid response. Raises
-        the client's error, ResourceError, and the exceptions of `read` and `refused`."""
-        return await self.send("POST", path, packed(body), read, refused)
+        """Send `body` as JSON and return `read(reply)`. `read` may raise FailedAttempt for an invalid response. stream:
+        reader of the response, in the client's thread; `read` receives what it returns. Raises the client's error,
+        ResourceError, and the exceptions of `read` and `refused`."""
+        work = self._ask("POST", path, packed(body), read, refused, stream=stream)
+        return await asyncio.wrap_future(self._start(work))
 
     async def send(
         self,
@@ -225,15 +246,21 @@ class Client:
         read: Callable[[Reply], Answer],
         refused: RefusalCheck,
         kind: str = JSON,
+        stream: StreamedBody | None = None,
     ) -> Answer:
         """Send a request and retry it until it succeeds or has failed for good."""
 
         async def once() -> Answer:
-            reply = await self._reply(method, path, content, kind)
-            if reply.status != 200:
-                text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
-                raise refused(reply, text) or self._error_for_status(reply, text, path)
-            return read(reply)
+            try:
+                reply = await self._reply(method, path, content, kind, stream)
+                if reply.status != 200:
+                    text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
+                    raise refused(reply, text) or self._error_for_status(reply, text, path)
+                return read(reply)
+            except FailedAttempt as error:
+                if stream is None or not stream.begun:
+                    raise
+                raise self._error(self.printable(f"the response broke off: {error}")) from None
 
         try:
             answer = await patiently(once, self._patience, self._on_failure)
@@ -242,7 +269,9 @@ class Client:
         self._on_success()
         return answer
 
-    async def _reply(self, method: str, path: str, content: bytes | None, kind: str) -> Reply:
+    async def _reply(
+        self, method: str, path: str, content: bytes | None, kind: str, stream: StreamedBody | None
+    ) -> Reply:
         """Return the response to one attempt. Raises FailedAttempt if there is none in time."""
         import aiohttp
 
@@ -261,7 +290,12 @@ class Client:
                         proxy=self._proxy,
                     ) as response,
                 ):
-                    return Reply(response.status, response.reason or "", response.headers, await response.read())
+                    status = response.status
+                    if stream is None or status != 200:
+                        received = await response.read()
+                    else:
+                        status, received = await stream.consume(response.content.iter_any())
+                    return Reply(status, response.reason or "", response.headers, received)
             except TimeoutError:
                 limit = f"{self._patience.timeout:g} s ({self._patience.path}.timeout)"
                 raise FailedAttempt(f"no answer within {limit}") from None

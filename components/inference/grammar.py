@@ -26,6 +26,8 @@ MOST_COMPILED = 64
 WHITESPACE = r"[\x20\x0A]{1,16}"
 """Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
 _OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", **_OPTIONS}
+del _COMPACT["whitespace_pattern"]
 _MORE = '(", " call)*'
 """Further calls of a list."""
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -53,14 +55,21 @@ class Grammars:
     def matcher(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> Matcher:
         """Return the matcher of a response. Raises SpecError for a form that cannot be enforced, or without
         llguidance."""
-        key = "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"
+        key = parameter_of(form)
         try:
-            import llguidance
+            import llguidance  # noqa: F401
         except ImportError:
             raise SpecError([Problem(key, NEEDED)]) from None
         if self._chat.channel:
             text = "this model writes its answer in a channel, and a form cannot be enforced there; leave it out"
             raise SpecError([Problem(key, text)])
+        return self.compiled(self.text(form, tools), key)
+
+    def compiled(self, text: str, key: str) -> Matcher:
+        """Return the matcher of a Lark grammar. key: parameter of the request, for errors. Raises SpecError for a
+        grammar that cannot be enforced."""
+        import llguidance
+
         if self._tokenizer is None:
             try:
                 wrapped = llguidance.TokenizerWrapper(TokenBytes(self._chat.tokenizer, self._vocabulary))
@@ -71,7 +80,7 @@ class Grammars:
                     [Problem(key, f"llguidance does not support this model's tokenizer: {error}")]
                 ) from None
         compiler = llguidance.LLMatcher
-        grammar = compiler.grammar_from_lark(self._written(form, [tool["function"] for tool in tools]))
+        grammar = compiler.grammar_from_lark(text)
         special = [*self._chat.tokenizer.all_special_ids, *self._stop_ids]
         compiled = self._compiled.get(grammar)
         if compiled is None:
@@ -86,8 +95,9 @@ class Grammars:
             self._compiled[grammar] = compiled
         return Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids)
 
-    def _written(self, form: ResponseForm, functions: Sequence[dict[str, Any]]) -> str:
-        """Return the Lark grammar of a form."""
+    def text(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> str:
+        """Return the Lark grammar of a form, whose first rule is `start`. Raises SpecError as `matcher`, for tools."""
+        functions = [tool["function"] for tool in tools]
         tagged = self._chat.native_tools
         if form.calls:
             named = [function for function in functions if function["name"] in form.calls]
@@ -128,6 +138,33 @@ class Matcher:
     def append(self, token: int) -> None:
         """Append a sampled token, which is an allowed one."""
         self._matcher.consume_token(token)
+
+    def accepts(self, tokens: list[int], *, ended: bool) -> bool:
+        """Append tokens, and return True if all of them are allowed. ended: the response must be complete after
+        them."""
+        if not set(tokens).isdisjoint([*self._special, *self._stops]):
+            return False
+        return self._matcher.try_consume_tokens(tokens) == len(tokens) and (not ended or self._matcher.is_accepting())
+
+
+def parameter_of(form: ResponseForm) -> str:
+    """Return the name of the request's parameter that demands a form."""
+    return "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"
+
+
+def compact(grammar: str) -> str:
+    """Return a grammar whose JSON texts have one form of whitespace, `{"a": 1, "b": [2, 3]}`, for servers: llguidance
+    1.7 does not limit the length of whitespace as later versions do."""
+    return grammar.replace(json.dumps(_OPTIONS)[1:-1], json.dumps(_COMPACT)[1:-1])
+
+
+def with_end(grammar: str, stop_ids: Collection[int]) -> str:
+    """Return the Lark grammar of the same texts, each followed by one of the stop tokens.
+
+    For servers whose llguidance knows only the tokenizer's own end-of-sequence token, which is not always one that ends
+    a response. `::=` is escaped, because grammars with it are read as GBNF."""
+    ids = ",".join(map(str, sorted(stop_ids)))
+    return f"start: response end\nend: <[{ids}]>\nresponse{grammar.removeprefix('start')}".replace("::=", r"\u003a:=")
 
 
 def tagged_call(functions: Sequence[dict[str, Any]]) -> str:

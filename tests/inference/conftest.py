@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployment.tiny import TINY, write_adapter
+from tests.inference.fake import environment as fake_environment
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +65,48 @@ def attacked(base_dir, adapters, tmp_path_factory):
 
     with victim(base_dir, adapters, tmp_path_factory.mktemp("attacked") / "server.log") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory):
+    """Python of an environment with the small server as vLLM."""
+    return fake_environment(tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture
+def start(python, base_dir, tmp_path):
+    """Return a factory of servers, which are closed after the test."""
+    instances = []
+
+    def make(model_dir: Path = base_dir, **values):
+        from components.inference.engines.vllm import VllmSpec
+        from components.inference.vllm.server import VllmServer
+
+        fault = {"arguments": {"fault": values.pop("fault")}} if "fault" in values else {}
+        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **values})
+        instances.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
+        return instances[-1]
+
+    yield make
+    for instance in instances:
+        instance.close()
+
+
+@pytest.fixture
+def connect(base_dir):
+    """Return a factory of checked engines, which are closed after the test."""
+    instances = []
+
+    def make(*servers, ours: bool = True, **values):
+        from components.inference.vllm.engine import VllmEngine
+
+        spec = servers[0].spec.model_copy(update=values)
+        urls = [server.url for server in servers]
+        watch = {"watch": servers[0].check} if ours else {}
+        instances.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
+        instances[-1].check()
+        return instances[-1]
+
+    yield make
+    for instance in instances:
+        instance.close()

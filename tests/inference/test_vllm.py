@@ -18,56 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import ContextOverflow, ResourceError, SpecError, StalePolicy, WaitTimeout
+from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitTimeout
 from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.response_form import LogitChange, ResponseForm
+from components.inference.response_form import LogitChange
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.routing import Router
 from components.inference.vllm.server import VllmServer, environment, options
 from tests.deployment.tiny import TINY, write_adapter
-from tests.inference.fake import environment as fake_environment
 
 HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.5, 0.9, 4, 64, 0.05), seed=2**63 + 7)
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    return fake_environment(tmp_path_factory.mktemp("vllm"))
-
-
-@pytest.fixture
-def start(python, base_dir, tmp_path):
-    """Return a factory of servers, which are closed after the test."""
-    instances = []
-
-    def make(model_dir: Path = base_dir, **values) -> VllmServer:
-        fault = {"arguments": {"fault": values.pop("fault")}} if "fault" in values else {}
-        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **values})
-        instances.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
-        return instances[-1]
-
-    yield make
-    for instance in instances:
-        instance.close()
-
-
-@pytest.fixture
-def connect(base_dir):
-    """Return a factory of checked engines, which are closed after the test."""
-    instances = []
-
-    def make(*servers: VllmServer, ours: bool = True, **values) -> VllmEngine:
-        spec = servers[0].spec.model_copy(update=values)
-        urls = [server.url for server in servers]
-        watch = {"watch": servers[0].check} if ours else {}
-        instances.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
-        instances[-1].check()
-        return instances[-1]
-
-    yield make
-    for instance in instances:
-        instance.close()
 
 
 def ask(engine: VllmEngine, request: ChatRequest = HELLO):
@@ -116,21 +76,15 @@ def test_an_answer_is_asked_for_and_given_in_tokens(start, connect):
         ask(engine, ChatRequest([{"role": "user", "content": "a" * 600}]))
 
 
-def test_a_form_and_changed_logits_are_the_servers_parameters(start, connect):
+def test_changed_logits_are_the_servers_parameters(start, connect):
     server = start()
     engine = connect(server)
-    form = ResponseForm(json_schema='{"type": "object"}', schema_name="answer")
-    change = LogitChange(((5, 1.0),), presence=0.5, frequency=-0.5)
-    answer = ask(engine, replace(HELLO, form=form, change=change))
+    answer = ask(engine, replace(HELLO, change=LogitChange(((5, 1.0),), presence=0.5, frequency=-0.5)))
     asked = seen(server, "/v1/completions")[-1]
-    schema = {"name": "answer", "schema": {"type": "object"}}
-    assert asked["response_format"] == {"type": "json_schema", "json_schema": schema}
     assert asked["logit_bias"] == {"5": 1.0}
     assert (asked["presence_penalty"], asked["frequency_penalty"]) == (0.5, -0.5)
     assert answer.altered
     assert not ask(engine).altered
-    with pytest.raises(SpecError, match="tool_choice: a call cannot be required of a vLLM server"):
-        ask(engine, replace(HELLO, form=ResponseForm(calls=("weather",))))
 
 
 def test_an_adapter_becomes_the_policy_and_every_answer_is_its_own(start, connect, adapter_dir):
@@ -309,7 +263,12 @@ def test_the_server_is_started_for_the_model(base_dir):
     spec = VllmSpec(max_lora_rank=12, arguments={"tensor_parallel_size": 2, "disable-log-stats": True})
     values = options(spec, TINY, base_dir, 8123, on_cpu=True)
     assert values[:4] == ["--host", "127.0.0.1", "--port", "8123"]
-    for name, value in (("max-lora-rank", "16"), ("dtype", "float32"), ("tensor-parallel-size", "2")):
+    for name, value in (
+        ("max-lora-rank", "16"),
+        ("dtype", "float32"),
+        ("tensor-parallel-size", "2"),
+        ("structured-outputs-config.backend", "guidance"),
+    ):
         assert values[values.index(f"--{name}") + 1] == value
     assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(values)
     assert "--gpu-memory-utilization" in options(spec, TINY, base_dir, 8123, on_cpu=False)

@@ -7,6 +7,8 @@ as `components.inference.vllm.server.options` start it). Says what it measured o
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import time
 from dataclasses import replace
@@ -16,10 +18,12 @@ import pytest
 
 from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
+from components.inference.response_form import ResponseForm
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.server import VllmServer
 from components.models.spec import ModelSpec
 from tests.deployment.tiny import write_adapter
+from tests.inference.test_forms import FORECAST, PING, SCHEMA
 from tests.inference.test_server import WEATHER
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
@@ -173,6 +177,88 @@ def test_the_same_seed_gives_the_same_answer_and_a_new_adapter_arrives_within_a_
     times = [hold(vllm, f"again{number}", folder[1]) for number in range(5)]
     print(f"\nadapters delivered and read back in {', '.join(f'{one:.2f}' for one in times)} s")
     assert sorted(times)[2] < 1.0
+
+
+FORMS = [
+    ResponseForm(json_schema=json.dumps(SCHEMA), calls=()),
+    ResponseForm(calls=("forecast", "ping")),
+    ResponseForm(calls=("forecast",)),
+    ResponseForm(strict=True),
+    ResponseForm(json_schema='{"type": "integer"}', strict=True),
+]
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, embedded, trainer, folder, temperature):
+    """The mask of the embedded engine, applied to transformers' logits, gives the log-probability of every token."""
+    import torch
+
+    hold(vllm, "v1", folder[1])
+    hold(embedded, "v1", folder[1])
+    sampling = Sampling(temperature, max_tokens=60)
+    talk = [{"role": "user", "content": "Will it rain in Bern in the next 3 days? Answer as asked."}]
+    seeds = range(1 if sampling.temperature == 0 else 2)
+    asked = [
+        ChatRequest(talk, [] if form.without_calls else [FORECAST, PING], "v1", sampling, seed, form=form)
+        for form in FORMS
+        for seed in seeds
+    ]
+    answers = ask(vllm, asked)
+    gaps, excluded, ended = [], 0, 0
+    for request, answer in zip(asked, answers, strict=True):
+        ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
+        with torch.no_grad():
+            logits_TV = trainer(input_ids=ids).logits[0, len(answer.prompt_token_ids) - 1 : -1].float()
+        matcher = vllm._forms.form(request).matcher
+        for token, logprob, logits_V in zip(answer.token_ids, answer.logprobs, logits_TV, strict=True):
+            allowed_V = torch.from_numpy(matcher.allowed())
+            assert allowed_V[token]
+            excluded += int((~allowed_V).sum() > len(allowed_V) // 2)
+            masked_V = logits_V.masked_fill(~allowed_V, -math.inf) / (sampling.temperature or 1.0)
+            gaps.append(abs(float(masked_V.log_softmax(-1)[token]) - logprob))
+            if token in vllm.stop_ids:
+                ended += 1
+                break
+            matcher.append(token)
+        assert answer.altered
+    print(
+        f"\n{len(answers)} answers, {ended} complete, {len(gaps)} tokens, {excluded} of them with most tokens excluded"
+    )
+    print(f"log-probs within {max(gaps):.1e} of the masked distribution")
+    assert max(gaps) < 1e-3
+    if sampling.temperature == 0:
+        theirs = ask(embedded, asked[1:4])  # without a schema, whose whitespace is free there
+        assert [answer.message for answer in answers[1:4]] == [answer.message for answer in theirs]
+
+
+def test_a_stream_has_the_tokens_of_the_response(vllm, folder):
+    hold(vllm, "v1", folder[1])
+    tools = [FORECAST, PING]
+    for form, offered in ((ResponseForm(), []), (FORMS[1], tools), (FORMS[3], tools)):
+        [base] = requests("v1", Sampling(0.7, max_tokens=48))[2:3]
+        asked = replace(base, form=form, tools=offered)
+        increments: list = []
+        times: list = []
+
+        def listen(increment, increments=increments, times=times) -> None:
+            increments.append(increment)
+            times.append(time.monotonic())
+
+        began = time.monotonic()
+        [answer] = ask(vllm, [replace(asked, listener=listen)])
+        seconds = time.monotonic() - began
+        tokens = [token for increment in increments for token in increment.token_ids]
+        logprobs = [value for increment in increments for value in increment.logprobs]
+        assert tokens == answer.token_ids[: len(tokens)]
+        assert logprobs == answer.logprobs[: len(tokens)]
+        assert len(answer.token_ids) - 4 <= len(tokens) < len(answer.token_ids)
+        assert (answer.message["content"] or "").startswith("".join(increment.text for increment in increments))
+        [whole] = ask(vllm, [asked])
+        assert whole.token_ids == answer.token_ids
+        print(
+            f"\n{len(tokens)} of {len(answer.token_ids)} tokens in {len(increments)} increments; first after "
+            f"{times[0] - began:.2f} s of {seconds:.2f} s"
+        )
 
 
 def test_a_server_that_is_killed_comes_back_with_its_adapter(server, vllm, folder):

@@ -28,6 +28,7 @@ SERVER_FIELDS = ("python", "port", "max_lora_rank", "max_loras", "gpu_memory", "
 OURS = {
     "host", "port", "model", "served-model-name", "dtype", "max-model-len", "enable-lora", "max-lora-rank", "max-loras",
     "logprobs-mode", "generation-config", "trust-remote-code", "api-key", "enable-sleep-mode",
+    "structured-outputs-config", "structured-outputs-config.backend", "tokenizer",
 }  # fmt: skip
 """Server options that the run sets from the rest of the configuration, or that are not allowed."""
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from components.chat_client import fail_on_invalid_answer
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.inference.vllm.stream import Increments, StreamedCompletion, completion_tokens
 from components.json_client import Client, FailedAttempt, RefusalCheck, Reply
 from components.json_text import read_json
 
@@ -16,15 +16,38 @@ class UnknownAdapter(Exception):
     """The server does not have the adapter, because it was restarted."""
 
 
+class GrammarRefused(Exception):
+    """The server does not accept the grammar of a request."""
+
+
 class VllmClient(Client):
     """Client of one vLLM server. Methods raise the exceptions of `Client.post`, and ResourceError for a server that
     lacks a feature."""
 
-    async def sample(self, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
-        """Return the tokens and log-probabilities of a completion. Raises UnknownAdapter, ContextOverflow and
-        StalePolicy. policy: version, for messages."""
+    async def sample(
+        self, body: dict[str, Any], policy: str, increments: Increments | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Return the tokens and log-probabilities of a completion. Raises UnknownAdapter, GrammarRefused,
+        ContextOverflow and StalePolicy. policy: version, for messages. increments: receives the tokens as they are
+        sampled."""
+
+        def read(reply: Reply) -> tuple[list[int], list[float]]:
+            return _sampled_tokens(reply.json(), body, policy)
+
+        if increments is None:
+            return await self.post("/v1/completions", body, read, _refused)
+        stream = StreamedCompletion(increments, body["model"], policy)
+        return await self.post("/v1/completions", {**body, "stream": True}, read, _refused, stream)
+
+    async def probe(self, body: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Return the same for a request of the base model whose grammar the server may be unable to enforce. Raises
+        GrammarRefused for each failure of such a request, without a retry."""
+
+        def refused(reply: Reply, text: str) -> Exception | None:
+            return GrammarRefused(text) if reply.status in (400, 500) else _refused(reply, text)
+
         return await self.post(
-            "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, policy), _refused
+            "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, body["model"]), refused
         )
 
     def sample_now(self, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
@@ -71,21 +94,11 @@ class VllmClient(Client):
 
 
 def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
-    """Return sampled tokens and log-probabilities of a response. Raises FailedAttempt for an invalid response,
-    StalePolicy for a response of another model, ResourceError for a response without token ids."""
-    with fail_on_invalid_answer():
-        model, choice = str(answer["model"]), answer["choices"][0]
-        sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
-        if sampled is None or logprob_data is None:
-            raise ResourceError("a server answers without token ids and log-probabilities; expected vLLM")
-        logprobs = [float(logprob) for logprob in logprob_data["token_logprobs"]]
-        tokens = [int(token) for token in sampled]
-    if model != body["model"]:
-        raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {model} answered")
-    if not tokens or len(tokens) != len(logprobs) or not math.isfinite(sum(logprobs)):
-        raise FailedAttempt(
-            f"{len(tokens)} tokens and {len(logprobs)} log-probabilities, not all of them finite", empty=True
-        )
+    """Return sampled tokens and log-probabilities of a response. Raises FailedAttempt for an invalid response, and
+    StalePolicy and ResourceError as `completion_tokens`."""
+    tokens, logprobs = completion_tokens(answer, body["model"], policy)
+    if not tokens or not math.isfinite(sum(logprobs)):
+        raise FailedAttempt(f"{len(tokens)} tokens, not all of them with a finite log-probability", empty=True)
     return tokens, logprobs
 
 
@@ -96,6 +109,8 @@ def _refused(reply: Reply, text: str) -> Exception | None:
         return ResourceError(f"a server has no /v1/completions ({text}); expected vLLM")
     if reply.status == 400 and "maximum" in text and "length" in text:
         return ContextOverflow(text)
+    if reply.status == 400 and "rammar" in text:
+        return GrammarRefused(text)
     return None
 
 

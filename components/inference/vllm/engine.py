@@ -17,15 +17,17 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ContextOverflow, EngineError, Problem, ResourceError, SpecError, StalePolicy
 from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.vllm.client import UnknownAdapter, VllmClient
+from components.inference.vllm.client import GrammarRefused, UnknownAdapter, VllmClient
+from components.inference.vllm.forms import ServerForm, ServerForms
 from components.inference.vllm.routing import Router
+from components.inference.vllm.stream import Increments
 from components.json_client import ClientTimeouts
 from components.models import trained_weights
 from components.models.weights import declared_end, load_tokenizer
@@ -71,6 +73,7 @@ class VllmEngine:
         self._ours = ours
         self._watch = watch
         self._conversations = Conversations(self.format, max_length)
+        self._forms = ServerForms(self.format, self.stop_ids)
         self._router = Router(len(urls))
         self._policy = BASE_POLICY
         self._base = ""
@@ -95,8 +98,8 @@ class VllmEngine:
         return self._policy
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Return the response to a request. Raises StalePolicy, ContextOverflow, EngineError, and ResourceError for
-        errors that affect every request."""
+        """Return the response to a request. Raises StalePolicy, ContextOverflow, EngineError, SpecError for a form that
+        cannot be enforced, and ResourceError for errors that affect every request."""
         name = self._names.get(request.policy)
         if name is None:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
@@ -107,8 +110,12 @@ class VllmEngine:
                 f"the prompt has {len(prompt)} tokens; {self.max_length} fit at most, with the answer",
                 "; raise model.max_length or shorten the task",
             )
+        form = self._forms.form(request)
         body = self._body(request, name, prompt, min(request.sampling.max_tokens, room))
-        running = asyncio.ensure_future(self._ask(body, request.policy, continued(request)))
+        if form is not None:
+            body["structured_outputs"] = {"grammar": form.grammar}
+        increments = None if request.listener is None else Increments(request, prompt, self.format)
+        running = asyncio.ensure_future(self._ask(body, request, form, increments))
         self._under_way[running] = request.policy
         try:
             place, sampled, logprobs = await running
@@ -119,6 +126,10 @@ class VllmEngine:
             raise StalePolicy(f"policy {request.policy} was replaced by {self._policy} during the request") from None
         finally:
             del self._under_way[running]
+            if increments is not None:
+                increments.close()
+        if form is not None:
+            self._forms.check_response(form, sampled)
         answer = self._conversations.completion(request, prompt, sampled, logprobs, self.stop_ids)
         self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
         return answer
@@ -193,17 +204,6 @@ class VllmEngine:
         }
         if sampling.temperature:
             body |= sampling.cuts
-        if request.form.calls:
-            text = "a call cannot be required of a vLLM server; leave it out, or use inference=embedded"
-            raise SpecError([Problem("tool_choice", text)])
-        if request.form.strict:
-            text = (
-                "a vLLM server cannot hold calls to the schemas of their tools; leave out `strict`, and response_format"
-            )
-            raise SpecError([Problem("tools", f"{text} with tools, or use inference=embedded")])
-        if request.form.json_schema is not None:
-            schema = {"name": request.form.schema_name, "schema": request.form.schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if request.change.bias:
             body["logit_bias"] = {str(token): value for token, value in request.change.bias}
         penalties = {"presence_penalty": request.change.presence, "frequency_penalty": request.change.frequency}
@@ -213,31 +213,40 @@ class VllmEngine:
         return body
 
     async def _ask(
-        self, body: dict[str, Any], policy: str, conversation: Hashable
+        self, body: dict[str, Any], request: ChatRequest, form: ServerForm | None, increments: Increments | None
     ) -> tuple[int, list[int], list[float]]:
         """Return the index of the responding server, the sampled tokens and their log-probabilities."""
         while True:
-            place = self._router.take(conversation)
+            place = self._router.take(continued(request))
+            client = self._clients[place]
             try:
-                return place, *(await self._answer(self._clients[place], body, policy))
+                if form is not None:
+                    await self._forms.check(client, self._base, form.parameter)
+                return place, *(await self._answer(client, body, request.policy, increments))
             except (StalePolicy, ContextOverflow):
                 raise
+            except GrammarRefused as error:
+                text = f"the server refuses the grammar of the form ({error}); use inference=embedded"
+                raise SpecError([Problem(form.parameter if form is not None else "tools", text)]) from None
             except EngineError:
                 self._watch()
-                if not self._router.failed(place):
+                begun = increments is not None and increments.begun
+                if not self._router.failed(place) or begun:
                     raise
-                logger.warning("%s fails; its requests go to the other servers", self._clients[place].url)
+                logger.warning("%s fails; its requests go to the other servers", client.url)
             finally:
                 self._router.release(place)
 
-    async def _answer(self, client: VllmClient, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
+    async def _answer(
+        self, client: VllmClient, body: dict[str, Any], policy: str, increments: Increments | None
+    ) -> tuple[list[int], list[float]]:
         for _ in range(1 + self.spec.restarts):
             try:
-                return await client.sample(body, policy)
+                return await client.sample(body, policy, increments)
             except UnknownAdapter:
                 logger.info("%s has lost %s; the adapter is loaded again", client.url, body["model"])
                 await asyncio.to_thread(self._load_adapter, client, body["model"])
-        return await client.sample(body, policy)
+        return await client.sample(body, policy, increments)
 
     # Adapters
 

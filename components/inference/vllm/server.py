@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, WaitTimeout
 from components.inference.vllm.command import RANKS, flags, vllm_environment, vllm_on_cpu
+from components.inference.vllm.tokenizer import readable_tokenizer
 from components.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class VllmServer:
         python = spec.interpreter
         self.port = _free_port(spec.port)
         on_cpu = vllm_on_cpu(python)
-        self._command = [str(python), str(LAUNCH), *options(spec, model, base_dir, self.port, on_cpu)]
+        tokenizer = readable_tokenizer(base_dir, log.with_name(f"{log.stem}-tokenizer"))
+        self._command = [str(python), str(LAUNCH), *options(spec, model, base_dir, self.port, on_cpu, tokenizer)]
         self._environment = environment(spec, on_cpu)
         self.starts = 0
         self.dead: str | None = None
@@ -161,8 +163,10 @@ class VllmServer:
         return f"The last lines of its log {self.log}:\n{shown}"
 
 
-def options(spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu: bool) -> list[str]:
-    """Return the command-line options of `vllm.entrypoints.openai.api_server`."""
+def options(
+    spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu: bool, tokenizer: Path | None = None
+) -> list[str]:
+    """Return the command-line options of `vllm.entrypoints.openai.api_server`. tokenizer: folder; None: the model's."""
     values: dict[str, Any] = {
         "host": HOST,
         "port": port,
@@ -172,7 +176,10 @@ def options(spec: VllmSpec, model: ModelSpec, base_dir: Path, port: int, on_cpu:
         "max-model-len": model.max_length,
         "generation-config": "vllm",  # no sampling defaults of the model's author
         "logprobs-mode": "processed_logprobs",  # of the sampling distribution
+        "structured-outputs-config.backend": "guidance",  # the library of `components.inference.grammar`
     }
+    if tokenizer is not None:
+        values["tokenizer"] = tokenizer
     if model.lora is not None:
         rank = spec.max_lora_rank or model.lora.rank
         values |= {"enable-lora": True, "max-loras": spec.max_loras}

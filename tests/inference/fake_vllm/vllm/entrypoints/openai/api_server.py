@@ -1,13 +1,21 @@
 """Speaks vLLM's endpoints over a real socket, without a model: what it answers follows from model name and seed.
 
+A grammar (`structured_outputs`) is enforced as vLLM's guidance backend does, with llguidance on the tokenizer file: the
+answer is drawn from the allowed tokens, all of the same probability. A stream has one token in an event, as vLLM's has
+unless its client is slow.
+
 `--fault` says what is wrong with it: `dies` at its start, `hangs` there, `liar` answers for another model, `raw` gives
-log-probabilities before the cut, `forgets` lists no adapters, `slow` takes a second for an answer, `stuck` ten
-minutes for one of the base model. `POST /die` ends it.
+log-probabilities before the cut and the grammar, `forgets` lists no adapters, `slow` takes a second for an answer,
+`stuck` ten minutes for one of the base model, `ignores` grammars as versions before 0.11 do, `breaks` the first stream
+after three tokens, `paused` waits before the third token of a stream until `POST /go`. `POST /die` ends it.
 """
 
 import argparse
 import json
+import math
 import os
+import random
+import socket
 import sys
 import threading
 import time
@@ -17,13 +25,20 @@ from pathlib import Path
 
 def options():
     parser = argparse.ArgumentParser()
-    for name in ("--model", "--served-model-name", "--fault"):
+    for name in ("--model", "--tokenizer", "--served-model-name", "--fault"):
         parser.add_argument(name, default="")
     parser.add_argument("--port", type=int)
     parser.add_argument("--max-lora-rank", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=0)
     parser.add_argument("--enable-sleep-mode", action="store_true")
     return parser.parse_known_args()[0]
+
+
+def eos_of(tokenizer_file):
+    """The tokenizer's end-of-sequence token, which alone vLLM's guidance backend knows as an end."""
+    config = json.loads(tokenizer_file.with_name("tokenizer_config.json").read_text())
+    token = config["eos_token"]
+    return token["content"] if isinstance(token, dict) else token
 
 
 def main():
@@ -35,10 +50,33 @@ def main():
         time.sleep(60)
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(Path(given.model) / "tokenizer.json"))
+    tokenizer_file = Path(given.tokenizer or given.model) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     adapters, lock, seen = {}, threading.Lock(), []
     sleeps = given.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
-    asleep = threading.Event()
+    asleep, go, broken = threading.Event(), threading.Event(), threading.Event()
+
+    def constrained(grammar, body):
+        """The tokens of an answer with a grammar and their log-probabilities, or the message of an error."""
+        import llguidance
+
+        vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        end = tokenizer.token_to_id(eos_of(tokenizer_file))
+        wrapped = llguidance.LLTokenizer(tokenizer_file.read_text(), n_vocab=vocabulary, eos_token=end)
+        compiled = llguidance.grammar_from("grammar", grammar)
+        if error := llguidance.LLMatcher.validate_grammar(compiled, wrapped):
+            return f"Grammar error: {error}"
+        matcher = llguidance.LLMatcher(wrapped, compiled, log_level=0)
+        draw, tokens, logprobs, ended = random.Random(body.get("seed", 0)), [], [], False
+        while len(tokens) < body["max_tokens"] and not set(tokens[-1:]) & set(body.get("stop_token_ids", [])):
+            bits = matcher.compute_bitmask()
+            allowed = [token for token in range(vocabulary) if ended or bits[token // 8] >> token % 8 & 1]
+            tokens.append(draw.choice(allowed))
+            logprobs.append(-math.log(vocabulary if given.fault == "raw" else len(allowed)))
+            ended = ended or tokens[-1] == end  # as `GuidanceGrammar.accept_tokens`
+            if not matcher.is_stopped() and not matcher.consume_token(tokens[-1]):
+                return "Internal server error"
+        return tokens, logprobs
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -69,6 +107,9 @@ def main():
             body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
             if self.path == "/die":
                 os._exit(3)
+            if self.path == "/go":
+                go.set()
+                return self.say({})
             with lock:
                 seen.append([self.path, body])
             if self.path in ("/sleep?level=1", "/wake_up") and sleeps:
@@ -105,9 +146,42 @@ def main():
                 time.sleep(600.0)
             said = tokenizer.encode(f"{model}/{body.get('seed', 0)}", add_special_tokens=False).ids
             tokens = [*said, *body.get("stop_token_ids", [])[:1]][: body["max_tokens"]]
-            logprob = 0.0 if body.get("top_k") == 1 and given.fault != "raw" else -0.5
-            choice = {"token_ids": tokens, "logprobs": {"token_logprobs": [logprob] * len(tokens)}}
-            return self.say({"model": "other" if given.fault == "liar" else model, "choices": [choice]})
+            logprobs = [0.0 if body.get("top_k") == 1 and given.fault != "raw" else -0.5] * len(tokens)
+            grammar = (body.get("structured_outputs") or {}).get("grammar")
+            if grammar is not None and given.fault != "ignores":
+                drawn = constrained(grammar, body)
+                if isinstance(drawn, str):
+                    return self.refuse(400 if drawn.startswith("Grammar error") else 500, drawn)
+                tokens, logprobs = drawn
+            answering = "other" if given.fault == "liar" else model
+            stopped = tokens[-1] in body.get("stop_token_ids", [])
+            if body.get("stream"):
+                return self.stream(answering, tokens, logprobs, body, "stop" if stopped else "length")
+            choice = {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}, "finish_reason": "stop"}
+            return self.say({"model": answering, "choices": [choice]})
+
+        def stream(self, model, tokens, logprobs, body, reason):
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+            for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+                if place == 2 and given.fault == "paused":
+                    go.wait(600)
+                if place == 3 and given.fault == "breaks" and not broken.is_set():
+                    broken.set()
+                    return self.connection.shutdown(socket.SHUT_RDWR)
+                choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": [logprob]}, "token_ids": [token]}
+                choice["prompt_token_ids"] = None if place else body["prompt"]
+                choice["finish_reason"] = reason if place == len(tokens) - 1 else None
+                self.event(json.dumps({"object": "text_completion", "model": model, "choices": [choice]}))
+            self.event("[DONE]")
+            self.wfile.write(b"0\r\n\r\n")
+
+        def event(self, data):
+            chunk = f"data: {data}\n\n".encode()
+            self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+            self.wfile.flush()
 
         def log_message(self, *_):
             pass

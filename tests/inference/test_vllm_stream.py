@@ -1,0 +1,162 @@
+"""Tests of streamed responses of the vLLM engine, against the small server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from dataclasses import replace
+
+import openai
+import pytest
+
+from components.errors import EngineError, ResourceError, StalePolicy
+from components.inference.app import AppOptions
+from components.inference.response_form import ResponseForm
+from components.inference.server import ModelServer
+from components.inference.vllm.stream import StreamedCompletion
+from components.json_client import FailedAttempt
+from tests.inference.test_forms import needs_llguidance
+from tests.inference.test_vllm import HELLO, ask, die, seen
+
+
+def heard(engine, request=HELLO):
+    """Return the response, and its increments."""
+    increments = []
+    return ask(engine, replace(request, listener=increments.append)), increments
+
+
+def test_increments_have_the_tokens_of_the_response_as_they_are_sampled(start, connect):
+    server = start(fault="paused")
+    engine = connect(server)
+    increments = []
+
+    def listen(increment) -> None:
+        increments.append(increment)
+        if len(increments) == 2:  # the server waits with the third token until now
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/go", data=b"{}").close()
+
+    answer = ask(engine, replace(HELLO, listener=listen))
+    assert [token for increment in increments for token in increment.token_ids] == answer.token_ids[:-1]
+    assert [value for increment in increments for value in increment.logprobs] == answer.logprobs[:-1]
+    assert "".join(increment.text for increment in increments) == answer.message["content"] == "policy/7"
+    assert {increment.policy for increment in increments} == {"base"}
+    assert all(increment.prompt_token_ids == answer.prompt_token_ids for increment in increments)
+    assert answer == ask(engine), "a listener does not affect the response"
+    assert [body.get("stream") for body in seen(server, "/v1/completions")[-2:]] == [True, None]
+
+
+@needs_llguidance
+def test_a_stream_with_a_form(start, connect):
+    engine = connect(start())
+    request = replace(HELLO, form=ResponseForm(json_schema='{"enum": ["yes", "no"]}', calls=()))
+    answer, increments = heard(engine, request)
+    assert answer.message["content"] in ('"yes"', '"no"')
+    assert [token for increment in increments for token in increment.token_ids] == answer.token_ids[:-1]
+
+
+def test_over_http_a_stream_has_the_text_and_tokens_of_the_answer(start, connect):
+    engine = connect(start())
+    asked = {"model": "m", "messages": HELLO.messages, "seed": 3, "extra_body": {"return_token_ids": True}}
+    with (
+        ModelServer(engine, "m", AppOptions(decode=engine.tokenizer.decode)) as server,
+        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
+    ):
+        [whole] = client.chat.completions.create(**asked).choices
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
+    assert [token for chunk in chunks for token in getattr(chunk, "token_ids", None) or []] == whole.token_ids
+    assert sum(bool(chunk.delta.content) for chunk in chunks) > 3, "content arrives in parts"
+
+
+def test_a_stream_that_breaks_off_is_an_error_and_not_sampled_again(start, connect):
+    """Another attempt may sample other tokens than those that the listener has."""
+    servers = [start(fault="breaks"), start()]
+    engine = connect(*servers)
+    with pytest.raises(EngineError, match="the response broke off"):
+        heard(engine)
+    asked = [body for server in servers for body in seen(server, "/v1/completions") if body.get("stream")]
+    assert len(asked) == 1
+    answer, _ = heard(engine, replace(HELLO, seed=8))
+    assert answer.message["content"] == "policy/8"
+
+
+def test_before_the_first_token_a_stream_is_retried_and_checked_as_any_response(start, connect, adapter_dir):
+    server = start(restarts=1)
+    engine = connect(server)
+    engine.load_policy("v1", str(adapter_dir))
+    die(server)
+    answer, increments = heard(engine, replace(HELLO, policy="v1"))
+    assert answer.message["content"] == "".join(increment.text for increment in increments) == "policy@v1/7"
+    with pytest.raises(StalePolicy, match="and other answered"):
+        heard(connect(start(fault="liar")))
+
+
+def test_a_cancelled_stream_reports_nothing_any_more(start, connect, adapter_dir):
+    server = start(fault="paused")
+    engine = connect(server, on_swap="abort")
+    increments = []
+
+    async def swap():
+        asked = asyncio.ensure_future(engine.chat(replace(HELLO, listener=increments.append)))
+        while len(increments) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(engine.load_policy, "v1", str(adapter_dir))
+        with pytest.raises(StalePolicy, match="policy base was replaced by v1"):
+            await asked
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/go", data=b"{}").close()
+        return await engine.chat(replace(HELLO, policy="v1"))
+
+    assert asyncio.run(swap()).policy == "v1"
+    assert len(increments) == 2
+
+
+class Heard:
+    """Increments of a stream without an engine."""
+
+    def __init__(self):
+        self.begun = False
+        self.tokens = []
+
+    def add(self, tokens, logprobs):
+        self.begun = True
+        self.tokens.append(tokens)
+
+
+def event(tokens, reason=None, model="policy", **values) -> bytes:
+    logprobs = {"token_logprobs": [-0.5] * len(tokens)} if tokens else None
+    choice = {"token_ids": tokens, "logprobs": logprobs, "finish_reason": reason, **values}
+    return b"data: " + json.dumps({"model": model, "choices": [choice]}).encode() + b"\n\n"
+
+
+def consume(data: bytes, size: int = 7):
+    """Return what a stream in parts of `size` bytes ends with, and what was heard."""
+    listener = Heard()
+
+    async def parts():
+        for at in range(0, len(data), size):
+            yield data[at : at + size]
+
+    status, content = asyncio.run(StreamedCompletion(listener, "policy", "base").consume(parts()))
+    return status, json.loads(content), listener
+
+
+def test_events_may_be_split_anywhere_hold_several_tokens_and_be_long():
+    long = list(range(60_000))  # the prompt, in the first event
+    usage = b'data: {"choices": [], "usage": {}}\n\n'
+    data = event([1], prompt_token_ids=long) + event([2, 3]) + event([]) + event([4, 5], "stop") + usage
+    for size in (7, 1 << 14):
+        status, answer, listener = consume(data + b"data: [DONE]\n\n", size)
+        assert (status, answer["choices"][0]["token_ids"]) == (200, [1, 2, 3, 4, 5])
+        assert listener.tokens == [[1], [2, 3]]
+    assert consume(event([1]) + event([], "length"))[1]["choices"][0]["token_ids"] == [1]
+
+
+def test_a_stream_that_is_no_completion_is_an_error():
+    error = {"error": {"message": "Grammar error", "code": 400}}
+    assert consume(b"data: " + json.dumps(error).encode() + b"\n\n")[:2] == (400, error)
+    for data in (event([1]), event([1]) + b"data: [DONE]\n\n", b"data: {\n\n", event([1], token_ids=["x"])):
+        with pytest.raises(FailedAttempt):
+            consume(data)
+    with pytest.raises(ResourceError, match="without token ids"):
+        consume(event([1], token_ids=None))
