@@ -120,8 +120,8 @@ def copy(tmp_path):
 
 def test_a_new_stage_is_a_module_and_a_line_of_a_recipe(copy, tmp_path):
     known = copy.run(USE, str(tmp_path / "runs"))
-    assert "compute.stages.taly: 'taly': expected one of certify, import, generate, collect, judge" in known["mistake"]
-    assert "Did you mean 'tally'?" in known["mistake"]
+    assert "compute.stages.taly: no such key in compute.stages; expected one of certify, import" in known["mistake"]
+    assert "Did you mean 'compute.stages.tally'?" in known["mistake"]
     assert known["planned"] == [
         ["evaluate[start]", "run", "local", {}],
         ["tally", "run", "process", {"episodes": "evaluate[start]"}],

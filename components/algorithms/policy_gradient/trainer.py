@@ -76,7 +76,7 @@ def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingR
 
     outlier = partial(largest_log_ratio, policy, learning)
     step, metrics = take_steps(spec, context, groups, backward, outlier, [spec.learning_rate])
-    return step, metrics | learning.scaling
+    return step, metrics if metrics.get("skipped") else metrics | learning.scaling
 
 
 def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Learning]:
