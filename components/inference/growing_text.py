@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from components.inference.growing_call import GrowingCall
-from components.inference.protocol import CallDelta
+from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.stop_strings import before_possible_stop
 from components.trajectories.chat import ChatFormat
 
@@ -95,3 +95,9 @@ def growing_message(chat: ChatFormat, stop: Sequence[str], turn: int = 0, *, cal
         return GrowingText(chat.tokenizer, stop)
     tagged = calls and chat.native_tools and not chat.channel
     return GrowingText(chat.tokenizer, stop, chat.certain_text, GrowingCall(turn) if tagged else None)
+
+
+def growing_response(chat: ChatFormat, request: ChatRequest) -> GrowingText:
+    """Return the growing text of the response to a request."""
+    turn = sum(message["role"] == "assistant" for message in request.messages)
+    return growing_message(chat, request.stop, turn, calls=not request.form.without_calls)

@@ -44,7 +44,7 @@ from components.errors import (
 )
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.grammar import Grammars
-from components.inference.growing_text import GrowingText, growing_message
+from components.inference.growing_text import GrowingText, growing_response
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
 from components.inference.stop_strings import StopDetector, text_before
 from components.inference.text_prompts import added_tokens, text_prompt
@@ -183,9 +183,7 @@ class TransformersEngine:
             row.scores_prompt = request.scores_prompt
             row.growing = GrowingText(self.tokenizer, request.stop) if request.listener else None
         elif request.listener:
-            turn = sum(message["role"] == "assistant" for message in request.messages)
-            calls = not request.form.without_calls
-            row.growing = growing_message(self.format, request.stop, turn, calls=calls)
+            row.growing = growing_response(self.format, request)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:

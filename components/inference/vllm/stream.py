@@ -17,7 +17,7 @@ import orjson
 
 from components.chat_client import fail_on_invalid_answer
 from components.errors import ResourceError, StalePolicy
-from components.inference.growing_text import GrowingText, growing_message
+from components.inference.growing_text import GrowingText, growing_response
 from components.inference.protocol import ChatRequest, Increment
 from components.json_client import MAX_QUOTED, FailedAttempt
 from components.trajectories.chat import ChatFormat
@@ -36,9 +36,7 @@ class Increments:
         self._request = request
         self._prompt = prompt
         self._loop = asyncio.get_running_loop()
-        turn = sum(message["role"] == "assistant" for message in request.messages)
-        calls = not request.form.without_calls
-        self._growing: GrowingText | None = growing_message(chat, request.stop, turn, calls=calls)
+        self._growing: GrowingText | None = growing_response(chat, request)
 
     def add(self, tokens: list[int], logprobs: list[float]) -> None:
         """Report sampled tokens, from any thread."""
