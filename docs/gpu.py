@@ -62,6 +62,17 @@ def content() -> str:
     return "\n".join(section for section in sections if section)
 
 
+def summary(results: dict[str, Any]) -> str:
+    """Return the sentence of the README: a step of workload (b) with a dense mask against TRL's synchronous trainer."""
+    sides = results["parts"]["train_b"]["result"]["sides"]
+    time = sides["ours_sdpa"]["seconds"]["median"] / sides["trl"]["seconds"]["median"]
+    memory = sides["ours_sdpa"]["peak_mb"] / sides["trl"]["peak_mb"]
+    return (
+        f"On an H100, a GRPO step on episodes of six turns takes {time:.2f} of the time and {memory:.2f} of the memory "
+        "of TRL's `GRPOTrainer` ([measurements](docs/results/gpu.md))."
+    )
+
+
 def machine(results: dict[str, Any]) -> str:
     """Return a sentence on the machine and the versions."""
     gpu, versions = results["gpu"], ", ".join(f"{name} {version}" for name, version in results["versions"].items())

@@ -69,3 +69,8 @@ def test_trials_are_not_recorded(page, monkeypatch, changed):
     with pytest.raises(SystemExit, match="a trial on a CPU is not recorded"):
         gpu.main(["add"])
     assert not gpu.RECORD.exists()
+
+
+def test_the_readme_states_the_recorded_step():
+    recorded = json.loads(gpu.RECORD.read_text(encoding="utf-8"))
+    assert gpu.summary(recorded) in (gpu.DOCS.parent / "README.md").read_text(encoding="utf-8")
