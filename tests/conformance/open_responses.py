@@ -3,8 +3,8 @@
     python -m tests.conformance.open_responses --suite FOLDER [--policy scripted|tiny|smollm2|DIR] [--json]
 
 FOLDER is a checkout of github.com/openresponses/openresponses, with its packages: `bun install`, or `npm install` and
-`npm install --no-save tsx`. Its `bin/compliance-test.ts` runs by bun, else by tsx, against a server that this program
-starts on a policy:
+`npm install --no-save bun`. Its `bin/compliance-test.ts` runs by bun, as its authors run it, else by tsx, against a
+server that this program starts on a policy:
 
     scripted    random weights whose logits are replaced by those of given answers: a text, or a call if there are tools
     tiny        the same random weights as they are
@@ -62,14 +62,14 @@ def suite_command(suite: Path) -> tuple[list[str], str]:
     """Return the command that runs the suite, or the reason why nothing can."""
     if not (suite / CLI).is_file():
         return [], f"--suite={suite}: no {CLI} there; expected a checkout of github.com/openresponses/openresponses"
-    if bun := shutil.which("bun"):
+    installed = (suite / "node_modules" / ".bin").absolute()
+    if bun := shutil.which("bun") or shutil.which("bun", path=str(installed)):
         return [bun, "run", str(CLI)], ""
     if not shutil.which("node"):
-        return [], "neither bun nor node is installed"
-    tsx = suite / "node_modules" / ".bin" / "tsx"
-    if not tsx.is_file():
-        return [], f"no bun, and no tsx in {suite}: npm install --no-save tsx there"
-    return [str(tsx.absolute()), str(CLI)], ""
+        return [], f"neither bun nor node is installed: npm install --no-save bun in {suite}"
+    if not (installed / "tsx").is_file():
+        return [], f"no bun, and no tsx in {suite}: npm install --no-save bun there"
+    return [str(installed / "tsx"), str(CLI)], ""
 
 
 def version_of(suite: Path) -> str:

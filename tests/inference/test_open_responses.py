@@ -38,7 +38,7 @@ def suite(tmp_path, monkeypatch) -> Path:
     (tmp_path / "results.json").write_text(json.dumps({"results": results}))
     tsx.write_text("#!/bin/sh\ncat results.json\nexit 1\n")
     tsx.chmod(0o755)
-    monkeypatch.setattr(open_responses.shutil, "which", lambda name: "/bin/node" if name == "node" else None)
+    monkeypatch.setattr(open_responses.shutil, "which", lambda name, path=None: "/bin/node" if name == "node" else None)
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def test_what_is_missing_is_the_reason_to_skip(suite, monkeypatch, capsys, missi
     if missing == "suite":
         folder = suite / "none"
     elif missing == "node":
-        monkeypatch.setattr(open_responses.shutil, "which", lambda name: None)
+        monkeypatch.setattr(open_responses.shutil, "which", lambda name, path=None: None)
     else:
         (suite / "node_modules" / ".bin" / "tsx").unlink()
     reason = suite_command(folder)[1]
@@ -64,6 +64,20 @@ def test_what_is_missing_is_the_reason_to_skip(suite, monkeypatch, capsys, missi
     monkeypatch.setattr(sys, "argv", ["open_responses", "--suite", str(folder)])
     assert open_responses.main() == 0
     assert capsys.readouterr().out == f"Open Responses (scripted): skipped: {reason}\n"
+
+
+def test_bun_of_the_checkout_runs_the_suite(suite, monkeypatch):
+    bun = suite / "node_modules" / ".bin" / "bun"
+    bun.write_text("#!/bin/sh\n")
+    bun.chmod(0o755)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert suite_command(suite) == ([str(bun), "run", "bin/compliance-test.ts"], "")
+
+
+def test_an_optional_case_that_the_suite_skips_is_skipped():
+    case = case_of({"id": "file-search", "status": "skipped", "errors": ["File search is optional"]})
+    assert (case.outcome, case.reason) == ("skipped", "File search is optional")
 
 
 def test_a_result_without_errors_has_no_reason():
