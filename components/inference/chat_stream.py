@@ -3,7 +3,8 @@
 For each answer: its role, deltas of its content as it is sampled, its tool calls, and its finish reason. A call begins
 with its id and name; deltas of its arguments follow. Those of the first call are sent as they are sampled, except for
 the last brace (`components.inference.growing_call`); the rest when the answer is complete, because only then are they
-certain to be calls. If they are none, the text of the answer follows as content, and the call stays incomplete.
+certain to be calls. If they are none, the text of the answer follows as content, and the call stays incomplete. Later
+calls are not sent before the first one is complete, because OpenAI's clients end a call when the next one begins.
 Log-probabilities and token ids are in the chunk after which they are sampled, or in a later one if the text is held
 back.
 """
@@ -75,8 +76,9 @@ class _Choice:
         if increment.text:
             self._sent += increment.text
             yield self._delta({"content": increment.text})
-        if increment.call:
-            yield from map(self._delta, self._grow_call(increment.call))
+        for delta in increment.calls:
+            if delta.index == 0:
+                yield from map(self._delta, self._grow_call(delta))
 
     def _grow_call(self, delta: CallDelta) -> Iterator[dict[str, Any]]:
         if self._call is None:

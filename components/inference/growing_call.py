@@ -1,12 +1,15 @@
-"""The first tagged call of a response while it is sampled: its name, and its arguments as the finished call has them.
+"""Tagged calls of a response while they are sampled: their names, and arguments as the finished calls have them.
 
 A finished call has the arguments as `json.dumps` writes them, whatever spelling the model chose
 (`components.trajectories.tool_calls.read_tagged`). So each token of the JSON text is written that way as soon as later
 text cannot change it: characters of a string at once, a number when it has ended.
 
 Until the response ends, no call is certain: a call that is cut or invalid, also a later one, makes all of the response
-text. Therefore the last brace of the arguments is held back, and with it every later call: as long as the response is
-not complete, no client has arguments that it could execute.
+text. Therefore the last brace of the arguments of each call is held back: as long as the response is not complete, no
+client has arguments that it could execute.
+
+Calls of the pythonic form are not reported while they grow: their values are Python literals, whose strings, tuples and
+`**{...}` would need a parser of their own that writes JSON from an unfinished text.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import json
 import re
 
 from components.inference.protocol import CallDelta
-from components.trajectories.tool_calls import OPEN, call_id
+from components.trajectories.tool_calls import CLOSE, OPEN, call_id
 
 _HEAD = re.compile(
     r"""\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*,"""
     r"""[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)"""
 )
 """A call up to its arguments. A call with other keys, or in another order, is not reported."""
+_TAIL = re.compile(rf"[ \t\n\r]*\}}\s*{CLOSE}")
+"""A call after its arguments."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _CHARACTERS = re.compile(
     r"""(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
@@ -33,41 +38,67 @@ _WORD = re.compile(r"""[^\s,:"\[\]{}]+""")
 _WRITTEN = {",": ", ", ":": ": "}
 
 
-class GrowingCall:
-    """The first call of a growing response. turn: part of its id."""
+class GrowingCalls:
+    """The calls of a growing response. turn: part of their ids.
+
+    Calls are reported up to the first one with other keys, or in another order, than `_HEAD` and `_TAIL` have.
+    """
 
     def __init__(self, turn: int):
-        self._id = call_id(turn, 0)
+        self._turn = turn
+        self._index = 0
+        """Place of the call that grows."""
         self._name: str | None = None
+        """Its name; None before it is certain."""
         self._arguments = GrowingObject()
 
-    def extend(self, text: str) -> CallDelta | None:
-        """Return the part of the call that is certain in the response's text so far and was not before."""
-        opened = self._name is not None
-        if self._name is None:
-            start = text.find(OPEN)
-            head = _HEAD.match(text, start + len(OPEN)) if start >= 0 else None
-            if head is None:
-                return None
-            try:
-                self._name = str(json.loads(head[1]))
-            except ValueError:
-                return None
-            self._arguments.at = head.end()
-        new = self._arguments.extend(text)
-        return CallDelta(self._id, self._name, new) if new or not opened else None
+    def extend(self, text: str) -> list[CallDelta]:
+        """Return the parts of the calls that are certain in the response's text so far and were not before."""
+        deltas: list[CallDelta] = []
+        while True:
+            opened = self._name is not None
+            if self._name is None:
+                self._name = self._begin(text)
+            if self._name is None:
+                return deltas
+            new = self._arguments.extend(text)
+            if new or not opened:
+                deltas.append(CallDelta(call_id(self._turn, self._index), self._name, new, self._index))
+            end = _TAIL.match(text, self._arguments.at) if self._arguments.closed else None
+            if end is None:
+                return deltas
+            self._index += 1
+            self._name, self._arguments = None, GrowingObject(end.end())
+
+    def _begin(self, text: str) -> str | None:
+        """Return the name of the next call, and move to its arguments; None if it is not certain yet."""
+        start = text.find(OPEN, self._arguments.at)
+        head = _HEAD.match(text, start + len(OPEN)) if start >= 0 else None
+        if head is None:
+            return None
+        try:
+            name = str(json.loads(head[1]))
+        except ValueError:
+            return None
+        self._arguments.at = head.end()
+        return name
 
 
 class GrowingObject:
     """A JSON object in a growing text, as `json.dumps(..., ensure_ascii=False)` writes it, without its last brace."""
 
-    def __init__(self) -> None:
-        self.at = 0
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
         """Place in the text up to which it is written."""
         self._depth = 0
         self._in_string = False
         self._ended = False
         """True after the object, or at text that is no JSON."""
+
+    @property
+    def closed(self) -> bool:
+        """True after the object."""
+        return self._ended and not self._depth
 
     def extend(self, text: str) -> str:
         """Return what is certain in the text so far and was not before."""

@@ -7,8 +7,8 @@ a prefix of it, whatever is sampled next. So text is held back that may be the b
   (`<0xE2>`) are held back until the next other token, because an invalid byte changes the text of all of them;
 - a stop string (`components.inference.stop_strings`);
 - a tool call, or white space around calls (`components.trajectories.tool_calls`). From the first possible call on, the
-  text is held back until the response ends, because an invalid call makes all of it text. The first call itself is
-  reported as it is sampled (`components.inference.growing_call`);
+  text is held back until the response ends, because an invalid call makes all of it text. Tagged calls are reported
+  as they are sampled (`components.inference.growing_call`);
 - a final response in a template with channels, for which nothing is reported.
 
 A text completion, or a response that calls no tools, has no calls to hold back.
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from components.inference.growing_call import GrowingCall
+from components.inference.growing_call import GrowingCalls
 from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.stop_strings import before_possible_stop
 from components.trajectories.chat import ChatFormat
@@ -34,7 +34,7 @@ class GrowingText:
     """Text of a growing response.
 
     stop: strings that end it. certain: returns the part of a growing text that later text does not change; None means
-    all of it. first_call: the call that is reported as it is sampled.
+    all of it. growing_calls: the calls that are reported as they are sampled.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class GrowingText:
         tokenizer: Any,
         stop: Sequence[str],
         certain: Callable[[str], str] | None = None,
-        first_call: GrowingCall | None = None,
+        growing_calls: GrowingCalls | None = None,
     ):
         self._tokenizer = tokenizer
         self._stop = stop
         self._certain = certain
-        self._first_call = first_call
+        self._growing_calls = growing_calls
         self.tokens = 0
         """Number of tokens so far."""
-        self.call: CallDelta | None = None
-        """Part of the first call that the last tokens made certain."""
+        self.calls: list[CallDelta] = []
+        """Parts of calls that the last tokens made certain."""
         self._window: list[int] = []
         """Last tokens whose text is known, for the decoder's context, and the tokens after them."""
         self._known = 0
@@ -64,15 +64,15 @@ class GrowingText:
         before."""
         self.tokens += len(tokens)
         self._window += tokens
-        self.call = None
+        self.calls = []
         if not self._window or not self._decode():
             return ""
         text = before_possible_stop(self._text, self._stop)
         certain = self._certain(text) if self._certain else text
         new = certain[self._reported :]
         self._reported += len(new)
-        if self._first_call:
-            self.call = self._first_call.extend(text)
+        if self._growing_calls:
+            self.calls = self._growing_calls.extend(text)
         return new
 
     def _decode(self) -> bool:
@@ -94,7 +94,7 @@ def growing_message(chat: ChatFormat, stop: Sequence[str], turn: int = 0, *, cal
     if not calls and not chat.channel:
         return GrowingText(chat.tokenizer, stop)
     tagged = calls and chat.native_tools and not chat.channel
-    return GrowingText(chat.tokenizer, stop, chat.certain_text, GrowingCall(turn) if tagged else None)
+    return GrowingText(chat.tokenizer, stop, chat.certain_text, GrowingCalls(turn) if tagged else None)
 
 
 def growing_response(chat: ChatFormat, request: ChatRequest) -> GrowingText:

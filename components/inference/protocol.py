@@ -50,12 +50,14 @@ class Sampling:
 
 @dataclass(slots=True, frozen=True)
 class CallDelta:
-    """Part of the first call of a response that is sampled (`components.inference.growing_call`)."""
+    """Part of a call of a response that is sampled (`components.inference.growing_call`)."""
 
     id: str
     name: str
     arguments: str
     """Next part of the arguments."""
+    index: int = 0
+    """Place among the calls of the response."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,8 +73,8 @@ class Increment:
     policy: str
     likeliest: list[TokenLogprobs] = field(default_factory=list)
     """As in `ChatCompletion`."""
-    call: CallDelta | None = None
-    """Next part of the response's first call, if the response has one unless it turns out to be invalid."""
+    calls: Sequence[CallDelta] = ()
+    """Next parts of the response's calls, which it has unless one of them turns out to be invalid."""
 
 
 @dataclass(slots=True, frozen=True)

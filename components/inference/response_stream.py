@@ -1,9 +1,9 @@
 """A Responses answer as stream events: the response, each item with its parts as they are sampled, the end.
 
-Items are numbered in the order in which they begin; the message and the first function call grow at once. The first
-call begins when its name is sampled, and ends with the answer (`components.inference.growing_call`); later ones are
-sent when the answer is complete, because only then are they certain to be calls. If they are none, the first one ends
-as incomplete, and is no part of the response. Log-probabilities are in the delta after which they are sampled, or in a
+Items are numbered in the order in which they begin; the message and the function calls grow at once. A tagged call
+begins when its name is sampled, and ends with the answer (`components.inference.growing_call`); others are sent when
+the answer is complete, because only then are they certain to be calls. If they are none, those that have begun end as
+incomplete, and are no part of the response. Log-probabilities are in the delta after which they are sampled, or in a
 later one if the text is held back.
 """
 
@@ -49,7 +49,8 @@ class ResponseEvents:
         self._next = 0
         self._sent: str | None = None
         """Text of the message that is sent; None before its item."""
-        self._call: SentCall | None = None
+        self._calls: dict[str, SentCall] = {}
+        """Calls that have begun, by the id of their item."""
         self._places: dict[str, int] = {}
         """Number of each item that has begun, by its id."""
         self._unsent = Unsent()
@@ -60,8 +61,8 @@ class ResponseEvents:
         self._unsent.add(increment)
         if increment.text:
             yield from self._text(increment.text)
-        if increment.call:
-            yield from self._grow_call(increment.call)
+        for delta in increment.calls:
+            yield from self._grow_call(delta)
 
     def end(self, answers: Sequence[ChatCompletion]) -> Iterator[Event]:
         """Yield the remaining events of the complete answer."""
@@ -70,9 +71,10 @@ class ResponseEvents:
         self._unsent.rest_of(answer)
         response = response_body(answer, self._parsed, self._head(answer.policy), self._decode)
         calls = answer.message.get("tool_calls") or []
-        if self._call and self._call.rest_of(calls) is None:
-            item = call_item(self._name(), 0, self._call.id, vars(self._call), "incomplete")
-            yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
+        for sent in self._calls.values():
+            if sent.rest_of(calls) is None:
+                item = call_item(self._name(), sent.index, sent.id, vars(sent), "incomplete")
+                yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
         for item in response["output"]:
             yield from self._end_message(item) if item["type"] == "message" else self._end_call(item)
             yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
@@ -114,23 +116,23 @@ class ResponseEvents:
         yield self._event("content_part.done", **self._place(), part=part)
 
     def _grow_call(self, delta: CallDelta) -> Iterator[Event]:
-        """Yield a delta of the first call, with the item before the first one."""
-        item = call_item(self._name(), 0, delta.id, {"name": delta.name, "arguments": ""}, "in_progress")
-        if self._call is None:
-            self._call = SentCall(delta)
+        """Yield a delta of a call, with the item before the first one."""
+        item = call_item(self._name(), delta.index, delta.id, {"name": delta.name, "arguments": ""}, "in_progress")
+        if item["id"] not in self._calls:
+            self._calls[item["id"]] = SentCall(delta)
             yield self._add(item)
         if delta.arguments:
-            self._call.arguments += delta.arguments
+            self._calls[item["id"]].arguments += delta.arguments
             place = {"output_index": self._places[item["id"]], "item_id": item["id"]}
             yield self._event("function_call_arguments.delta", **place, delta=delta.arguments)
 
     def _end_call(self, item: dict[str, Any]) -> Iterator[Event]:
         """Yield the events up to the end of a call."""
         remaining = item["arguments"]
-        if item["id"] not in self._places:
+        if sent := self._calls.get(item["id"]):
+            remaining = rest_of(remaining, sent.arguments)
+        else:
             yield self._add({**item, "status": "in_progress", "arguments": ""})
-        elif self._call is not None:
-            remaining = rest_of(item["arguments"], self._call.arguments)
         place = {"output_index": self._places[item["id"]], "item_id": item["id"]}
         yield self._event("function_call_arguments.delta", **place, delta=remaining)
         named = {"name": item["name"], "arguments": item["arguments"]}

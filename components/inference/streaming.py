@@ -181,18 +181,19 @@ def rest_of(content: str, sent: str) -> str:
 
 
 class SentCall:
-    """The first call of an answer, as far as it is sent."""
+    """A call of an answer, as far as it is sent."""
 
     def __init__(self, delta: CallDelta):
-        self.id, self.name, self.arguments = delta.id, delta.name, ""
+        self.id, self.name, self.index, self.arguments = delta.id, delta.name, delta.index, ""
 
     def rest_of(self, calls: Sequence[dict[str, Any]]) -> str | None:
         """Return the part of the arguments that is not sent yet; None if the complete answer has no calls. Raises
-        EngineError if it has another first call."""
+        EngineError if it has another call in this place."""
         if not calls:
             return None
-        function = calls[0]["function"]
-        if (calls[0]["id"], function["name"]) != (self.id, self.name):
+        call = calls[self.index] if self.index < len(calls) else {"id": None, "function": {"name": None}}
+        function = call["function"]
+        if (call["id"], function["name"]) != (self.id, self.name):
             raise EngineError("the name of the call in the whole response differs from that in its parts")
         return rest_of(function["arguments"], self.arguments)
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 Calls = list[tuple[str, str]]
 """Name and arguments (JSON text of a mapping) of each call."""
 
-OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
 """Start of a line that may be a list of calls."""
 _LIST_START = re.compile(r"\[\s*+(?:[\w.-]++\s*+(?:\(|\Z)|\Z)")
@@ -51,15 +51,15 @@ def read_tagged(text: str) -> tuple[str, Calls]:
         begin = _after_space(text, start + len(OPEN))
         call, end = json.JSONDecoder(parse_constant=_no_number).raw_decode(text, begin)
         end = _after_space(text, end)
-        if not text.startswith(_CLOSE, end):
-            raise ValueError(f"a call must end with {_CLOSE}")
+        if not text.startswith(CLOSE, end):
+            raise ValueError(f"a call must end with {CLOSE}")
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise ValueError("a call needs a name")
         if "arguments" not in call and len(call) > 1:
             raise ValueError("a call with other keys than its name needs arguments")
         calls.append((call["name"], _as_json(call.get("arguments", {}))))
         texts.append(text[at:start])
-        at = end + len(_CLOSE)
+        at = end + len(CLOSE)
     texts.append(text[at:])
     if not calls:
         return text, calls

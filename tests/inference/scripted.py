@@ -49,7 +49,8 @@ class ScriptedEngine:
                 request.listener(Increment(part, tokens, [-0.5] * len(tokens), prompt, self.policy))
             await asyncio.sleep(0)
         for part in self.call_parts if request.listener is not None else ():
-            request.listener(Increment("", [7], [-0.5], prompt, self.policy, call=CallDelta("call_0", "weather", part)))
+            delta = CallDelta("call_0", "weather", part)
+            request.listener(Increment("", [7], [-0.5], prompt, self.policy, calls=[delta]))
             await asyncio.sleep(0)
         await self._held()
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.parts) + self.rest}

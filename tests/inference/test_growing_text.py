@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.inference.growing_call import GrowingCall
+from components.inference.growing_call import GrowingCalls
 from components.inference.growing_text import growing_message
 from components.inference.stop_strings import before_possible_stop, text_before
 from components.trajectories.chat import ChatFormat
@@ -87,52 +87,72 @@ def test_certain_text_begins_the_content_whatever_follows(native, text, more):
     spelling=st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": True, "indent": "\t"}]),
     seed=st.integers(0, 10**6),
 )
-def test_a_call_grows_to_the_arguments_of_the_finished_one(space, name, arguments, spelling, seed):
-    """Whatever its spelling and its parts are: all of them but the last brace, each as soon as it is certain."""
-    call = json.dumps({"name": name, "arguments": arguments}, **{"ensure_ascii": False} | spelling)
-    text = f"Look.{space}<tool_call>{space}{call}{space}</tool_call>"
-    ((finished, written),) = read_tagged(text)[1]
-    growing, rng, parts = GrowingCall(3), random.Random(seed), []
+def test_calls_grow_to_the_arguments_of_the_finished_ones(space, name, arguments, spelling, seed):
+    """Whatever their spelling and parts are: all of them but the last brace, each as soon as it is certain."""
+    rng, text = random.Random(seed), "Look."
+    for called in (arguments, {}, {"again": arguments})[: rng.randrange(1, 4)]:
+        call = json.dumps({"name": name, "arguments": called}, **{"ensure_ascii": False} | spelling)
+        text += f"{space}<tool_call>{space}{call}{space}</tool_call>" + rng.choice(["", " and", "\n"])
+    finished = read_tagged(text)[1]
+    growing, sent = GrowingCalls(3), []
     for end in range(1, len(text) + 1):
         if rng.random() < 0.7 or end == len(text):
-            parts.append(growing.extend(text[:end]))
-    sent = [part for part in parts if part is not None]
-    assert {(part.id, part.name) for part in sent} == {("call_3_0", finished)}
-    assert "".join(part.arguments for part in sent) + "}" == written
+            sent += growing.extend(text[:end])
+    assert list(dict.fromkeys((part.index, part.id) for part in sent)) == [
+        (index, f"call_3_{index}") for index in range(len(finished))
+    ]
+    for index, (named, written) in enumerate(finished):
+        parts = [part for part in sent if part.index == index]
+        assert {part.name for part in parts} == {named}
+        assert "".join(part.arguments for part in parts) + "}" == written
 
 
 @given(text=st.lists(st.sampled_from(CALL_PARTS), max_size=12).map("".join), seed=st.integers(0, 10**6))
 def test_a_call_is_never_complete_before_the_answer_ends(text, seed):
     """Also in texts that are no JSON; of those that are calls, it is a beginning, unless a key repeats."""
     text = '<tool_call>{"name": "f", "arguments": {' + text
-    growing, rng, sent = GrowingCall(0), random.Random(seed), ""
+    growing, rng, sent = GrowingCalls(0), random.Random(seed), {0: ""}
     for end in range(1, len(text) + 1):
-        if (rng.random() < 0.5 or end == len(text)) and (part := growing.extend(text[:end])):
-            sent += part.arguments
-    with pytest.raises(ValueError):
-        json.loads(sent)
+        if rng.random() < 0.5 or end == len(text):
+            for part in growing.extend(text[:end]):
+                sent[part.index] = sent.get(part.index, "") + part.arguments
+    for arguments in sent.values():
+        with pytest.raises(ValueError):
+            json.loads(arguments)
     try:
-        _, ((_, written), *_) = read_tagged(text)
+        calls = read_tagged(text)[1]
     except ValueError:
         return
+    assert len(sent) == len(calls)
     pairs = json.loads(re.search(r'"arguments": (.*?)\s*}\s*</tool_call>', text)[1], object_pairs_hook=list)
     if len(pairs) == len(dict(pairs)):
-        assert written == sent + "}"
+        assert calls[0][1] == sent[0] + "}"
 
 
 def test_what_a_call_makes_certain():
-    growing, text, seen = GrowingCall(0), "", []
+    growing, text, seen = GrowingCalls(0), "", []
     for part in ('<tool_call>{"name": "f"', ', "arguments": {', '"a', "b\\u00", 'e9": -1', "2e1", ", ", '"c":[', "]}}"):
         text += part
-        delta = growing.extend(text)
-        seen.append(delta and delta.arguments)
-    assert seen == [None, "{", '"a', "b", 'é": ', None, "-120.0, ", '"c": [', "]"]
+        seen.append([delta.arguments for delta in growing.extend(text)])
+    assert seen == [[], ["{"], ['"a'], ["b"], ['é": '], [], ["-120.0, "], ['"c": ['], ["]"]]
+    more = '</tool_call>\n<tool_call>{"name": "g", "arguments": {"x": 1}}</tool_call><tool_call>{"name": "h"'
+    assert [(delta.index, delta.name, delta.arguments) for delta in growing.extend(text + more)] == [
+        (1, "g", '{"x": 1')
+    ]
 
 
 def test_calls_in_another_order_or_with_other_keys_are_not_reported():
     for text in ('{"arguments": {"a": 1}, "name": "f"}', '{"name": "f", "id": 1, "arguments": {}}', '{"name": "f"}'):
         assert read_tagged(f"<tool_call>{text}</tool_call>")[1]
-        assert GrowingCall(0).extend(f"<tool_call>{text}</tool_call>") is None
+        assert GrowingCalls(0).extend(f"<tool_call>{text}</tool_call>") == []
+
+
+def test_no_call_is_reported_after_another_that_is_not():
+    """Its place among the calls of the response would not be certain."""
+    first = '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": 1}</tool_call>'
+    last = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    assert [name for name, _ in read_tagged(first + last)[1]] == ["f", "g"]
+    assert [delta.name for delta in GrowingCalls(0).extend(first + last)] == ["f"]
 
 
 def test_white_space_before_a_text_is_kept_with_and_without_calls():
@@ -205,4 +225,4 @@ def test_text_that_cannot_be_a_call_is_not_held_back(native):
     chat = chat_of("bytes", native)
     for text in ("<tool_call>{}", "[f(x=1)]", "\n \n"):
         growing = growing_message(chat, (), calls=False)
-        assert (growing.extend(chat.encode(text)), growing.call) == (text, None)
+        assert (growing.extend(chat.encode(text)), growing.calls) == (text, [])

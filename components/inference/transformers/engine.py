@@ -347,8 +347,8 @@ def report(row: Row, text: str, first: int) -> None:
             )
             request.listener(increment)
     elif request.listener is not None:
-        call = row.growing.call if row.growing else None
-        request.listener(Increment(text, tokens, logprobs, prompt, request.policy, likeliest, call))
+        calls = row.growing.calls if row.growing else ()
+        request.listener(Increment(text, tokens, logprobs, prompt, request.policy, likeliest, calls))
 
 
 def default_cache_bytes(device: str) -> int:

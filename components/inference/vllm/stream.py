@@ -56,7 +56,7 @@ class Increments:
             logger.exception("a response cannot be streamed; it is sent when it is complete")
             self.close()
             return
-        increment = Increment(text, tokens, logprobs, self._prompt, self._request.policy, call=self._growing.call)
+        increment = Increment(text, tokens, logprobs, self._prompt, self._request.policy, calls=self._growing.calls)
         self._request.listener(increment)
 
 
