@@ -6,6 +6,8 @@
     gguf/       the merged model as one file (`components.deployment.gguf`)
 
 The tokenizer's chat template is the one with which the policy was trained, tools included (`trajectories.portable`).
+Decoders without effect are left out of `tokenizer.json`, because servers would misread its tokens in grammars
+(`models.byte_level`).
 Each folder has a README.md, the model card. Other files of the base model's folder (pickled weights, code) are not
 exported.
 """
@@ -25,6 +27,7 @@ from components.errors import ArtifactError, ResourceError
 from components.exceptions import out_of_space
 from components.json_text import read_json
 from components.models import trained_weights
+from components.models.byte_level import byte_level_tokenizer
 from components.models.trained_weights import merge
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -58,7 +61,7 @@ def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> 
             raise ArtifactError(f"{base_dir} has no safetensors weights; pickled weights are not exported")
         if not (out / "tokenizer_config.json").is_file():
             raise ArtifactError(f"{base_dir} has no tokenizer_config.json: save its tokenizer with the model first")
-        _write_template(base_dir, out)
+        _write_tokenizer(base_dir, out)
         return _finish(out, card)
 
 
@@ -78,7 +81,7 @@ def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: 
         for path in sorted(base_dir.iterdir()):
             if path.name in _TOKENIZER or path.name.startswith(_LEGAL):
                 shutil.copyfile(path, out / path.name)
-        _write_template(base_dir, out)
+        _write_tokenizer(base_dir, out)
         return _finish(out, card)
 
 
@@ -101,11 +104,14 @@ def _atomic_folder(out: Path) -> Iterator[None]:
         raise
 
 
-def _write_template(base_dir: Path, out: Path) -> None:
-    """Write the policy's chat template, for servers."""
+def _write_tokenizer(base_dir: Path, out: Path) -> None:
+    """Write the policy's chat template, and the tokenizer's file as servers read it."""
+    if (text := byte_level_tokenizer(base_dir)) is not None:
+        (out / "tokenizer.json").unlink()  # it may be the base model's own file
+        (out / "tokenizer.json").write_text(text, encoding="utf-8")
     template = portable_template(ChatFormat(load_tokenizer(base_dir)))
     path, config = out / "chat_template.jinja", out / "tokenizer_config.json"
-    path.unlink(missing_ok=True)  # it may be the base model's own file
+    path.unlink(missing_ok=True)
     path.write_text(template, encoding="utf-8")
     data = json.loads(config.read_text(encoding="utf-8"))
     if data.pop("chat_template", None) is not None:

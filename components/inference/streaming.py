@@ -191,11 +191,10 @@ class SentCall:
         EngineError if it has another call in this place."""
         if not calls:
             return None
-        call = calls[self.index] if self.index < len(calls) else {"id": None, "function": {"name": None}}
-        function = call["function"]
-        if (call["id"], function["name"]) != (self.id, self.name):
+        call = calls[self.index] if self.index < len(calls) else None
+        if call is None or (call["id"], call["function"]["name"]) != (self.id, self.name):
             raise EngineError("the name of the call in the whole response differs from that in its parts")
-        return rest_of(function["arguments"], self.arguments)
+        return rest_of(call["function"]["arguments"], self.arguments)
 
 
 class Unsent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 
 import numpy as np
@@ -11,6 +13,7 @@ from safetensors.numpy import load_file
 from components.deployment.export import export_adapter
 from components.deployment.export import export_merged as export
 from components.errors import ArtifactError
+from tests.deployment.tiny import with_unused_decoders
 
 
 def test_weights_are_base_plus_scaled_update(base_dir, adapter_dir, tmp_path):
@@ -86,3 +89,29 @@ def test_the_chat_template_shows_tools_as_training_did(base_dir, adapter_dir, tm
         assert prompt_ids == expected
         assert ChatFormat(tokenizer).prompt_ids(talk, [tool]) == expected
     assert (base_dir / "chat_template.jinja").read_bytes() == before
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_decoders_without_effect_are_left_out_of_the_tokenizer(base_dir, adapter_dir, tmp_path, form):
+    """It decodes every token, and texts, as the base model's does."""
+    from transformers import AutoTokenizer
+
+    base, out = with_unused_decoders(shutil.copytree(base_dir, tmp_path / "base")), tmp_path / "out"
+    before = (base / "tokenizer.json").read_bytes()
+    if form == "merged":
+        export(base, adapter_dir, out, "# card\n")
+    else:
+        export_adapter(base, adapter_dir, out, "# card\n", base="base", revision=None)
+    assert (base / "tokenizer.json").read_bytes() == before
+    assert json.loads((out / "tokenizer.json").read_text())["decoder"]["type"] == "ByteLevel"
+    old, new = AutoTokenizer.from_pretrained(base), AutoTokenizer.from_pretrained(out)
+    assert old.get_vocab() == new.get_vocab()
+    for token in range(len(old)):
+        assert new.decode([token]) == old.decode([token])
+    text = "Zwei Fäden, 北京 42 — <b>naïve</b>\n\tdef f(x): return x**2 # 🙂<|im_end|>"
+    assert new.encode(text) == old.encode(text)
+    assert new.decode(new.encode(text)) == old.decode(old.encode(text)) == text
+    generator = random.Random(0)
+    for _ in range(50):  # also of bytes that are no characters
+        tokens = [generator.randrange(len(old)) for _ in range(8)]
+        assert new.decode(tokens) == old.decode(tokens)

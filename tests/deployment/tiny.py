@@ -30,3 +30,13 @@ def write_adapter(base_dir: Path, out: Path, seed: int, rank: int = 4) -> Path:
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "bias": "none", "target_modules": "all-linear"}
     (out / "adapter_config.json").write_text(json.dumps(config))
     return out
+
+
+def with_unused_decoders(folder: Path) -> Path:
+    """Add SentencePiece's decoders to the byte-level tokenizer of a model folder, as a conversion from GGUF does."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    replaced = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    decoders = [{"type": "ByteFallback"}, {"type": "Fuse"}, replaced, tokenizer["decoder"]]
+    path.write_text(json.dumps({**tokenizer, "decoder": {"type": "Sequence", "decoders": decoders}}))
+    return folder

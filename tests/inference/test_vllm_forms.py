@@ -13,11 +13,14 @@ import sys
 import jsonschema
 import pytest
 
+from components.deployment.export import export_merged
 from components.errors import EngineError, SpecError
 from components.inference.grammar import Grammars, compact
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import ResponseForm
-from components.inference.vllm.tokenizer import byte_level_decoder, readable_tokenizer
+from components.inference.vllm.tokenizer import readable_tokenizer
+from components.models.byte_level import byte_level_decoder
+from tests.deployment.tiny import with_unused_decoders
 from tests.inference.test_forms import FORECAST, PING, SCHEMA, TALK, needs_llguidance, valid
 from tests.inference.test_vllm import ask, seen
 
@@ -138,25 +141,37 @@ def test_a_form_that_cannot_be_enforced_is_refused_before_the_server(start, conn
     assert len(seen(server, "/v1/completions")) == before
 
 
-def test_sentence_piece_decoders_are_removed_where_they_do_nothing(start, connect, base_dir, tmp_path, monkeypatch):
-    """A tokenizer as it is converted from GGUF. With it, llguidance does not know the bytes of the tokens."""
-    converted = tmp_path / "converted"
-    shutil.copytree(base_dir, converted)
+@pytest.fixture
+def converted(base_dir, tmp_path):
+    """The model with a tokenizer as it is converted from GGUF. llguidance does not know the bytes of its tokens."""
+    return with_unused_decoders(shutil.copytree(base_dir, tmp_path / "converted"))
+
+
+def test_sentence_piece_decoders_are_removed_where_they_do_nothing(
+    start, connect, base_dir, converted, tmp_path, monkeypatch
+):
     tokenizer = json.loads((converted / "tokenizer.json").read_text())
-    byte_level = tokenizer["decoder"]
+    byte_level = tokenizer["decoder"]["decoders"][-1]
     assert byte_level["type"] == "ByteLevel"
-    replaced = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    decoders = [{"type": "ByteFallback"}, {"type": "Fuse"}, replaced, byte_level]
-    tokenizer["decoder"] = {"type": "Sequence", "decoders": decoders}
-    (converted / "tokenizer.json").write_text(json.dumps(tokenizer))
     folder = readable_tokenizer(converted, tmp_path / "readable")
     assert json.loads((folder / "tokenizer.json").read_text())["decoder"] == byte_level
     assert readable_tokenizer(base_dir, tmp_path / "unchanged") is None
     vocabulary = tokenizer["model"]["vocab"]
     for token in ("<0x0A>", "▁a"):
         assert byte_level_decoder({**tokenizer, "model": {"vocab": {**vocabulary, token: 1}}}) is None
+        assert byte_level_decoder({**tokenizer, "added_tokens": [{"content": token}]}) is None
 
     assert ask(connect(start(converted)), request(REQUIRED)).message["tool_calls"]
     monkeypatch.setattr("components.inference.vllm.server.readable_tokenizer", lambda *_: None)
     with pytest.raises(SpecError, match="a tokenizer that llguidance reads"):  # as an existing server has it
         ask(connect(start(converted)), request(REQUIRED))
+
+
+def test_forms_work_from_an_exported_folder(start, connect, converted, tmp_path, monkeypatch):
+    """A server of others has the folder's own tokenizer."""
+    monkeypatch.setattr("components.inference.vllm.server.readable_tokenizer", lambda *_: None)
+    export_merged(converted, None, tmp_path / "exported", "# card\n")
+    engine = connect(start(tmp_path / "exported"))
+    asked = request(ResponseForm(json_schema='{"enum": ["é\\n北京"]}', calls=()))
+    assert json.loads(ask(engine, asked).message["content"]) == "é\n北京"
+    assert ask(engine, request(REQUIRED)).message["tool_calls"]

@@ -111,6 +111,46 @@ def test_a_cancelled_stream_reports_nothing_any_more(start, connect, adapter_dir
     assert len(increments) == 2
 
 
+def test_the_most_likely_tokens_are_returned_with_and_without_a_stream(start, connect):
+    """Of the entries of the server: without the sampled token if others are likelier, and without impossible ones."""
+    server = start()
+    engine = connect(server)
+    answer, increments = heard(engine, replace(HELLO, alternatives=4))
+    assert answer == ask(engine, replace(HELLO, alternatives=4))
+    body = seen(server, "/v1/completions")[-1]
+    assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (4, True)
+    others = [engine.tokenizer.convert_tokens_to_ids(text) for text in '!"#']
+    expected = list(zip(others, [-0.05, -0.15, -0.25], strict=True))
+    for token, logprob, likely in zip(answer.token_ids, answer.logprobs, answer.likeliest, strict=True):
+        assert [entry[0] for entry in likely] == [*others, token]
+        assert likely == [(other, pytest.approx(value)) for other, value in expected] + [(token, logprob)]
+    reported = [likely for increment in increments for likely in increment.likeliest]
+    assert reported == answer.likeliest[:-1]
+    assert ask(engine).likeliest == []
+    assert "return_tokens_as_token_ids" not in seen(server, "/v1/completions")[-1]
+
+
+def test_over_http_top_logprobs_have_the_shape_of_the_embedded_engine(start, connect, engine):
+    asked = {"model": "m", "messages": HELLO.messages, "logprobs": True, "top_logprobs": 2, "max_tokens": 4, "seed": 3}
+    shapes = []
+    for served in (connect(start()), engine):
+        with (
+            ModelServer(served, "m", AppOptions(decode=served.tokenizer.decode)) as server,
+            openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
+        ):
+            [whole] = client.chat.completions.create(**asked).choices
+            chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+        entries = whole.logprobs.content
+        streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
+        assert streamed == entries
+        shapes.append(
+            [(entry.model_fields_set, [top.model_fields_set for top in entry.top_logprobs]) for entry in entries]
+        )
+    assert {len(tops) for tops in (entry[1] for entry in shapes[0])} <= {1, 2}
+    assert shapes[0][0][0] == shapes[1][0][0]
+    assert shapes[0][0][1][0] == shapes[1][0][1][0]
+
+
 class Heard:
     """Increments of a stream without an engine."""
 
@@ -118,9 +158,9 @@ class Heard:
         self.begun = False
         self.tokens = []
 
-    def add(self, tokens, logprobs):
+    def add(self, sampled):
         self.begun = True
-        self.tokens.append(tokens)
+        self.tokens.append(sampled.tokens)
 
 
 def event(tokens, reason=None, model="policy", **values) -> bytes:
@@ -137,7 +177,9 @@ def consume(data: bytes, size: int = 7):
         for at in range(0, len(data), size):
             yield data[at : at + size]
 
-    status, content = asyncio.run(StreamedCompletion(listener, "policy", "base").consume(parts()))
+    status, content = asyncio.run(
+        StreamedCompletion(listener, {"model": "policy", "logprobs": 0}, "base").consume(parts())
+    )
     return status, json.loads(content), listener
 
 

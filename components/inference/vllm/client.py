@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.inference.vllm.stream import Increments, StreamedCompletion, completion_tokens
+from components.inference.vllm.stream import Increments, Sampled, StreamedCompletion, completion_tokens
 from components.json_client import Client, FailedAttempt, RefusalCheck, Reply
 from components.json_text import read_json
 
@@ -24,22 +24,20 @@ class VllmClient(Client):
     """Client of one vLLM server. Methods raise the exceptions of `Client.post`, and ResourceError for a server that
     lacks a feature."""
 
-    async def sample(
-        self, body: dict[str, Any], policy: str, increments: Increments | None = None
-    ) -> tuple[list[int], list[float]]:
+    async def sample(self, body: dict[str, Any], policy: str, increments: Increments | None = None) -> Sampled:
         """Return the tokens and log-probabilities of a completion. Raises UnknownAdapter, GrammarRefused,
         ContextOverflow and StalePolicy. policy: version, for messages. increments: receives the tokens as they are
         sampled."""
 
-        def read(reply: Reply) -> tuple[list[int], list[float]]:
+        def read(reply: Reply) -> Sampled:
             return _sampled_tokens(reply.json(), body, policy)
 
         if increments is None:
             return await self.post("/v1/completions", body, read, _refused)
-        stream = StreamedCompletion(increments, body["model"], policy)
+        stream = StreamedCompletion(increments, body, policy)
         return await self.post("/v1/completions", {**body, "stream": True}, read, _refused, stream)
 
-    async def probe(self, body: dict[str, Any]) -> tuple[list[int], list[float]]:
+    async def probe(self, body: dict[str, Any]) -> Sampled:
         """Return the same for a request of the base model whose grammar the server may be unable to enforce. Raises
         GrammarRefused for each failure of such a request, without a retry."""
 
@@ -50,7 +48,7 @@ class VllmClient(Client):
             "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, body["model"]), refused
         )
 
-    def sample_now(self, body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
+    def sample_now(self, body: dict[str, Any], policy: str) -> Sampled:
         """Return the same for the base model, and block the calling thread."""
         return self.now("POST", "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, policy))
 
@@ -93,13 +91,13 @@ class VllmClient(Client):
         return self.now("GET", "/v1/models", None, read)
 
 
-def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> tuple[list[int], list[float]]:
+def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> Sampled:
     """Return sampled tokens and log-probabilities of a response. Raises FailedAttempt for an invalid response, and
     StalePolicy and ResourceError as `completion_tokens`."""
-    tokens, logprobs = completion_tokens(answer, body["model"], policy)
-    if not tokens or not math.isfinite(sum(logprobs)):
-        raise FailedAttempt(f"{len(tokens)} tokens, not all of them with a finite log-probability", empty=True)
-    return tokens, logprobs
+    sampled = completion_tokens(answer, body, policy)
+    if not sampled.tokens or not math.isfinite(sum(sampled.logprobs)):
+        raise FailedAttempt(f"{len(sampled.tokens)} tokens, not all of them with a finite log-probability", empty=True)
+    return sampled
 
 
 def _refused(reply: Reply, text: str) -> Exception | None:

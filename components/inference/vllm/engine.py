@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatReque
 from components.inference.vllm.client import GrammarRefused, UnknownAdapter, VllmClient
 from components.inference.vllm.forms import ServerForm, ServerForms
 from components.inference.vllm.routing import Router
-from components.inference.vllm.stream import Increments
+from components.inference.vllm.stream import Increments, Sampled
 from components.json_client import ClientTimeouts
 from components.models import trained_weights
 from components.models.weights import declared_end, load_tokenizer
@@ -118,7 +119,7 @@ class VllmEngine:
         running = asyncio.ensure_future(self._ask(body, request, form, increments))
         self._under_way[running] = request.policy
         try:
-            place, sampled, logprobs = await running
+            place, (tokens, logprobs, likeliest) = await running
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if request.policy in self._names or (task is not None and task.cancelling()):
@@ -129,10 +130,10 @@ class VllmEngine:
             if increments is not None:
                 increments.close()
         if form is not None:
-            self._forms.check_response(form, sampled)
-        answer = self._conversations.completion(request, prompt, sampled, logprobs, self.stop_ids)
+            self._forms.check_response(form, tokens)
+        answer = self._conversations.completion(request, prompt, tokens, logprobs, self.stop_ids)
         self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
-        return answer
+        return replace(answer, likeliest=likeliest)
 
     def recall(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Continue the conversation of a response that was sampled earlier from exact tokens: those of the conversation
@@ -197,13 +198,15 @@ class VllmEngine:
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "seed": request.seed % 2**63,
-            "logprobs": 0,  # of the sampled tokens alone
+            "logprobs": request.alternatives or 0,  # besides those of the sampled tokens
             "return_token_ids": True,
             "ignore_eos": True,  # `stop_token_ids` replaces the end tokens of the server's configuration
             "stop_token_ids": sorted(self.stop_ids),
         }
         if sampling.temperature:
             body |= sampling.cuts
+        if request.alternatives:
+            body["return_tokens_as_token_ids"] = True  # else tokens of equal text are one entry
         if request.change.bias:
             body["logit_bias"] = {str(token): value for token, value in request.change.bias}
         penalties = {"presence_penalty": request.change.presence, "frequency_penalty": request.change.frequency}
@@ -214,15 +217,15 @@ class VllmEngine:
 
     async def _ask(
         self, body: dict[str, Any], request: ChatRequest, form: ServerForm | None, increments: Increments | None
-    ) -> tuple[int, list[int], list[float]]:
-        """Return the index of the responding server, the sampled tokens and their log-probabilities."""
+    ) -> tuple[int, Sampled]:
+        """Return the index of the responding server, and the sampled tokens."""
         while True:
             place = self._router.take(continued(request))
             client = self._clients[place]
             try:
                 if form is not None:
                     await self._forms.check(client, self._base, form.parameter)
-                return place, *(await self._answer(client, body, request.policy, increments))
+                return place, await self._answer(client, body, request.policy, increments)
             except (StalePolicy, ContextOverflow):
                 raise
             except GrammarRefused as error:
@@ -239,7 +242,7 @@ class VllmEngine:
 
     async def _answer(
         self, client: VllmClient, body: dict[str, Any], policy: str, increments: Increments | None
-    ) -> tuple[list[int], list[float]]:
+    ) -> Sampled:
         for _ in range(1 + self.spec.restarts):
             try:
                 return await client.sample(body, policy, increments)
@@ -310,8 +313,7 @@ class VllmEngine:
             "return_token_ids": True,
             "ignore_eos": True,
         }
-        _, logprobs = client.sample_now(body, name)
-        if min(logprobs) < -PROCESSED:
+        if min(client.sample_now(body, name).logprobs) < -PROCESSED:
             raise ResourceError(
                 f"inference.urls: {client.url} gives log-probabilities of another distribution than it draws from; "
                 "start it with --logprobs-mode processed_logprobs"

@@ -90,7 +90,7 @@ class ServerForms:
             "structured_outputs": {"grammar": with_end(grammar, self._stop_ids)},
         }
         try:
-            tokens, logprobs = await client.probe(body)
+            tokens, logprobs, _ = await client.probe(body)
         except GrammarRefused as error:
             raise self._unsuitable(client, parameter, str(error)) from None
         with self._lock:

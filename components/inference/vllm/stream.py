@@ -11,18 +11,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from components.chat_client import fail_on_invalid_answer
 from components.errors import ResourceError, StalePolicy
 from components.inference.growing_text import GrowingText, growing_response
-from components.inference.protocol import ChatRequest, Increment
+from components.inference.protocol import ChatRequest, Increment, TokenLogprobs
 from components.json_client import MAX_QUOTED, FailedAttempt
 from components.trajectories.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
+
+
+_TOKEN_ID = "token_id:"
+"""Prefix of a token in a response to `return_tokens_as_token_ids`."""
+_IMPOSSIBLE = -9999.0
+"""Log-probability that vLLM writes for a token that cannot be sampled."""
+
+
+class Sampled(NamedTuple):
+    """Sampled tokens, their log-probabilities, and the most likely tokens at each of them if they were requested."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    likeliest: list[TokenLogprobs]
 
 
 class Increments:
@@ -38,35 +52,36 @@ class Increments:
         self._loop = asyncio.get_running_loop()
         self._growing: GrowingText | None = growing_response(chat, request)
 
-    def add(self, tokens: list[int], logprobs: list[float]) -> None:
+    def add(self, sampled: Sampled) -> None:
         """Report sampled tokens, from any thread."""
         self.begun = True
-        self._loop.call_soon_threadsafe(self._report, tokens, logprobs)
+        self._loop.call_soon_threadsafe(self._report, sampled)
 
     def close(self) -> None:
         """Report nothing any more."""
         self._growing = None
 
-    def _report(self, tokens: list[int], logprobs: list[float]) -> None:
+    def _report(self, sampled: Sampled) -> None:
         if self._growing is None or self._request.listener is None:
             return
         try:
-            text = self._growing.extend(tokens)
+            text = self._growing.extend(sampled.tokens)
         except Exception:
             logger.exception("a response cannot be streamed; it is sent when it is complete")
             self.close()
             return
-        increment = Increment(text, tokens, logprobs, self._prompt, self._request.policy, calls=self._growing.calls)
-        self._request.listener(increment)
+        prompt, policy = self._prompt, self._request.policy
+        tokens, logprobs, likeliest = sampled
+        self._request.listener(Increment(text, tokens, logprobs, prompt, policy, likeliest, self._growing.calls))
 
 
 class StreamedCompletion:
-    """Reader of one streamed completion (`components.json_client.StreamedBody`). model: served name that was asked.
-    policy: version, for messages."""
+    """Reader of one streamed completion (`components.json_client.StreamedBody`). body: request. policy: version, for
+    messages."""
 
-    def __init__(self, increments: Increments, model: str, policy: str):
+    def __init__(self, increments: Increments, body: dict[str, Any], policy: str):
         self._increments = increments
-        self._model = model
+        self._body = body
         self._policy = policy
 
     @property
@@ -77,23 +92,24 @@ class StreamedCompletion:
         """Return the completion as a response without streaming has it. Raises StalePolicy, ResourceError as
         `completion_tokens`, and FailedAttempt for a stream that ends early."""
         tokens: list[int] = []
-        logprobs: list[float] = []
+        logprobs: dict[str, list[Any]] = {"token_logprobs": [], "top_logprobs": []}
         finished = False
         async for event in events(chunks):
             if "error" in event:
                 return _status_of(event), orjson.dumps(event)
             if not event.get("choices"):
                 continue
-            new, new_logprobs = completion_tokens(event, self._model, self._policy)
-            tokens += new
-            logprobs += new_logprobs
+            new = completion_tokens(event, self._body, self._policy)
+            tokens += new.tokens
+            for name, values in logprobs.items():
+                values += (event["choices"][0].get("logprobs") or {}).get(name) or []
             finished = finished or event["choices"][0].get("finish_reason") is not None
-            if new and not finished:
-                self._increments.add(new, new_logprobs)
+            if new.tokens and not finished:
+                self._increments.add(new)
         if not finished:
             raise FailedAttempt("the stream ended before the response")
-        choice = {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}}
-        return 200, orjson.dumps({"model": self._model, "choices": [choice]})
+        choice = {"token_ids": tokens, "logprobs": logprobs}
+        return 200, orjson.dumps({"model": self._body["model"], "choices": [choice]})
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
@@ -118,21 +134,32 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
             yield event
 
 
-def completion_tokens(answer: dict[str, Any], model: str, policy: str) -> tuple[list[int], list[float]]:
-    """Return the tokens and log-probabilities of a completion or of an event. Raises FailedAttempt for an invalid one,
-    StalePolicy for one of another model, ResourceError for one without token ids."""
+def completion_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> Sampled:
+    """Return the tokens of a completion or of an event, as the request `body` demands. Raises FailedAttempt for an
+    invalid one, StalePolicy for one of another model, ResourceError for one without token ids."""
     with fail_on_invalid_answer():
         answered, choice = str(answer["model"]), answer["choices"][0]
         sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
         if sampled is None or (logprob_data is None and sampled):
             raise ResourceError("a server answers without token ids and log-probabilities; expected vLLM")
-        logprobs = [float(logprob) for logprob in (logprob_data or {"token_logprobs": []})["token_logprobs"]]
+        logprob_data = logprob_data or {"token_logprobs": [], "top_logprobs": []}
+        logprobs = [float(logprob) for logprob in logprob_data["token_logprobs"]]
         tokens = [int(token) for token in sampled]
-    if answered != model:
-        raise StalePolicy(f"asked for policy {policy} ({model}), and {answered} answered")
-    if len(tokens) != len(logprobs):
+        count = body["logprobs"]
+        likeliest = [_likeliest(entry, count) for entry in logprob_data["top_logprobs"]] if count else []
+    if answered != body["model"]:
+        raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {answered} answered")
+    if len(tokens) != len(logprobs) or (count and len(tokens) != len(likeliest)):
         raise FailedAttempt(f"{len(tokens)} tokens and {len(logprobs)} log-probabilities", empty=True)
-    return tokens, logprobs
+    return Sampled(tokens, logprobs, likeliest)
+
+
+def _likeliest(entry: dict[str, float], count: int) -> TokenLogprobs:
+    """Return the `count` most likely tokens of an entry, which also has the sampled one, without tokens that cannot be
+    sampled."""
+    known = [(int(token.removeprefix(_TOKEN_ID)), float(logprob)) for token, logprob in entry.items()]
+    known.sort(key=lambda token: -token[1])
+    return [(token, logprob) for token, logprob in known[:count] if logprob > _IMPOSSIBLE]
 
 
 def _status_of(event: dict[str, Any]) -> int:
