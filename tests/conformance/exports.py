@@ -1,11 +1,16 @@
 """Exports of a policy, read by the software that their users have: the same tokens as the policy, greedily.
 
-    python -m tests.conformance.exports [--model small|smollm2] [--llama-python PYTHON] [--vllm-python PYTHON] [--json]
+    python -m tests.conformance.exports [--model small|smollm2] [--dtype float32|bfloat16] [--llama-python PYTHON]
+        [--vllm-python PYTHON] [--json]
 
 A base model with a LoRA adapter is the policy. It is exported as `merged`, `adapter` and `gguf` (float32 and float16);
 plain transformers, PEFT, llama.cpp and vLLM load the folders and answer the same conversations, each in a process that
 imports nothing of Espalier. A case passes if prompt and answer have the policy's token ids, including the end of turn.
-float16 rounds the weights: an answer that differs there is `refused`, with the position.
+With `--dtype bfloat16`, base model and policy have 16-bit weights, and the readers compute in the type of the file.
+
+float16 and bfloat16 round: an answer that differs there is `refused`, with the number of equal tokens, if the policy
+gives the first other token a log-probability within the tolerance of its own choice
+(`components.deployment.answers.TOLERANCE`), as for a tie that rounding decides; else it is `failed`.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.deployment.answers import answers_of
+from components.deployment.answers import TOLERANCE, answers_of
 from components.deployment.export import export_adapter, export_gguf, export_merged, gguf_file
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from tests.conformance.report import Case, Report, show
@@ -32,6 +37,8 @@ from tests.deployment.tiny import write_adapter
 COMMAND = "python -m tests.conformance.exports"
 PEERS = Path(__file__).parent / "peers"
 MAX_TOKENS = 32
+MOST_LIKELY = 20
+"""Number of the policy's most likely tokens that are known at each token of an answer."""
 TOOL = {
     "type": "function",
     "function": {
@@ -74,19 +81,33 @@ class Policy:
     gguf: dict[str, Path]
     """Files by precision."""
     answers: list[ChatCompletion]
+    dtype: str = "float32"
 
 
-def base_model(name: str, folder: Path) -> Path:
-    """Return the folder of a base model: `small` has random weights, `smollm2` is SmolLM2-135M-Instruct."""
+def base_model(name: str, folder: Path, dtype: str = "float32") -> Path:
+    """Return the folder of a base model with weights of a type: `small` has random weights, `smollm2` is
+    SmolLM2-135M-Instruct."""
     if name == "small":
-        return write_llama(folder / "base", digits=True)
-    from components.models.spec import ModelSpec
-    from components.models.weights import prepare
+        base = write_llama(folder / "base", digits=True)
+    else:
+        from components.models.spec import ModelSpec
+        from components.models.weights import prepare
 
-    return prepare(ModelSpec(name="smollm2-135m-instruct", source="package", dtype="float32"), folder)
+        base = prepare(ModelSpec(name="smollm2-135m-instruct", source="package", dtype="float32"), folder)
+    return base if dtype == "float32" else rounded(base, folder / dtype, dtype)
 
 
-def exported(base: Path, folder: Path) -> Policy:
+def rounded(base: Path, out: Path, dtype: str) -> Path:
+    """Write a copy of a model folder with weights of another type, and return it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype)).save_pretrained(out)
+    AutoTokenizer.from_pretrained(base).save_pretrained(out)
+    return out
+
+
+def exported(base: Path, folder: Path, dtype: str = "float32") -> Policy:
     """Export a policy with an adapter on `base` in all formats, and answer with Espalier's engine."""
     from components.inference.transformers.engine import TransformersEngine
 
@@ -97,12 +118,15 @@ def exported(base: Path, folder: Path) -> Policy:
     for precision in ("f32", "f16"):
         export_gguf(folder / "merged", folder / precision, "", name="policy", precision=precision)
         files[precision] = gguf_file(folder / precision, "policy", precision)
-    engine = TransformersEngine(base, max_length=1024, device="cpu")
+    engine = TransformersEngine(base, max_length=1024, device="cpu", dtype=dtype)
     engine.load_policy("trained", str(adapter))
     sampling = Sampling(temperature=0.0, max_tokens=MAX_TOKENS)
-    requests = [ChatRequest(talk["messages"], talk["tools"], "trained", sampling) for talk in CONVERSATIONS]
+    requests = [
+        ChatRequest(talk["messages"], talk["tools"], "trained", sampling, alternatives=MOST_LIKELY)
+        for talk in CONVERSATIONS
+    ]
     try:
-        return Policy(folder / "merged", folder / "adapter", base, files, answers_of(engine, requests))
+        return Policy(folder / "merged", folder / "adapter", base, files, answers_of(engine, requests), dtype)
     finally:
         engine.close()
 
@@ -124,33 +148,49 @@ def ask(python: Path, program: str, **asked: Any) -> dict[str, Any]:
 
 
 def compared(
-    reader: str, read: Sequence[dict[str, Any]], expected: Sequence[ChatCompletion], *, rounded: bool
+    reader: str, read: Sequence[dict[str, Any]], expected: Sequence[ChatCompletion], *, tolerance: float = 0.0
 ) -> list[Case]:
-    """Return one case for each conversation."""
-    cases = []
-    for index, (found, answer) in enumerate(zip(read, expected, strict=True)):
-        name = f"{reader}: conversation {index}"
-        for part, tokens, wanted in (
-            ("prompt", found["prompt"], answer.prompt_token_ids),
-            ("answer", found["answer"], answer.token_ids),
-        ):
-            if tokens != wanted:
-                at = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), None)
-                at = min(len(tokens), len(wanted)) if at is None else at
-                detail = f"{part} differs at token {at}: {tokens[at : at + 3]}, the policy {wanted[at : at + 3]}"
-                outcome = "refused" if rounded and part == "answer" else "failed"
-                cases.append(Case(name, outcome, detail))
-                break
-        else:
-            cases.append(Case(name, "passed", f"{len(answer.prompt_token_ids)} + {len(answer.token_ids)} tokens"))
-    return cases
+    """Return one case for each conversation. tolerance: maximum difference of log-probabilities, under the policy, of
+    its token and another one that rounding may prefer, in nats; 0 for a reader that does not round."""
+    return [
+        compared_answer(f"{reader}: conversation {index}", *pair, tolerance)
+        for index, pair in enumerate(zip(read, expected, strict=True))
+    ]
 
 
-def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
-    """Export and compare with every reader that is here."""
+def compared_answer(name: str, read: dict[str, Any], answer: ChatCompletion, tolerance: float) -> Case:
+    """Return the case of one conversation."""
+    prompt, wanted, tokens = answer.prompt_token_ids, answer.token_ids, read["answer"]
+    if read["prompt"] != prompt:
+        return Case(name, "failed", f"prompt {difference(read['prompt'], prompt)}")
+    if tokens == wanted:
+        return Case(name, "passed", f"{len(prompt)} + {len(wanted)} tokens")
+    detail, at = f"answer {difference(tokens, wanted)}", first_difference(tokens, wanted)
+    if not tolerance or at >= min(len(tokens), len(wanted)):
+        return Case(name, "failed", detail)
+    likely = dict(answer.likeliest[at])
+    gap = likely[wanted[at]] - likely[tokens[at]] if likely.keys() >= {wanted[at], tokens[at]} else None
+    shown = "not among the policy's likeliest" if gap is None else f"{gap:.3f} nats less likely to the policy"
+    detail = f"{at} of {len(wanted)} tokens equal, then {detail}, {shown}"
+    return Case(name, "refused" if gap is not None and gap <= tolerance else "failed", detail)
+
+
+def difference(tokens: list[int], wanted: list[int]) -> str:
+    at = first_difference(tokens, wanted)
+    return f"differs at token {at}: {tokens[at : at + 3]}, the policy {wanted[at : at + 3]}"
+
+
+def first_difference(tokens: list[int], wanted: list[int]) -> int:
+    """Return the place of the first token that differs; the length of the shorter list if it begins the other."""
+    pairs = enumerate(zip(tokens, wanted, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(tokens), len(wanted)))
+
+
+def run(model: str, llama: Path | None, vllm: Path | None, dtype: str = "float32") -> Report:
+    """Export and compare with every reader that is here. dtype: type of the base model's weights."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        policy = exported(base_model(model, folder), folder)
+        policy = exported(base_model(model, folder, dtype), folder, dtype)
         here = Path(sys.executable)
         readers: list[tuple[str, Path | None, str, dict[str, Any]]] = [
             ("merged, transformers", here, "transformers_export.py", {"folder": str(policy.merged), "adapter": None}),
@@ -161,12 +201,12 @@ def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
                 {"folder": str(policy.base), "adapter": str(policy.adapter)},
             ),
             *((f"gguf {p}, llama.cpp", llama, "llama_cpp_export.py", {"file": str(f)}) for p, f in policy.gguf.items()),
-            ("merged, vLLM", vllm, "vllm_export.py", {"folder": str(policy.merged), "adapter": None}),
+            ("merged, vLLM", vllm, "vllm_export.py", {"folder": str(policy.merged), "adapter": None, "dtype": dtype}),
             (
                 "adapter, vLLM",
                 vllm,
                 "vllm_export.py",
-                {"folder": str(policy.base), "adapter": str(policy.adapter)},
+                {"folder": str(policy.base), "adapter": str(policy.adapter), "dtype": dtype},
             ),
         ]
         cases: list[Case] = []
@@ -183,13 +223,19 @@ def run(model: str, llama: Path | None, vllm: Path | None) -> Report:
                 cases.append(Case(name, "skipped" if unsupported else "failed", reason))
                 continue
             versions += [answer["version"]] if answer["version"] not in versions else []
-            cases += compared(name, answer["answers"], policy.answers, rounded="f16" in name)
-    return Report(f"exports of {model}", ", ".join(versions), COMMAND, cases)
+            tolerance = TOLERANCE["float16"] if "f16" in name else 0.0
+            tolerance = TOLERANCE[dtype] if dtype != "float32" else tolerance
+            cases += compared(name, answer["answers"], policy.answers, tolerance=tolerance)
+    return Report(
+        f"exports of {model}{'' if dtype == 'float32' else f' in {dtype}'}", ", ".join(versions), COMMAND, cases
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description="Reads exports with other software.")
     parser.add_argument("--model", choices=("small", "smollm2"), default="small", help="base model (default: small)")
+    types = ("float32", "bfloat16")
+    parser.add_argument("--dtype", choices=types, default=types[0], help="type of the base model's weights")
     parser.add_argument("--llama-python", type=Path, help="Python with xllamacpp (default: LLAMA_PYTHON)")
     parser.add_argument("--vllm-python", type=Path, help="Python with vLLM (default: VLLM_PYTHON)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -198,7 +244,7 @@ def main() -> int:
         option or (Path(os.environ[variable]) if variable in os.environ else None)
         for option, variable in ((options.llama_python, "LLAMA_PYTHON"), (options.vllm_python, "VLLM_PYTHON"))
     ]
-    return show(run(options.model, *pythons), options.json)
+    return show(run(options.model, *pythons, options.dtype), options.json)
 
 
 if __name__ == "__main__":

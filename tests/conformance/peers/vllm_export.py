@@ -1,7 +1,8 @@
 """Greedy answers of a merged export, or of a base model with an exported adapter, by vLLM, run by the Python of an
 environment with vLLM; nothing of Espalier is imported.
 
-Input: a JSON object with `folder`, `adapter` (a folder or null), `conversations` (messages and tools) and `max_tokens`.
+Input: a JSON object with `folder`, `adapter` (a folder or null), `dtype`, `conversations` (messages and tools) and
+`max_tokens`.
 Output: the version, and prompt and answer of each conversation as token ids.
 """
 
@@ -10,11 +11,11 @@ import json
 import sys
 
 
-def answers(folder: str, adapter: str | None, conversations: list[dict], max_tokens: int) -> list[dict]:
+def answers(folder: str, adapter: str | None, dtype: str, conversations: list[dict], max_tokens: int) -> list[dict]:
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    options = {"dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "generation_config": "vllm"}
+    options = {"dtype": dtype, "max_model_len": 1024, "enforce_eager": True, "generation_config": "vllm"}
     lora = None
     if adapter is not None:
         options |= {"enable_lora": True, "max_lora_rank": 64, "tokenizer": adapter}  # the exported chat template
