@@ -231,6 +231,26 @@ def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, 
         assert [answer.message for answer in answers[1:4]] == [answer.message for answer in theirs]
 
 
+def test_the_most_likely_tokens_are_those_of_the_embedded_engine(vllm, embedded, folder):
+    for engine in (vllm, embedded):
+        hold(engine, "base", folder[1])
+    asked = [replace(one, alternatives=5) for one in requests("base", Sampling(1.0, top_k=40, max_tokens=16))]
+    asked += [replace(one, sampling=Sampling(0, max_tokens=16)) for one in asked]
+    answers, increments = ask(vllm, asked), []
+    [streamed] = ask(vllm, [replace(asked[-1], listener=increments.append)])
+    assert [likely for one in increments for likely in one.likeliest] == streamed.likeliest[: len(increments)]
+    widest, positions = 0.0, 0
+    for one, other in zip(answers, ask(embedded, asked), strict=True):
+        alike = next((i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)) if a != b), None)
+        known = list(zip(one.likeliest, other.likeliest, strict=False))
+        for mine, theirs in known if alike is None else known[: alike + 1]:
+            assert len(mine) == len(theirs) == 5
+            positions += 1
+            widest = max(widest, *(abs(a[1] - b[1]) for a, b in zip(mine, theirs, strict=True)))
+    print(f"\n5 most likely tokens at {positions} tokens, within {widest:.1e}")
+    assert widest < 1e-3
+
+
 def test_a_stream_has_the_tokens_of_the_response(vllm, folder):
     hold(vllm, "v1", folder[1])
     tools = [FORECAST, PING]
