@@ -8,15 +8,16 @@ plain transformers, PEFT, llama.cpp and vLLM load the folders and answer the sam
 imports nothing of Espalier. A case passes if prompt and answer have the policy's token ids, including the end of turn.
 With `--dtype bfloat16`, base model and policy have 16-bit weights, and the readers compute in the type of the file.
 
-float16 and bfloat16 round: an answer that differs there is `refused`, with the number of equal tokens, if the policy
-gives the first other token a log-probability within the tolerance of its own choice
-(`components.deployment.answers.TOLERANCE`), as for a tie that rounding decides; else it is `failed`.
+float16 and bfloat16 round: an answer that differs there is `refused`, with the number of equal tokens and the log-
+probability of the first other token under the policy. With `--dtype bfloat16` it is `failed` unless that is within the
+tolerance of the policy's own choice (`components.deployment.answers.TOLERANCE`), as for a tie that rounding decides.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -151,7 +152,7 @@ def compared(
     reader: str, read: Sequence[dict[str, Any]], expected: Sequence[ChatCompletion], *, tolerance: float = 0.0
 ) -> list[Case]:
     """Return one case for each conversation. tolerance: maximum difference of log-probabilities, under the policy, of
-    its token and another one that rounding may prefer, in nats; 0 for a reader that does not round."""
+    its token and another one that rounding may prefer, in nats; 0 without rounding, infinity for any difference."""
     return [
         compared_answer(f"{reader}: conversation {index}", *pair, tolerance)
         for index, pair in enumerate(zip(read, expected, strict=True))
@@ -169,10 +170,10 @@ def compared_answer(name: str, read: dict[str, Any], answer: ChatCompletion, tol
     if not tolerance or at >= min(len(tokens), len(wanted)):
         return Case(name, "failed", detail)
     likely = dict(answer.likeliest[at])
-    gap = likely[wanted[at]] - likely[tokens[at]] if likely.keys() >= {wanted[at], tokens[at]} else None
-    shown = "not among the policy's likeliest" if gap is None else f"{gap:.3f} nats less likely to the policy"
+    gap = likely[wanted[at]] - likely[tokens[at]] if likely.keys() >= {wanted[at], tokens[at]} else math.inf
+    shown = f"{gap:.3f} nats less likely to the policy" if gap < math.inf else "not among the policy's likeliest"
     detail = f"{at} of {len(wanted)} tokens equal, then {detail}, {shown}"
-    return Case(name, "refused" if gap is not None and gap <= tolerance else "failed", detail)
+    return Case(name, "refused" if gap <= tolerance else "failed", detail)
 
 
 def difference(tokens: list[int], wanted: list[int]) -> str:
@@ -223,8 +224,8 @@ def run(model: str, llama: Path | None, vllm: Path | None, dtype: str = "float32
                 cases.append(Case(name, "skipped" if unsupported else "failed", reason))
                 continue
             versions += [answer["version"]] if answer["version"] not in versions else []
-            tolerance = TOLERANCE["float16"] if "f16" in name else 0.0
-            tolerance = TOLERANCE[dtype] if dtype != "float32" else tolerance
+            tolerance = math.inf if "f16" in name else 0.0
+            tolerance = tolerance if dtype == "float32" else TOLERANCE[dtype]
             cases += compared(name, answer["answers"], policy.answers, tolerance=tolerance)
     return Report(
         f"exports of {model}{'' if dtype == 'float32' else f' in {dtype}'}", ", ".join(versions), COMMAND, cases

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from safetensors.torch import load_file
 
@@ -36,14 +38,16 @@ def test_another_model_and_another_template_fail(policy):
     assert {case.outcome for case in others} == {"passed"}
 
 
-@pytest.mark.parametrize(("tolerance", "outcomes"), [(0.0, ["failed"] * 2), (0.3, ["refused", "failed"])])
+@pytest.mark.parametrize(
+    ("tolerance", "outcomes"), [(0.0, ["failed"] * 2), (0.3, ["refused", "failed"]), (math.inf, ["refused"] * 2)]
+)
 def test_only_another_token_of_nearly_equal_probability_is_due_to_rounding(policy, tolerance, outcomes):
     read = [{"prompt": list(one.prompt_token_ids), "answer": list(one.token_ids)} for one in policy.answers[:2]]
     (best, high), (second, low) = policy.answers[0].likeliest[4][:2]
     assert policy.answers[0].token_ids[4] == best
     read[0]["answer"][4] = second
     read[1]["answer"][4] = next(token for token in range(400) if token not in dict(policy.answers[1].likeliest[4]))
-    tolerance = tolerance and high - low + 1e-6
+    tolerance = high - low + 1e-6 if tolerance == 0.3 else tolerance
     first, other = compared("x", read, policy.answers[:2], tolerance=tolerance)
     assert [first.outcome, other.outcome] == outcomes
     if tolerance:
