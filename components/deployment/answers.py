@@ -60,7 +60,7 @@ def check_answers(
             )
         tokens = torch.tensor([prompt + expected.token_ids], device=model.device)
         with torch.inference_mode():
-            logits_TV = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].float()
+            logits_TV = model(input_ids=tokens, logits_to_keep=len(expected.token_ids) + 1).logits[0, :-1].float()
         logprobs_TV = logits_TV.log_softmax(-1)
         chosen_T = logprobs_TV.gather(1, tokens[0, len(prompt) :, None]).squeeze(1)
         gap_T = logprobs_TV.max(-1).values - chosen_T

@@ -236,7 +236,7 @@ class Batch:
             self.counters["prefilled_tokens"] += len(new)
             row.cached += len(new)
         slots = torch.tensor([row.slot for row in part])
-        logits_BTV = self._forward(tokens, positions, slots, logits=0 if scored else 1)
+        logits_BTV = self._forward(tokens, positions, slots, logits=0 if scored else None)
         if scored:
             for index, (row, count) in enumerate(zip(part, counts, strict=True)):
                 logps_TV = logits_BTV[index, :count].float().log_softmax(-1)
@@ -270,11 +270,11 @@ class Batch:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         rows: slice | torch.Tensor,
-        logits: int = 1,
+        logits: int | None = 1,
         sharing: Sharing | None = None,
     ) -> torch.Tensor:
-        """Return the logits after the last `logits` tokens of each row; 0 means all tokens. sharing: what the rows
-        share, for one token of each."""
+        """Return the logits after the last `logits` tokens of each row; 0 means all tokens, None means none. sharing:
+        what the rows share, for one token of each."""
         if self.stop.is_set():
             raise PassInterrupted
         self.counters["passes"] += 1
@@ -288,7 +288,7 @@ class Batch:
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=logits,
+            logits_to_keep=torch.empty(0, dtype=torch.long) if logits is None else logits,
         ).logits
 
     def sample(self) -> list[Row]:

@@ -60,8 +60,10 @@ def _draw(
 
 def distributions(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     """Return the log-probabilities of all tokens under each row's sampling distribution (`draw`)."""
-    temperature_B = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
-    logps_BV = torch.log_softmax(logits_BV / temperature_B[:, None].to(logits_BV), dim=-1)
+    temperatures = [sampling.temperature or 1.0 for sampling in samplings]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits_BV = logits_BV / torch.tensor(temperatures)[:, None].to(logits_BV)
+    logps_BV = torch.log_softmax(logits_BV, dim=-1)
     for row, sampling in enumerate(samplings):
         cut = Cut(sampling.temperature or 1.0, sampling.top_p, sampling.top_k, sampling.min_p)
         if sampling.temperature and not cut.whole:
