@@ -54,6 +54,15 @@ def test_greedy_answers_are_those_of_generate(engine, reference):
         assert_exact(reference, answer)
 
 
+def test_no_logits_are_computed_for_prompts(engine):
+    counts = []
+    head = engine.model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].shape[:-1].numel()))
+    answers = chat(engine, *(ask(text, max_tokens=3, temperature=0) for text in TEXTS))
+    hook.remove()
+    assert sum(counts) == sum(len(answer.token_ids) for answer in answers)
+
+
 def test_logprobs_are_those_of_a_full_forward_pass(engine, reference):
     temperatures = [1.0, 0.5, 1.7, 0.9, 1.0]
     requests = [ask(t, temperature=h, seed=i) for i, (t, h) in enumerate(zip(TEXTS, temperatures, strict=True))]
