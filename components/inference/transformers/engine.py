@@ -52,7 +52,7 @@ from components.inference.text_protocol import TextCompletion, TextIncrement, Te
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.inference.transformers.logit_changes import LogitEditor
-from components.models import attention, split_head, trained_weights
+from components.models import attention, packed_weights, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
 
@@ -86,7 +86,7 @@ class TransformersEngine:
         self.max_length = min(max_length, self.config.max_position_embeddings)
         attention.refuse_inexact(self.config, self.max_length, self.base_dir.name)
         self.model.set_attn_implementation(attention.register())
-        split_head.split(self.model)
+        packed_weights.pack(self.model)
         heads, dim = heads_and_dim(self.config)
         size = self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize
         per_sequence = 2 * size * self.max_length
@@ -134,6 +134,7 @@ class TransformersEngine:
         with torch.no_grad():
             for name, tensor in (changed | restored).items():
                 self._parameters[name].copy_(tensor)
+        packed_weights.pack(self.model, [self._parameters[name] for name in changed | restored])
         self._changed = list(changed)
         self._policy = version
         self.release()
