@@ -16,7 +16,9 @@ from typing import Any
 from components.errors import Problem, SpecError
 from components.inference.finite_numbers import with_finite_numbers
 from components.inference.response_form import ResponseForm
+from components.inference.special_literals import special_literal
 from components.inference.token_bytes import TokenBytes
+from components.specs.wording import shortened
 from components.trajectories.chat import ChatFormat
 from components.trajectories.tool_calls import WORD
 
@@ -96,7 +98,9 @@ class Grammars:
         return Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids)
 
     def text(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> str:
-        """Return the Lark grammar of a form, whose first rule is `start`. Raises SpecError as `matcher`, for tools."""
+        """Return the Lark grammar of a form, whose first rule is `start`. Raises SpecError as `matcher`, for tools, and
+        for literals with special tokens."""
+        self._refuse_special_literals(form, tools)
         functions = [tool["function"] for tool in tools]
         tagged = self._chat.native_tools
         if form.calls:
@@ -110,6 +114,17 @@ class Grammars:
             return f"start: {content}"
         either_json = tagged_or_json if tagged else pythonic_or_json
         return either_json(functions, form.single, content)
+
+    def _refuse_special_literals(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> None:
+        tokenizer = self._chat.tokenizer
+        special = [*tokenizer.all_special_tokens, *tokenizer.convert_ids_to_tokens(sorted(self._stop_ids))]
+        schemas = [("tools", tool["function"].get("parameters")) for tool in tools]
+        if form.json_schema is not None:
+            schemas.append((parameter_of(form), form.schema))
+        for key, schema in schemas:
+            if (literal := special_literal(schema, special)) is not None:
+                text = f"the schema has {shortened(literal)}, which contains a special token of the model"
+                raise SpecError([Problem(key, f"{text}; expected none, as no response contains one")])
 
 
 class Matcher:

@@ -40,6 +40,11 @@ class SimilarStage:
         return self.seconds * planned / earlier if planned and earlier else self.seconds
 
     @property
+    def same_model(self) -> bool:
+        """False if the stage ran another model, whose time says nothing about the planned one."""
+        return not any(difference.path == "model.name" for difference in self.differences)
+
+    @property
     def in_own_process(self) -> bool:
         """True if the stage ran in another process than the flow; its time includes loading packages and model."""
         compute = self.run.spec.get("compute", {})
@@ -77,9 +82,10 @@ class EarlierStages:
         return next((run for run, stage in self._stages if stage.key == key), None)
 
     def similar(self, label: str, request: Request, part: Mapping[str, Any]) -> list[SimilarStage]:
-        """Return the earlier stages of the same kind (stage, actor and algorithm) with the fewest differences, first
-        those with the same label, latest first. part: the part of the request's spec that is in the key."""
-        ranked: list[tuple[tuple[int, bool], SimilarStage]] = []
+        """Return the earlier stages of the same kind (stage, actor and algorithm) with the fewest differences, of the
+        same model if there are any, first those with the same label, latest first. part: the part of the request's spec
+        that is in the key."""
+        ranked: list[tuple[tuple[tuple[bool, int], bool], SimilarStage]] = []
         for run, record in self._stages:
             if record.request["stage"] != request.stage or _kind(record.request["spec"]) != _kind(request.spec):
                 continue
@@ -87,11 +93,12 @@ class EarlierStages:
             if manifest is None:
                 continue
             changes = list(differences(manifest["spec"], part))
-            rank = (len(changes) + (record.request["seed"] != request.seed), record.label != label)
             seconds = manifest["seconds"] + manifest["metrics"].get(SHARD_SECONDS, 0.0)
-            ranked.append((rank, SimilarStage(run, record, changes, seconds)))
+            similar = SimilarStage(run, record, changes, seconds)
+            distance = (not similar.same_model, len(changes) + (record.request["seed"] != request.seed))
+            ranked.append(((distance, record.label != label), similar))
         ranked.sort(key=lambda pair: pair[0])
-        return [stage for (count, _), stage in ranked if count == ranked[0][0][0]]
+        return [stage for (distance, _), stage in ranked if distance == ranked[0][0][0]]
 
     def cost_per_episode(self, reward: Any) -> float | None:
         """Return the cost of a reward's judges per episode; None if unknown. reward: as in the key of a stage."""

@@ -65,7 +65,7 @@ class PlannedStage:
     where: str
     """Name of the place; for a remote machine also the requested resources."""
     seconds: float | None
-    """Estimated time; 0 if cached, None if no similar stage has run."""
+    """Estimated time; 0 if cached, None if no similar stage has run with the same model."""
     cost: float | None
     """Cost of the machine, by the prices in `compute`, and of judges; None if the time or a price is unknown."""
     key: str | None
@@ -255,11 +255,12 @@ class _Planner:
         same = next((result for earlier, result in self._requests if earlier == request), None)
         artifact = artifact or same
         similar = self._earlier.similar(label, request, part)
-        seconds = statistics.median(earlier.seconds_for(request) for earlier in similar) if similar else None
+        times = [earlier.seconds_for(request) for earlier in similar if earlier.same_model]
+        seconds = statistics.median(times) if times else None
         status = "unfinished" if key and has_scratch(self.context.store, key) else "run"
         if artifact is not None:
             status, seconds = "cached", 0.0
-        elif similar:
+        elif times:
             own_process = self.spec.compute.place(request.stage).name != LocalPlace().name
             self.estimated.append((request.stage, similar[0].in_own_process, own_process))
         shards = self._shards(label, request, seconds) if artifact is None else []

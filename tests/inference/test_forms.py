@@ -156,6 +156,15 @@ def test_logprobs_are_of_the_masked_distribution(engine, reference):
         ({"response_format": response_format({"$ref": "http://127.0.0.1:9/schema"})}, "response_format"),
         ({"response_format": response_format({"type": "strange"})}, "response_format"),
         ({"response_format": response_format({"$ref": ""})}, "response_format"),
+        ({"response_format": response_format({"const": "a <|im_end|>"})}, "response_format"),
+        ({"response_format": response_format({"anyOf": [{"properties": {"<|im_end|>": {}}}]})}, "response_format"),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"pattern": "<|im_start|>"}}}],
+            },
+            "tools",
+        ),
         (
             {
                 "tool_choice": "required",
@@ -547,3 +556,9 @@ def test_streamed_calls_are_those_without_streaming(client, engine, monkeypatch,
     assert ("length" in reasons) == (most < 300)
     assert not counts or ((min(counts) > 5) if native else (set(counts) == {1}))
     assert counts or most < 300
+
+
+@needs_llguidance
+def test_annotations_of_a_schema_may_contain_special_tokens(client):
+    schema = {"type": "boolean", "description": "true before <|im_end|>", "default": "<|im_end|>"}
+    assert ask(client, response_format=response_format(schema)).choices[0].message.content in ("true", "false")
