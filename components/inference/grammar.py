@@ -2,8 +2,8 @@
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance): after each token, those that can continue a text
 of the grammar, and the end of the turn where the text is complete. A call has the format that `ChatFormat` parses,
-with arguments of the tool's schema. Schemas with keywords that llguidance cannot enforce are rejected, so every
-response that ends validates.
+with arguments of the tool's schema. Schemas with keywords that llguidance cannot enforce are rejected, so responses
+that end validate, except for numbers at an exclusive bound, which llguidance 1.9 may write.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
@@ -66,6 +66,13 @@ class TextPart(RequestBody):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_media(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("type") in ("image_url", "input_audio", "file"):
+            raise ValueError("a part of type 'text': this server reads text only")
+        return data
 
 
 class Function(RequestBody):

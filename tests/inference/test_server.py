@@ -355,6 +355,12 @@ def test_messages_that_make_no_sense_are_refused(client, message, param):
     assert param in caught.value.param
 
 
+def test_other_media_are_refused_with_the_reason(client):
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(openai.BadRequestError, match="expected a part of type 'text': this server reads text only"):
+        client.chat.completions.create(model="shop", messages=[{"role": "user", "content": parts}])
+
+
 def test_engine_failures_carry_openais_error_object(running, client, engine):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "long")
