@@ -72,8 +72,8 @@ def summary(results: dict[str, Any]) -> str:
     )
     return (
         f"On an H100, a GRPO step on episodes of six turns takes {flex:.2f} of the time and {flex_memory:.2f} of the "
-        f"memory of TRL's `GRPOTrainer` with FlexAttention, compilation included, and {dense:.2f} and {memory:.2f} with "
-        "a dense mask ([measurements](docs/results/gpu.md))."
+        "memory of TRL's `GRPOTrainer` with FlexAttention, compilation included, and "
+        f"{dense:.2f} and {memory:.2f} with a dense mask ([measurements](docs/results/gpu.md))."
     )
 
 

@@ -32,7 +32,7 @@ def pack(model: torch.nn.Module, changed: Iterable[torch.nn.Parameter] | None = 
 
 
 def _suitable(layer: Any) -> bool:
-    """Whether oneDNN can pack the weights of a module."""
+    """Return True for a module whose weights oneDNN can pack."""
     return (
         type(layer) is torch.nn.Linear
         and layer.weight.device.type == "cpu"
