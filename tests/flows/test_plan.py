@@ -174,6 +174,15 @@ def test_the_time_is_the_median_of_those_that_are_equally_near(tmp_path):
     assert next(one.seconds for one in changed if one.label == "evaluate[final]") == 3.0
 
 
+def test_the_time_of_another_model_is_no_estimate(tmp_path):
+    pretend(tmp_path, rounds=1)
+    planned = plan(spec_of(tmp_path, rounds=1, model={"name": "small", "source": "random"})).stages
+    by_label = {one.label: one for one in planned}
+    for label in ("evaluate[start]", "collect[1]", "train[1]"):
+        assert by_label[label].seconds is None
+        assert any(reason.startswith("model.name: ") for reason in by_label[label].why)
+
+
 def test_rounds_are_counted_from_one(tmp_path):
     pretend(tmp_path, rounds=1)
     [collect] = [one for one in plan(spec_of(tmp_path, rounds=2)).stages if one.label == "collect[2]"]
