@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -58,11 +58,21 @@ PASSED_ON = ("accept", "authorization", "content-type", "mcp-protocol-version", 
 
 class Line:
     """Stands before the server at `target` (a base URL): each request meets the next of `faults`, None being none, and
-    is passed on where there are no more. Without a target, a request that meets no fault is answered with 404."""
+    is passed on where there are no more. Without a target, a request that meets no fault is answered with 404.
 
-    def __init__(self, target: str | None = None, faults: Iterable[Fault | None] = ()):
+    `attempts` holds lists of faults: the n-th distinct request takes list n (modulo their number), and its own attempts
+    meet the faults of that list in order, whatever other requests arrive in between."""
+
+    def __init__(
+        self,
+        target: str | None = None,
+        faults: Iterable[Fault | None] = (),
+        attempts: Sequence[Sequence[Fault]] = (),
+    ):
         self.target = target
         self.faults: Iterator[Fault | None] = iter(faults)
+        self.attempts = attempts
+        self._left: dict[bytes, Iterator[Fault]] = {}
         self.seen: list[dict] = []
         """Bodies of all requests, those that met a fault too."""
         self.headers: list[dict[str, str]] = []
@@ -96,7 +106,7 @@ class Line:
     def meet(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
         with self._lock:
-            fault = next(self.faults, None) if handler.command == "POST" else None
+            fault = self._fault(body) if handler.command == "POST" else None
             if handler.command == "POST":
                 self.seen.append(json.loads(body))
                 self.headers.append({name.lower(): value for name, value in handler.headers.items()})
@@ -106,6 +116,12 @@ class Line:
             status(404, "nothing is here")(handler)
         else:
             self._pass_on(handler, body)
+
+    def _fault(self, body: bytes) -> Fault | None:
+        if not self.attempts:
+            return next(self.faults, None)
+        number = len(self._left)
+        return next(self._left.setdefault(body, iter(self.attempts[number % len(self.attempts)])), None)
 
     def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         parts = urlsplit(self.target or "")

@@ -282,7 +282,7 @@ def test_an_answer_that_nobody_waits_for_is_given_up(connect):
 
 
 def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
-    faults = [None, status(500), None, status(429, Retry_After="0"), None, cut, None, EMPTY] * 40
+    attempts = [[status(500)], [status(429, Retry_After="0")], [cut, EMPTY, EMPTY], [EMPTY]]
     shop = {"seed": 3, "train": 8, "heldout": 2}
 
     def play(engine):
@@ -293,10 +293,10 @@ def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
             EpisodeLimits(concurrency=4, max_failures=0),
         )
 
-    with ModelServer(make_engine(max_length=4096), "shop") as server, Line(server.url, faults) as line:
+    with ModelServer(make_engine(max_length=4096), "shop") as server, Line(server.url, attempts=attempts) as line:
         trajectories = play(connect(line.url))
         assert len(line.seen) > 1.5 * sum(trajectory.metrics["turns"] for trajectory in trajectories)
-        line.faults = iter([None] * 5 + [status(500, x_should_retry="false")] * 99)
+        line.attempts, line.faults = [], iter([None] * 5 + [status(500, x_should_retry="false")] * 99)
         with pytest.raises(TooManyFailures, match="EngineError"):
             play(connect(line.url))
     assert len(trajectories) == 16

@@ -402,7 +402,7 @@ def test_a_disconnected_client_frees_its_place_in_the_batch(tiny, monkeypatch, s
         ):
             next(answer.iter_lines())
         if stream:
-            assert engine.batch.active
+            wait_for(lambda: engine.batch.active)  # the first line, with the role, may come before the first token
         # leaving the block closes the connection
     wait_for(lambda: not engine.batch.active and engine._task.done())
     assert engine.counters["sampled_tokens"] - before < LONG // 2
