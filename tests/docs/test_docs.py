@@ -347,7 +347,7 @@ def test_the_table_of_kills_is_what_was_recorded():
     assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"
 
 
-@pytest.mark.parametrize("name", ["speed", "rollouts", "generation", "overlap", "played", "defaults"])
+@pytest.mark.parametrize("name", ["speed", "rollouts", "generation", "overlap", "staleness", "played", "defaults"])
 def test_tables_are_what_was_measured(name):
     table = script(name).TABLE
     assert table.made() == table.written(), f"run `python -m docs.{name}`"
