@@ -269,7 +269,7 @@ def test_a_class_is_built_with_converted_arguments(package):
                 self.given = (size, kind, seed)
         """,
     )
-    world = target("mine.envs.World", size="3", seed=7)
+    world = target("mine.envs.World", size=3.0, seed=7)
     assert world.build().given == (3, "flat", 7)
     assert world.model_dump() == {"_target_": "mine.envs.World", "size": 3, "seed": 7}
     assert validate(Target, world.model_dump(), allow=["mine"]) == world

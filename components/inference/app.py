@@ -291,7 +291,7 @@ def _folder_below(adapters: Path, path: str) -> Path:
             return folder
     except (OSError, ValueError, RuntimeError):  # name too long, null byte, link cycle
         pass
-    raise HTTPException(404, f"there is no adapter {path!r:.300} below {adapters}, the folder of --adapters")
+    raise HTTPException(404, f"there is no adapter {path!r:.300} below the folder of --adapters")
 
 
 async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
@@ -306,7 +306,16 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
     return answers
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
+def _unknown_route(request: Request, allowed: str | None) -> str:
+    """Return the message for a path without a route. allowed: methods of the path, if it has others."""
+    where = f"{request.method} {request.url.path}: no such route"
+    if allowed is not None:
+        return f"{where}; expected the method {allowed}"
+    routes = [f"{' '.join(sorted(route.methods))} {route.path}" for route in request.app.routes]
+    return f"{where}; this server has {', '.join(dict.fromkeys(routes))}"
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
     """Return OpenAI's error object, with the status that its clients expect."""
     status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
     match error:
@@ -331,6 +340,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
         case HTTPException():
             status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
             headers = error.headers
+            if status == 405 or "endpoint" not in request.scope:
+                message = _unknown_route(request, (headers or {}).get("Allow"))
             code = "model_not_found" if status == 404 and message.startswith("the model ") else None
         case EngineError():
             code = "engine_error"
