@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
@@ -250,7 +251,11 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
         adapter = read_body(LoadedAdapter, await read_json_object(request, pending))
         folder = _folder_below(options.adapters, adapter.lora_path)
-        await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
+        version = adapter_version(adapter.lora_name)
+        try:
+            await asyncio.to_thread(engine.load_policy, version, str(folder))
+        except ArtifactError as error:  # names the folder as the client did, not where it is on this machine
+            raise ArtifactError(str(error).replace(str(folder), adapter.lora_path)) from error
         return Response()
 
     @app.post("/v1/unload_lora_adapter")
@@ -311,8 +316,10 @@ def _unknown_route(request: Request, allowed: str | None) -> str:
     where = f"{request.method} {request.url.path}: no such route"
     if allowed is not None:
         return f"{where}; expected the method {allowed}"
-    routes = [f"{' '.join(sorted(route.methods))} {route.path}" for route in request.app.routes]
-    return f"{where}; this server has {', '.join(dict.fromkeys(routes))}"
+    routes = [
+        f"{'/'.join(route.methods or ())} {route.path}" for route in request.app.routes if isinstance(route, APIRoute)
+    ]
+    return f"{where}; this server has {', '.join(routes)}"
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
