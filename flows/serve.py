@@ -158,6 +158,8 @@ def check_options(arguments: argparse.Namespace) -> list[Problem]:
         problems.append(Problem("--port", "applies to a server that this command starts, but PREFECT_API_URL is set"))
     if arguments.port is not None and not 0 < arguments.port < 2**16:
         problems.append(Problem("--port", f"{arguments.port}: expected 1 to 65535"))
+    if arguments.pool is not None and not arguments.pool.strip():
+        problems.append(Problem("--pool", f"{arguments.pool!r}: expected the name of a work pool"))
     if any(not tag.strip() for tag in arguments.tag):
         problems.append(Problem("--tag", "is empty; expected a word"))
     if arguments.timezone is not None:

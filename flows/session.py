@@ -131,6 +131,8 @@ def run(
             prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # starts during the imports
             interruption.last_words.append(prefect.kill)
 
+        services = "" if prefect is None else " and starting Prefect"
+        console.line(f"loading packages{services}; the first stage also loads the model")
         from flows.execution import tracking
         from flows.execution.executor import Execution
         from flows.orchestration import prefect_artifacts, tasks

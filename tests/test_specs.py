@@ -269,7 +269,7 @@ def test_a_class_is_built_with_converted_arguments(package):
                 self.given = (size, kind, seed)
         """,
     )
-    world = target("mine.envs.World", size="3", seed=7)
+    world = target("mine.envs.World", size=3.0, seed=7)
     assert world.build().given == (3, "flat", 7)
     assert world.model_dump() == {"_target_": "mine.envs.World", "size": 3, "seed": 7}
     assert validate(Target, world.model_dump(), allow=["mine"]) == world
@@ -280,6 +280,44 @@ def test_a_class_is_built_with_converted_arguments(package):
     assert "at least 1" in problems["size"]
     assert "'seed'" in problems["sede"]
     assert "size=VALUE" in refusal("mine.envs.World")["size"]
+
+
+def test_texts_and_booleans_are_no_numbers(package):
+    """Also inside lists and mappings; `true` and `"1"` would be converted to 1."""
+    package(
+        "worlds",
+        """
+        from collections.abc import Sequence
+        class World:
+            def __init__(
+                self,
+                size: int = 1,
+                levels: Sequence[int] | None = None,
+                shares: dict[str, float] | None = None,
+                names: list[str | int] | None = None,
+            ):
+                pass
+        """,
+    )
+    problems = refusal("mine.worlds.World", size="3", levels=["1", 2, True], shares={"a": "0.5", "b": False})
+    assert list(problems.values()) == [
+        "size: '3': expected a whole number",
+        "levels.0: '1': expected a whole number",
+        "levels.2: 'true': expected a whole number",
+        "shares.a: '0.5': expected a number",
+        "shares.b: 'false': expected a number",
+    ]
+    accepted = {"size": 3, "levels": [1, 2.0], "shares": {"a": 1}, "names": ["1", 2]}
+    assert target("mine.worlds.World", **accepted).arguments == accepted
+
+
+@pytest.mark.parametrize("world", ["worlds.calculator.Calculator", "worlds.arithmetic.Arithmetic", "games.maze.Maze"])
+def test_difficulties_are_whole_numbers(world):
+    problems = refusal(f"components.environments.{world}", difficulties=["1", True, 2])
+    assert list(problems.values()) == [
+        "difficulties.0: '1': expected a whole number",
+        "difficulties.1: 'true': expected a whole number",
+    ]
 
 
 def test_function_leaves_its_first_argument_unbound(package):

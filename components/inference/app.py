@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
@@ -250,7 +251,11 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             raise HTTPException(403, "this server loads no adapters; start it with --adapters DIR")
         adapter = read_body(LoadedAdapter, await read_json_object(request, pending))
         folder = _folder_below(options.adapters, adapter.lora_path)
-        await asyncio.to_thread(engine.load_policy, adapter_version(adapter.lora_name), str(folder))
+        version = adapter_version(adapter.lora_name)
+        try:
+            await asyncio.to_thread(engine.load_policy, version, str(folder))
+        except ArtifactError as error:  # names the folder as the client did, not where it is on this machine
+            raise ArtifactError(str(error).replace(str(folder), adapter.lora_path)) from error
         return Response()
 
     @app.post("/v1/unload_lora_adapter")
@@ -291,7 +296,7 @@ def _folder_below(adapters: Path, path: str) -> Path:
             return folder
     except (OSError, ValueError, RuntimeError):  # name too long, null byte, link cycle
         pass
-    raise HTTPException(404, f"there is no adapter {path!r:.300} below {adapters}, the folder of --adapters")
+    raise HTTPException(404, f"there is no adapter {path!r:.300} below the folder of --adapters")
 
 
 async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[ChatCompletion]:
@@ -306,7 +311,18 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
     return answers
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
+def _unknown_route(request: Request, allowed: str | None) -> str:
+    """Return the message for a path without a route. allowed: methods of the path, if it has others."""
+    where = f"{request.method} {request.url.path}: no such route"
+    if allowed is not None:
+        return f"{where}; expected the method {allowed}"
+    routes = [
+        f"{'/'.join(route.methods or ())} {route.path}" for route in request.app.routes if isinstance(route, APIRoute)
+    ]
+    return f"{where}; this server has {', '.join(routes)}"
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
     """Return OpenAI's error object, with the status that its clients expect."""
     status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
     match error:
@@ -331,6 +347,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
         case HTTPException():
             status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
             headers = error.headers
+            if status == 405 or "endpoint" not in request.scope:
+                message = _unknown_route(request, (headers or {}).get("Allow"))
             code = "model_not_found" if status == 404 and message.startswith("the model ") else None
         case EngineError():
             code = "engine_error"

@@ -107,8 +107,6 @@ def _same(value: Any, neutral: Any) -> bool:
 def _worded(problem: Problem, path: str, apart: Sequence[str]) -> Problem:
     """Return a problem as a client of the API reads it. path, apart: as in `read_body`."""
     message = problem.message
-    if message.startswith("needs a value"):
-        return Problem(problem.path, "is missing")
     message = message.replace("expected a mapping of keys to values", "expected an object")
     if unknown := _UNKNOWN.match(message):
         parent = ".".join(filter(None, (path, unknown["place"])))

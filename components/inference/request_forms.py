@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from components.errors import Problem, SpecError
 from components.inference.request_bodies import RequestBody, read_body, unknown_keys
@@ -33,6 +33,16 @@ LOGIT_FIELDS = ("logit_bias", "presence_penalty", "frequency_penalty")
 _NAME = re.compile(r"[\w.-]{1,128}")
 """Name of a function that a call can write."""
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def _canonical(token: str) -> str:
+    """Return the key of a token. It has one spelling, so that no token has two values."""
+    if not _TOKEN_ID.fullmatch(token):
+        raise ValueError('a token id in digits without leading zeros or spaces, such as "7"')
+    return token
+
+
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -40,7 +50,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 class LogitBody(RequestBody):
     """Changes of the logits."""
 
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias] | None = Field(None, max_length=MAX_BIASES)
+    logit_bias: dict[Annotated[str, AfterValidator(_canonical)], Bias] | None = Field(None, max_length=MAX_BIASES)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 

@@ -143,6 +143,8 @@ def read_request(
     items = resolve(items, earlier, problems)
     for index, item in enumerate(items):
         add_item(item, conversation, f"input.{index}", sampled_arguments, problems)
+    if not conversation and not problems:
+        problems.append(Problem("input", "has reasoning items only, which are discarded; expected a message to answer"))
     tools = [responses_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(parsed.tools or [])]
     strict = not recorded and any(tool.get("strict") is True for tool in parsed.tools or [])
     form = request_forms.responses_form(body, tools, strict, problems)

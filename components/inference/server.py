@@ -30,6 +30,8 @@ from components.inference.app import AppOptions, create_app
 from components.inference.connection import BoundedConnection
 from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import Engine
+from components.inference.request_tools import LONGEST_NAME
+from components.inference.token_bytes import TokenDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +162,7 @@ def serve_model(
 
     engine = TransformersEngine(model_dir, max_length=max_length, dtype=dtype, device=device)
     try:
-        app = replace(app or AppOptions(), decode=engine.tokenizer.decode)
+        app = replace(app or AppOptions(), decode=TokenDecoder(engine.tokenizer))
         with ModelServer(engine, name or model_dir.resolve().name, app, listen) as running:
             yield running
     finally:
@@ -189,6 +191,27 @@ def _number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def _text(text: str) -> str:
+    """Return a text that is not empty. An argparse type."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a text that is not empty")
+    return text
+
+
+def _name(text: str) -> str:
+    """Return a model name that requests can state. An argparse type."""
+    if len(_text(text)) > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"{len(text)} characters: expected at most {LONGEST_NAME}")
+    return text
+
+
+def _folder(text: str) -> Path:
+    """Return an existing folder. An argparse type."""
+    if not Path(_text(text)).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an existing folder; create it first")
+    return Path(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 for a user error."""
     parser = argparse.ArgumentParser(
@@ -197,9 +220,12 @@ def main(arguments: list[str] | None = None) -> int:
         "environment variable ESPALIER_SERVER_KEY.",
     )
     parser.add_argument("model_dir", type=Path, help="folder with config.json, safetensors and tokenizer")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
+    parser.add_argument(
+        "--host", type=_text, default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)"
+    )
     parser.add_argument(
         "--allowed-host",
+        type=_text,
         action="append",
         default=[],
         dest="allowed_hosts",
@@ -209,8 +235,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--port", type=_number(0, 65535), default=8000, help="0 takes a free one (default: %(default)s)"
     )
-    parser.add_argument("--adapters", type=Path, metavar="DIR", help="load adapters below DIR when a client asks")
-    parser.add_argument("--name", help="model name to serve under (default: the folder's)")
+    parser.add_argument("--adapters", type=_folder, metavar="DIR", help="load adapters below DIR when a client asks")
+    parser.add_argument("--name", type=_name, help="model name to serve under (default: the folder's)")
     parser.add_argument(
         "--max-length", type=_number(2, 10**7), default=2048, help="longest conversation, tokens (%(default)s)"
     )

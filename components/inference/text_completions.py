@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
@@ -30,6 +30,8 @@ MAX_PROMPTS = 512
 """Maximum number of prompts per request."""
 MAX_COMPLETIONS = 1024
 """Maximum number of completions per request: prompts times `n`."""
+PROMPT_FORMS = f"a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of either, none of them empty"
+"""Forms of `prompt`, in error messages."""
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` in OpenAI's API."""
 
@@ -39,9 +41,28 @@ _NEUTRAL: Neutral = {
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
 
-TokenId = Annotated[int, Field(ge=0, le=MAX_NUMBER, strict=True)]
-Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+def _is_prompt(value: Any) -> bool:
+    """Return True for a text or token ids, not empty."""
+    if not isinstance(value, list):
+        return isinstance(value, str) and bool(value)
+    return bool(value) and all(type(token) is int and 0 <= token <= MAX_NUMBER for token in value)
+
+
+def _checked(prompt: Any) -> Any:
+    """Return the prompts of a request. Raises ValueError with one text for all forms."""
+    if _is_prompt(prompt):
+        return prompt
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(entry, type(prompt[0])) for entry in prompt):
+        raise ValueError(PROMPT_FORMS)
+    if len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        raise ValueError(f"at most {MAX_PROMPTS} prompts per request; it has {len(prompt)}")
+    if not all(map(_is_prompt, prompt)):
+        raise ValueError(PROMPT_FORMS)
+    return prompt
+
+
+Prompts = Annotated[str | list[int] | list[str] | list[list[int]], PlainValidator(_checked)]
 
 
 class CompletionBody(SamplingBody):
@@ -49,12 +70,7 @@ class CompletionBody(SamplingBody):
 
     model: Name
     """Model name: `name`, or `name@version` to require that policy version."""
-    prompt: (
-        Text
-        | TokenIds
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+    prompt: Prompts
     """A text, token ids, or a list of either."""
     max_tokens: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None
     """0 is allowed with `echo`, which then samples nothing."""

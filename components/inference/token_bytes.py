@@ -1,4 +1,4 @@
-"""The bytes of each token of a tokenizer, which grammars match."""
+"""The bytes of each token of a tokenizer, which grammars match and log-probabilities show."""
 
 from __future__ import annotations
 
@@ -11,34 +11,61 @@ PROBE = "Zwei Fäden, 北京 42 — <b>naïve</b>\n\tdef f(x): return x**2 # �
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+class TokenReader:
+    """Bytes of single tokens of a tokenizer. Raises ValueError for a tokenizer whose tokens have unknown bytes."""
+
+    def __init__(self, tokenizer: Any):
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise ValueError("it is no fast tokenizer")
+        self._tokenizer = tokenizer
+        self._added = tokenizer.added_tokens_decoder
+        decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
+        parts = decoder.get("decoders", [decoder])
+        self._bytes = _byte_level if any(part.get("type") == "ByteLevel" for part in parts) else _sentence_piece
+        if b"".join(self.read(tokenizer(PROBE, add_special_tokens=False).input_ids)).strip() != PROBE.encode():
+            raise ValueError("the bytes of its tokens are unknown")
+
+    def read(self, tokens: list[int]) -> list[bytes]:
+        """Return the bytes of each token. A special token has those of its name."""
+        return [
+            (name or "").encode() if token in self._added or name is None else self._bytes(name)
+            for token, name in zip(tokens, self._tokenizer.convert_ids_to_tokens(tokens), strict=True)
+        ]
+
+
+class TokenDecoder:
+    """Text of tokens, as a server shows it, and the bytes of each token."""
+
+    def __init__(self, tokenizer: Any):
+        self._decode = tokenizer.decode
+        try:
+            self._reader: TokenReader | None = TokenReader(tokenizer)
+        except ValueError:
+            self._reader = None
+
+    def __call__(self, tokens: list[int]) -> str:
+        return self._decode(tokens)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes of a token; None if the tokenizer does not determine them."""
+        return None if self._reader is None else self._reader.read([token])[0]
+
+
 class TokenBytes:
     """A tokenizer as llguidance reads it. vocabulary: number of the model's logits. Raises ValueError for a tokenizer
     whose tokens have unknown bytes."""
 
     def __init__(self, tokenizer: Any, vocabulary: int):
+        reader = TokenReader(tokenizer)
         self._tokenizer = tokenizer
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            raise ValueError("it is no fast tokenizer")
         added = tokenizer.added_tokens_decoder
         special = set(tokenizer.all_special_ids) | {token for token, entry in added.items() if entry.special}
-        decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
-        parts = decoder.get("decoders", [decoder])
-        byte_level = any(part.get("type") == "ByteLevel" for part in parts)
-        names = tokenizer.convert_ids_to_tokens(list(range(min(vocabulary, len(tokenizer)))))
-        self.tokens: list[bytes] = []
-        for token, name in enumerate(names):
-            if token in added or name is None:
-                self.tokens.append((name or "").encode())
-            else:
-                self.tokens.append(_byte_level(name) if byte_level else _sentence_piece(name))
+        self.tokens = reader.read(list(range(min(vocabulary, len(tokenizer)))))
         unused = range(len(self.tokens), vocabulary)
         self.tokens += [f"<unused {token}>".encode() for token in unused]
         self.special_token_ids = sorted({token for token in special if token < vocabulary} | set(unused))
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = None
-        text = b"".join(self.tokens[token] for token in self(PROBE))
-        if text.strip() != PROBE.encode():
-            raise ValueError("the bytes of its tokens are unknown")
 
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text."""

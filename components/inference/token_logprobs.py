@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from components.inference.protocol import TokenLogprobs
+from components.inference.text_prompts import INCOMPLETE
+from components.inference.token_bytes import TokenDecoder
 
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
@@ -38,5 +40,7 @@ def logprobs_of(answer: SampledTokens, decode: Decode | None) -> list[dict[str, 
 
 def _entry(token_id: int, logprob: float, decode: Decode | None) -> dict[str, Any]:
     text = decode([token_id]) if decode else f"token_id:{token_id}"  # vLLM's format without text
-    whole = decode is not None and "\ufffd" not in text  # a token may be part of a character
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+    raw = text.encode() if decode is not None else None
+    if INCOMPLETE in text:  # a token may be part of a character
+        raw = decode.bytes_of(token_id) if isinstance(decode, TokenDecoder) else None
+    return {"token": text, "logprob": logprob, "bytes": None if raw is None else list(raw)}

@@ -282,13 +282,19 @@ class CollectSpec(EpisodeLimits):
             f"with the policy at the start of the rounds; expected at most {most}"
         )
 
-    def off_policy_reason(self) -> str | None:
-        """Return the reason why rounds train on episodes of earlier policies; None if they do not."""
+    def off_policy_reason(self, rounds: int) -> str | None:
+        """Return the reason why rounds train on episodes of earlier policies; None if they do not.
+
+        rounds: rounds of the run, which limit the age of episodes to `rounds - 1` versions. Otherwise the reason does
+        not depend on them, so that a run that is extended keeps its correction, and with it its stage keys."""
         if self.partial is not None:
             return "with collect.partial episodes continue on the policies of later rounds"
         if not self.overlap:
             return None
-        age = "1 version" if self.overlap == 1 else f"up to {self.overlap} versions"
+        oldest = min(self.overlap, max(0, rounds - 1))
+        if not oldest:
+            return f"collect.overlap={self.overlap} collects rounds ahead, although with rounds={rounds} there is none"
+        age = "1 version" if oldest == 1 else f"up to {oldest} versions"
         return (
             f"with collect.overlap={self.overlap} rounds are collected with a policy {age} behind the one in training"
         )

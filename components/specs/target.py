@@ -35,13 +35,13 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to
 
 from components.errors import SpecError
 from components.redaction import dereference
-from components.specs.base import Spec, nearest, reject_bool_for_number
+from components.specs.base import Spec, nearest, reject_texts_for_numbers
 from components.specs.parameters import parameters_of, settable, takes_positional
 from components.specs.registered import registered_name
 from components.specs.source import source_digest, source_file
 
 _NUMBERS: dict[str, Any] = {
-    "numbers": model_validator(mode="before")(classmethod(reject_bool_for_number))  # type: ignore[arg-type]
+    "numbers": model_validator(mode="before")(classmethod(reject_texts_for_numbers))  # type: ignore[arg-type]
 }
 OWN_PACKAGE = "components"
 """Package from which a `_target_` is always accepted."""

@@ -46,8 +46,8 @@ def validate(
     Args:
         path: Prefix of every key path in messages.
         allow: Packages besides our own from which a `_target_` may come; None reads the key `allow` of the data.
-        configuration: True if `???` marks a missing value and secrets are rejected. False for a request, whose values
-            are arbitrary user input.
+        configuration: True if `???` marks a missing value, secrets are rejected, and messages suggest overrides of the
+            command line. False for a request, whose values are arbitrary user input.
 
     Raises SpecError with every problem; of problems of single fields at most MAX_PROBLEMS, or MAX_PROBLEMS_OF_REQUEST.
     If a configuration contains secrets, only these are reported, so that no other message repeats one. Takes time
@@ -61,7 +61,7 @@ def validate(
     allowed = data.get("allow") if allow is None else allow
     listed = isinstance(allowed, Iterable) and not isinstance(allowed, str | Mapping)
     packages = [p for p in allowed or () if isinstance(p, str)] if listed else []
-    context = {"allow": packages}
+    context = {"allow": packages, "overrides": configuration}
     unset = list(_unset(data)) if configuration else []
     problems = [Problem(_key(p), f"needs a value: {_key(p)}=VALUE") for p in unset]
     large = list(_too_large(data)) if configuration else []
@@ -114,32 +114,35 @@ def _problems(cls: type[Spec], data: Any, error: ValidationError, context: dict[
             break
         if detail["type"] in EXPECTED and tuple(path) in inner:
             continue  # another member of the union matched the type and reports the inner problem
-        problem = _problem(cls, data, path, detail, context["allow"])
+        problem = _problem(cls, data, path, detail, context)
         earlier = problems.get(problem.path)
         if earlier is not None:  # the members of a union report one problem each
             _, _, more = problem.message.rpartition("expected ")
-            problem = Problem(problem.path, f"{earlier.message} or {more}", earlier.nearest)
+            repeated = earlier.message.endswith((f"expected {more}", f" or {more}"))
+            message = earlier.message if repeated else f"{earlier.message} or {more}"
+            problem = Problem(problem.path, message, earlier.nearest)
         problems[problem.path] = problem
     return list(problems.values())
 
 
-def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, allow: list[str]) -> Problem:
+def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, settings: dict[str, Any]) -> Problem:
+    """Return one problem. settings: context of the validation."""
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
-    key = _key(path)
+    key, overrides = _key(path), settings["overrides"]
     if kind == "extra_forbidden":
-        names = names_below(cls, data, path[:-1], allow)
+        names = names_below(cls, data, path[:-1], settings["allow"])
         where = _key(path[:-1])
         message = f"no such key{f' in {where}' if where else ''}; expected one of {', '.join(names)}"
         near = nearest(path[-1], names)
         return Problem(key, message, _key([*path[:-1], near]) if near else None)
     if kind == "missing":
-        return Problem(key, f"needs a value: {key}=VALUE")
+        return Problem(key, f"needs a value: {key}=VALUE" if overrides else "is missing")
     if kind == "union_tag_invalid":
         names = re.findall(r"'([^']*)'", context["expected_tags"])
         tag = context["tag"]
         return Problem(f"{key}.name", f"{shortened(tag)}: expected one of {', '.join(names)}", nearest(tag, names))
     if kind == "union_tag_not_found":
-        return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE")
+        return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE" if overrides else "is missing")
     if kind == "target":
         return Problem(key, detail["msg"], context.get("nearest"))
     if isinstance(error := context.get("error"), FieldError):
@@ -148,7 +151,7 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, all
     if kind == "literal_error":
         names = choices(detail)
         return Problem(key, f"{shown}: expected one of {', '.join(names)}", nearest(value, names))
-    if kind == "list_type" and isinstance(value, str) and shown == repr(value):
+    if kind == "list_type" and overrides and isinstance(value, str) and shown == repr(value):
         return Problem(key, f"{shown}: expected a list: {key}=[{value}]")
     return Problem(key, f"{shown}: expected {expected(detail)}")
 

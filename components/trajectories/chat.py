@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
@@ -139,8 +140,8 @@ class ChatFormat:
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=TODAY.strftime, **options)
         except Exception as error:
-            raise PromptRefused(
-                f"the chat template of {self.tokenizer.name_or_path} refuses the conversation "
+            raise PromptRefused(  # with the folder's name only, because servers return the message
+                f"the chat template of {Path(self.tokenizer.name_or_path).name} refuses the conversation "
                 f"({type(error).__name__}: {error})"
             ) from error
 

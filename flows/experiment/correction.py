@@ -30,4 +30,4 @@ def mismatch(spec: ExperimentSpec) -> str | None:
         return f"the engine and the trainer round differently in model.dtype={spec.model.dtype}"
     if spec.model.quantization != "none":
         return f"the engine and the trainer round differently with model.quantization={spec.model.quantization}"
-    return spec.collect.off_policy_reason()
+    return spec.collect.off_policy_reason(spec.rounds)

@@ -20,10 +20,11 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
     if (excess := spec.collect.excess_overlap(spec.rounds)) is not None:
         yield excess
     elif spec.rounds and (spec.collect.overlap or spec.collect.partial):
+        oldest = min(spec.collect.staleness(spec.agent.max_turns), spec.rounds - 1)
         yield (
             f"collect.overlap={spec.collect.overlap}: round r is collected by the policy after round "
-            f"r - {1 + spec.collect.overlap}; its tokens are at most {spec.collect.staleness(spec.agent.max_turns)} "
-            "policy versions old when they are trained on"
+            f"r - {1 + spec.collect.overlap}; its tokens are at most {oldest} policy versions old when they are "
+            "trained on"
         )
     if spec.rounds and (reason := truncation_reason(spec)) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"

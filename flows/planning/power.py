@@ -135,7 +135,9 @@ def plan_power(
         group_size=better_size,
     )
     result.changes.extend(_changes(spec, planned, replan, result, heldout))
-    result.warnings.extend(_warnings(spec, result, heldout))
+    if success is not None or spec.model.source != "random":  # random weights test the flow, and learn nothing
+        result.warnings.extend(_little_signal(spec, result))
+    result.warnings.extend(_gain_warnings(result, heldout))
     return result
 
 
@@ -170,15 +172,20 @@ def _changes(
     return changes
 
 
-def _warnings(spec: ExperimentSpec, result: PlanPower, heldout: int | None) -> list[str]:
+def _little_signal(spec: ExperimentSpec, result: PlanPower) -> list[str]:
+    """Return a warning if few groups carry a signal."""
+    if result.signal_share is None or result.signal_share >= LITTLE_SIGNAL:
+        return []
+    warmup = "use a warmup" if spec.warmup is None else f"raise warmup.demonstrations={spec.warmup.demonstrations}"
+    size = result.group_size
+    advice = f"set collect.group_size={size}" if size else f"{warmup}, or choose easier tasks"
+    text = f"only {result.signal_share:.0%} of the groups are expected to differ in success; {advice}"
+    return [text.replace("%", " %")]
+
+
+def _gain_warnings(result: PlanPower, heldout: int | None) -> list[str]:
+    """Return the warnings about the gain that the evaluation can show."""
     warnings = []
-    if result.signal_share is not None and result.signal_share < LITTLE_SIGNAL:
-        advice = f"set collect.group_size={result.group_size}" if result.group_size else "use a warmup or easier tasks"
-        warnings.append(
-            f"only {result.signal_share:.0%} of the groups are expected to differ in success; {advice}".replace(
-                "%", " %"
-            )
-        )
     if result.gain is not None and result.success + result.gain > 1:
         warnings.append(f"a gain of {result.gain:g} is impossible from a success of {result.success:.2f}")
     elif heldout is not None and result.gain is not None and heldout < (result.scenarios or 0):

@@ -113,6 +113,7 @@ def test_the_last_line_says_everything(first):
 
 def test_the_end_is_readable(first, place):
     for words in (
+        "loading packages and starting Prefect; the first stage also loads the model",
         "after SFT",
         "after GRPO",
         "round 1/1",

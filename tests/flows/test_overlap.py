@@ -12,9 +12,11 @@ from components.compute.runners import KeptProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError, WaitTimeout
 from flows.execution.executor import Execution
 from flows.execution.overlap import Concurrent
+from flows.experiment.correction import corrected_algorithm
 from flows.history.records import Records, RunRecord, recording
 from flows.plan import show
 from flows.planning.earlier_stages import SimilarStage
+from flows.planning.notes import resolved_values
 from flows.planning.plan import plan
 from flows.recipes.run import Run
 from flows.stages import STAGES
@@ -143,6 +145,18 @@ def test_more_versions_behind_need_as_much_staleness_in_replay(tmp_path):
     spec_of(tmp_path, **deep, replay={"max_staleness": 3})
     with pytest.raises(SpecError, match=r"correction: none: with collect.overlap=3 .* up to 3 versions behind"):
         spec_of(tmp_path, **{**deep, "algorithm": {"name": "grpo", "correction": "none"}})
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(6, "up to 5 versions behind"), (3, "up to 2 versions behind"), (2, "1 version behind"), (1, "there is none")],
+)
+def test_the_rounds_limit_the_versions_behind_that_a_plan_states(tmp_path, count, words):
+    """The correction itself stays, so that more rounds later find the first one in the cache."""
+    spec = spec_of(tmp_path, **{**OVERLAP, "rounds": count, "collect": {**COLLECT, "overlap": 5}})
+    (note,) = [text for text in resolved_values(spec) if text.startswith("algorithm.correction=auto")]
+    assert words in note
+    assert corrected_algorithm(spec).correction == "truncate"
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "sft"])

@@ -49,6 +49,8 @@ OPTIONS = [
     (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
     (["+experiment=smoke", "--port", "70000"], "--port: 70000: expected 1 to 65535"),
     (["+experiment=smoke", "--tag", ""], "--tag: is empty"),
+    (["+experiment=smoke", "--pool", ""], "--pool: '': expected the name of a work pool"),
+    (["+experiment=smoke", "--name", ""], "--name: '': expected letters, digits"),
 ]
 
 

@@ -134,6 +134,9 @@ def test_there_is_an_object_of_every_kind():
         ("stream_options", {"include_usage": 1}, "stream_options.include_usage: 1: expected true or false"),
         ("stream_options", {"include_obfuscation": True}, "stream_options.include_obfuscation: true: expected false"),
         ("stream_options", {"include_obfuscation": 0}, "stream_options.include_obfuscation: 0: expected true or false"),
+        ("logit_bias", {"7": 1, "07": 2}, "logit_bias.07: '07': expected a token id in digits without leading zeros"),
+        ("logit_bias", {" 7": 1}, "logit_bias. 7: ' 7': expected a token id in digits without leading zeros"),
+        ("logit_bias", {"٧": 1}, "logit_bias.٧: '٧': expected a token id"),
         ("stream_options", 5, "stream_options: 5: expected an object"),
         (
             "service_tier",
@@ -165,6 +168,50 @@ def test_types_are_strict(key, value, message):
 )
 def test_the_other_apis_are_strict_too(body, key, message):
     assert message in problems(body)[key]
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "message"),
+    [
+        ({**CHAT, "messages": "hi"}, "messages", "messages: 'hi': expected a list"),
+        ({**CHAT, "tools": "f"}, "tools", "tools: 'f': expected a list"),
+        ({**CHAT, "stop": ""}, "stop", "stop: '': expected text of at least 1 character or a list"),
+        ({**WORDS, "input": ""}, "input", "input: '': expected text of at least 1 character or a list"),
+        ({**WORDS, "include": "x"}, "include", "include: 'x': expected a list"),
+    ],
+)
+def test_messages_for_clients_suggest_no_override_of_the_command_line(body, key, message):
+    assert problems(body)[key] == message
+
+
+PROMPTS = "expected a text, a list of token ids, or a list of 1 to 512 of either, none of them empty"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", f"prompt: '': {PROMPTS}"),
+        ([], f"prompt: []: {PROMPTS}"),
+        ([[]], f"prompt: [[]]: {PROMPTS}"),
+        (["a", 1], f"prompt: ['a', 1]: {PROMPTS}"),
+        ([True], f"prompt: [true]: {PROMPTS}"),
+        ([[1], "x"], f"prompt: [[1], 'x']: {PROMPTS}"),
+        ({"a": 1}, f"prompt: {{'a': 1}}: {PROMPTS}"),
+        (["a"] * 513, "expected at most 512 prompts per request; it has 513"),
+        ([[1]] * 600, "expected at most 512 prompts per request; it has 600"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_wrong_prompt_has_one_message_with_the_limit(prompt, message):
+    (text,) = problems({**COMPLETION, "prompt": prompt}).values()
+    assert text.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("x", 1), ([1] * 600, 1), (["x"] * 512, 512), ([[1], [2, 3]], 2)], ids=lambda v: str(v)[:20]
+)
+def test_every_form_of_a_prompt_is_accepted(prompt, count):
+    assert read({**COMPLETION, "prompt": prompt}).prompts == count
 
 
 @pytest.mark.parametrize("place", [("tools", 0, "function"), ("tools", 0)])

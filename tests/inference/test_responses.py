@@ -342,6 +342,7 @@ def test_what_cannot_be_done_is_refused_by_name(client, engine, options, param):
         ({"type": "function_call_output", "output": "x"}, "input.0.call_id"),
         ({"role": "robot", "content": "x"}, "input.0.role"),
         ({"type": ["message"]}, "input.0.type"),
+        ({"type": "reasoning", "summary": []}, "input"),
     ],
 )
 def test_items_that_are_not_supported_are_refused_by_place(client, engine, item, param):

@@ -405,8 +405,25 @@ def test_a_web_page_cannot_post_without_asking_first(running):
 
 
 def test_unknown_routes_answer_in_the_same_form(client):
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="shop", input="x")
+    assert caught.value.type == "invalid_request_error"
+    assert "POST /v1/embeddings: no such route; this server has POST /v1/chat/completions, " in caught.value.message
+    assert "GET /v1/models, " in caught.value.message
+
+
+def test_another_method_is_refused_with_the_allowed_one(client):
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.get("/chat/completions", cast_to=object)
+    assert (caught.value.status_code, caught.value.type) == (405, "invalid_request_error")
+    assert "GET /v1/chat/completions: no such route; expected the method POST" in caught.value.message
+    assert caught.value.response.headers["allow"] == "POST"
+
+
+def test_a_missing_model_is_no_unknown_route(client):
+    with pytest.raises(openai.NotFoundError, match="the model 'other' is not here; this server has 'shop") as caught:
+        client.models.retrieve("other")
+    assert caught.value.code == "model_not_found"
 
 
 def test_health(running):
@@ -452,6 +469,47 @@ def test_without_a_decoder_tokens_are_named_by_id():
 def test_the_command_says_what_is_wrong(tmp_path, caplog):
     assert server_module.main([str(tmp_path)]) == 2
     assert f"{tmp_path} holds no model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--adapters", "nowhere", "'nowhere': expected an existing folder"),
+        ("--adapters", "", "'': expected a text that is not empty"),
+        ("--name", "", "'': expected a text that is not empty"),
+        ("--name", " ", "' ': expected a text that is not empty"),
+        ("--name", "n" * 2000, "2000 characters: expected at most"),
+        ("--host", "", "'': expected a text that is not empty"),
+        ("--allowed-host", "", "'': expected a text that is not empty"),
+    ],
+)
+def test_invalid_arguments_are_refused_before_the_model_is_loaded(tmp_path, capsys, option, value, words):
+    with pytest.raises(SystemExit) as caught:
+        server_module.main([str(tmp_path), option, value])
+    assert caught.value.code == 2
+    assert f"argument {option}: {words}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_are_parts_of_characters_have_their_bytes(base_dir, stream):
+    """The two bytes of ü, one sampled token each."""
+    from transformers import AutoTokenizer
+
+    with (
+        server_module.serve_model(base_dir, name="shop", device="cpu") as server,
+        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
+    ):
+        first, second = AutoTokenizer.from_pretrained(base_dir).convert_tokens_to_ids(["Ã", "¼"])
+        entries = []
+        for token in (first, second):
+            options = {"logit_bias": {str(token): 100}, "max_tokens": 1, "logprobs": True, "top_logprobs": 2}
+            answer = ask(client, stream=stream, model="shop", temperature=0, **options)
+            choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+            entries += [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert [entry.token for entry in entries] == ["\ufffd", "\ufffd"]
+    assert bytes(byte for entry in entries for byte in entry.bytes) == "ü".encode()
+    assert [entry.top_logprobs[0].bytes for entry in entries] == [[0xC3], [0xBC]]
+    assert all(other.bytes is not None for entry in entries for other in entry.top_logprobs)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")

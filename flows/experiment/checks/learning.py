@@ -116,9 +116,10 @@ def overlap(
     algorithm: AlgorithmSpec,
     replay: ReplaySpec | None,
     reward_model: RewardModelPartSpec | None,
+    rounds: int,
 ) -> Iterator[Problem]:
     """Check the options that off-policy episodes (`collect.overlap`, `collect.partial`) exclude."""
-    reason, overlap, staleness = collect.off_policy_reason(), collect.overlap, collect.staleness(agent.max_turns)
+    reason, overlap, staleness = collect.off_policy_reason(rounds), collect.overlap, collect.staleness(agent.max_turns)
     if reason is None:
         return
     yield from algorithm.off_policy_problems(reason=reason, replay=False)
