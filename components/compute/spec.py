@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -10,6 +12,7 @@ from components.compute.local.spec import LocalPlace
 from components.compute.place import Place
 from components.compute.process.spec import ProcessPlace
 from components.compute.training_group import Strategy
+from components.errors import Problem
 from components.specs import Spec
 from components.specs.discovery import discover, union_of
 
@@ -43,8 +46,11 @@ class ComputeSpec(Spec):
     shards: int = Field(1, ge=1)
     """Number of parts into which collect, judge, evaluate, import and filter are split. Each part is a stage of its own
     and runs where its stage does; the joined artifact is that of the whole stage. 1: stages run as a whole."""
-    stage_shards: dict[str, Annotated[int, Field(ge=1)]] = {}
-    """Number of shards of single stages: `{judge: 1}`."""
+    shard_rows: int | None = Field(None, ge=1)
+    """Rows of a shard, in place of a number of shards: a stage of N rows has ceil(N / shard_rows) shards. Rows are
+    episodes, and for an import rows of the data. The episodes of a scenario stay in one shard. null: `shards`."""
+    stage_shards: dict[str, Annotated[int, Field(ge=1)] | None] = {}
+    """Number of shards of single stages: `{judge: 1}`. null: as `shards` or `shard_rows` determines."""
     shard_workers: int | None = Field(None, ge=1)
     """Maximum number of shards of a stage that run at the same time. null: all of them. In processes of one machine,
     each loads its own engine unless the engine is a server."""
@@ -81,13 +87,27 @@ class ComputeSpec(Spec):
     def hourly_price(self, stage: str) -> float:
         return self.prices.get(stage, self.price)
 
-    def shards_of(self, stage: str) -> int:
-        """Return the number of shards of a stage."""
-        return self.stage_shards.get(stage, self.shards)
+    def shards_of(self, stage: str) -> int | None:
+        """Return the number of shards of a stage; None if its rows determine it (`shard_rows`)."""
+        if (own := self.stage_shards.get(stage)) is not None:
+            return own
+        return self.shards if self.shard_rows is None else None
+
+    def shards_for(self, rows: int) -> int:
+        """Return the number of shards of a stage with so many rows, each of about `shard_rows`."""
+        assert self.shard_rows is not None
+        return max(1, math.ceil(rows / self.shard_rows))
 
     def workers(self, shards: int) -> int:
         """Return the number of shards that run at the same time."""
         return min(shards, self.shard_workers or shards)
+
+    @classmethod
+    def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        shards, rows = parts.get("shards"), parts.get("shard_rows")
+        if rows is not None and shards is not None and shards > 1:
+            message = f"{rows}: set together with compute.shards={shards}, which sets the number of shards"
+            yield Problem("shard_rows", f"{message}; expected null, or 1 shard", "compute.shards=1")
 
     @property
     def places_in_use(self) -> dict[str, Place]:
