@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -12,7 +11,6 @@ from components.compute.local.spec import LocalPlace
 from components.compute.place import Place
 from components.compute.process.spec import ProcessPlace
 from components.compute.training_group import Strategy
-from components.errors import Problem
 from components.specs import Spec
 from components.specs.discovery import discover, union_of
 
@@ -101,13 +99,6 @@ class ComputeSpec(Spec):
     def workers(self, shards: int) -> int:
         """Return the number of shards that run at the same time."""
         return min(shards, self.shard_workers or shards)
-
-    @classmethod
-    def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        shards, rows = parts.get("shards"), parts.get("shard_rows")
-        if rows is not None and shards is not None and shards > 1:
-            message = f"{rows}: set together with compute.shards={shards}, which sets the number of shards"
-            yield Problem("shard_rows", f"{message}; expected null, or 1 shard", "compute.shards=1")
 
     @property
     def places_in_use(self) -> dict[str, Place]:

@@ -277,8 +277,8 @@ class _Planner:
             own_process = self.spec.compute.place(request.stage).name != LocalPlace().name
             self.estimated.append((request.stage, similar[0].in_own_process, own_process))
         split = PlannedShards() if artifact is not None else self._shards(label, request, seconds)
-        if any(shard.status != "run" for shard in (shards := split.shards)):
-            status = "unfinished"
+        shards = split.shards
+        status = "unfinished" if any(shard.status != "run" for shard in shards) else status
         machine_seconds = seconds
         if shards and seconds is not None:
             machine_seconds = seconds * pending_share(shards)

@@ -93,6 +93,10 @@ def shards(
         if name not in SHARDED:
             message = f"{name!r}: expected a stage that can be split: {', '.join(SHARDED)}"
             yield Problem(f"compute.stage_shards.{name}", message, nearest(name, SHARDED))
+    if compute.shard_rows is not None and compute.shards > 1:
+        message = f"{compute.shard_rows}: set together with compute.shards={compute.shards}, the number of shards"
+        yield Problem("compute.shard_rows", f"{message}; expected one of them", "compute.shards=1")
+        return
     split = {stage: compute.shards_of(stage) for stage in SHARDED if compute.shards_of(stage) != 1}
     yield from _one_at_a_time(compute, split)
     for stage, count in split.items():
