@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from components.compute.lifeline import watch_parent
-from components.compute.runners import error_from_json, error_to_json
+from components.compute.runners import error_from_json, error_to_json, request_name
 from components.compute.sky.failures import LOST_ERRORS, RESUME_HINT, SERVER_ERRORS, explain, full_disk
 from components.compute.sky.report import JobLog, LineLog
 from components.compute.sky.spec import SkyPlace
@@ -67,7 +68,7 @@ class Driver:
 
     def run(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Run a stage and return its last event. `say` is called with the others. Raises EspalierError."""
-        stage = request["stage"]
+        stage = request_name(request)
         secrets = _secrets(self._place)
         config = render(self._template, request)
         for last in (*[False] * (LAUNCHES - 1), True):
@@ -113,7 +114,7 @@ class Driver:
         sdk = self._sdk
         if self._place.managed:
             say({"waiting": f"{stage} waits for {self._place.describe()}, as a managed job"})
-            jobs, _ = self._await(sdk.jobs.launch(task, name=f"{self._name}-{stage.replace('_', '-')}"))
+            jobs, _ = self._await(sdk.jobs.launch(task, name=f"{self._name}-{re.sub('[^a-z0-9]+', '-', stage)}"))
             self._job = jobs[0] if isinstance(jobs, Sequence) else jobs
         elif self._up:
             self._job, _ = self._await(sdk.exec(task, cluster_name=self._name))
