@@ -255,6 +255,8 @@ class Execution:
                 artifact = sharded.run()
                 if sharded.machine_seconds is not None:
                     self._machine_seconds[label] = sharded.machine_seconds
+                if runner.snapshot is not None:
+                    self._report_code(place, runner.snapshot)
                 return artifact, "ran"
             result = runner.run(request.to_json(), listen)
         if runner.snapshot is not None:

@@ -6,6 +6,7 @@ scenario, or ends its process there, once.
 
 import io
 import os
+import re
 import subprocess
 import threading
 import time
@@ -74,9 +75,8 @@ def solved(shared):
     return numbers
 
 
-def collect(spec, log):
-    """Collect the demonstrations. Return the artifact or the error, and the text of the console."""
-    screen = io.StringIO()
+def collect(spec, log, screen):
+    """Collect the demonstrations, with messages to the screen. Return the artifact or the error."""
     run = Execution(spec, Context.at(spec.root, spec.store), Console(screen), None, log)
     start = time.monotonic()
     try:
@@ -86,7 +86,7 @@ def collect(spec, log):
     finally:
         print(f"\n{time.monotonic() - start:.0f} s\n{screen.getvalue()}")
         run.close(60.0)
-    return result, screen.getvalue()
+    return result
 
 
 def slurm(*arguments):
@@ -104,22 +104,24 @@ def until(condition, seconds):
 
 def test_a_shard_whose_cluster_is_lost_alone_is_computed_again(whole, shared, tmp_path):
     artifact, order = whole
-    killed = []
+    killed, screen = [], io.StringIO()
 
     def kill():
         until((shared / "notes" / "trapped").is_file, 1500)
         until(lambda: len((shared / "notes" / "solved").read_text().split()) == 5, 900)  # the other shard is done
         time.sleep(10)
+        [name] = re.findall(r"shard 2/2 waits for .* as the cluster (\S+)", screen.getvalue())
         jobs = dict(line.split("=") for line in slurm("squeue", "-h", "-o", "%i=%j"))
-        killed.extend(job for job, name in jobs.items() if name.endswith("-2") or name.endswith("-sky-2"))
+        killed.extend(job for job, full in jobs.items() if re.fullmatch(rf"{name}-[0-9a-f]+", full))
         slurm("scancel", *killed)
 
     threading.Thread(target=kill, daemon=True).start()
     split = spec(tmp_path / "split", shared, trap=order[4], fate="wait", stage_shards={"collect": 2})
-    joined, text = collect(split, tmp_path / "log")
+    joined = collect(split, tmp_path / "log", screen)
     assert len(killed) == 1
     assert (joined.key, joined.digest, joined.metrics["shards"]) == (artifact.key, artifact.digest, 2)
-    assert "lost its machines" in text
+    assert "collect shard 2/2: " in screen.getvalue()
+    assert "lost its machines" in screen.getvalue()
     assert solved(shared) == sorted(order + order[3:5])
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 180)
 
@@ -128,15 +130,15 @@ def test_a_shard_whose_process_is_killed_alone_is_missing_for_the_next_command(w
     """Four rows a shard make two shards of six rows."""
     artifact, order = whole
     split = spec(tmp_path / "split", shared, trap=order[4], shard_rows=4, stages={"collect": "sky"}, default="process")
-    error, _ = collect(split, tmp_path / "log")
+    error = collect(split, tmp_path / "log", io.StringIO())
     assert isinstance(error, EspalierError)
     assert "collect[sft] shard 2/2: collect shard 2/2 ended on" in str(error)
     context, request = Context.at(tmp_path / "split", split.store), Requests(split).demonstrate()
     stored = [find_stage(shard_request(request, StagePart(index, 2)), context) for index in range(2)]
     assert [shard is not None for shard in stored] == [True, False]
     solved(shared)
-    joined, text = collect(split, tmp_path / "log")
-    assert "2 shards on sky, 1 of them cached" in text
+    joined = collect(split, tmp_path / "log", screen := io.StringIO())
+    assert "2 shards on sky, 1 of them cached" in screen.getvalue()
     assert (joined.key, joined.digest) == (artifact.key, artifact.digest)
     assert solved(shared) == sorted(order[3:])
     until(lambda: not slurm("squeue", "-h", "-o", "%i"), 180)

@@ -118,8 +118,8 @@ def shards(
         ("filter", whole_collection(filter) if "filter" in split else None),
     ):
         if reason is not None:
-            value = split[stage] or f"null, with compute.shard_rows={compute.shard_rows}"
-            message = f"{value}: {stage} cannot be split: it {reason}; expected 1"
+            shown = split[stage] or f"null, with compute.shard_rows={compute.shard_rows}"
+            message = f"{shown}: {stage} cannot be split: it {reason}; expected 1"
             yield Problem(f"compute.stage_shards.{stage}", message)
 
 
