@@ -42,6 +42,8 @@ NODE_GRACE = 30.0
 """Seconds that a preempted node may take to disappear."""
 LAUNCHES = 4
 """Maximum launches of machines for one stage, if they are preempted."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequence that colours the text of a terminal."""
 SHUTDOWN_TIMEOUT = 120.0
 """Seconds for taking the machines down after the parent has ended."""
 
@@ -275,7 +277,8 @@ def _secrets(place: SkyPlace) -> list[tuple[str, str]]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """Return the message of an error in one line, without the colours of a terminal."""
+    return " ".join(COLOUR.sub("", str(error)).split())[:300] or type(error).__name__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
