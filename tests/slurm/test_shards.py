@@ -85,7 +85,7 @@ def collect(spec, log, screen):
         result = error
     finally:
         print(f"\n{time.monotonic() - start:.0f} s\n{screen.getvalue()}")
-        run.close(60.0)
+        run.close(600.0)  # until its clusters are down
     return result
 
 
