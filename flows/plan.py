@@ -57,6 +57,9 @@ def show(planned: RunPlan) -> str:
             "" if stage.status == "cached" else _or_unknown(stage.cost, "{:.2f}".format),
             printable("; ".join(stage.why)),  # quotes manifests, which another machine may have written
         )
+        if stage.shard_count is None:
+            blank = [""] * (len(table.columns) - 1 - several)
+            table.add_row(*([""] if several else []), "  shards, number unknown", *blank)
         for label, state, shards in _shard_rows(stage):
             seconds, cost = shards[0].seconds, shards[0].cost
             suffix = " each" if len(shards) > 1 else ""
@@ -95,7 +98,10 @@ def show(planned: RunPlan) -> str:
 
 def _shard_rows(stage: PlannedStage) -> Iterator[tuple[str, str, list[PlannedShard]]]:
     """Yield a label, the status and the shards of each row: up to MAX_SHARDS rows of single shards, else a row for each
-    status."""
+    status. An estimated number of shards has one row."""
+    if stage.shards and stage.shard_count_estimated:
+        yield f"  about {len(stage.shards)} shards", stage.shards[0].status, stage.shards
+        return
     if len(stage.shards) <= MAX_SHARDS:
         yield from (
             (f"  {shard.label.removeprefix(stage.label).strip()}", shard.status, [shard]) for shard in stage.shards

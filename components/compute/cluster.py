@@ -31,6 +31,7 @@ from components.compute.runners import (
     StageResult,
     error_from_json,
     error_to_json,
+    request_name,
 )
 from components.compute.watchdog import watch
 from components.errors import EspalierError, Problem, ResourceError
@@ -141,7 +142,7 @@ class ClusterRunner(Runner):
         """Run one stage on a worker. Raise its error, and EspalierError if the worker died."""
         if self._stopped.is_set():
             raise RunnerStopped
-        job = self._submit(self._place, _name_of(request), self._job(request))
+        job = self._submit(self._place, request_name(request), self._job(request))
         while (result := job.result(POLL)) is None:
             if self._stopped.is_set():
                 raise RunnerStopped
@@ -173,18 +174,10 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
         root, log, environment | {"PYTHONPATH": job["path"]}, job["options"], job["limit"], job["module"]
     )
     runner = ProcessRunner(process)
-    report = functools.partial(logger.error, "%s has stalled:\n%s", _name_of(request))
+    report = functools.partial(logger.error, "%s has stalled:\n%s", request_name(request))
     try:
-        with watch(_name_of(request), job["stall_timeout"], report, runner.stop) as dog:
+        with watch(request_name(request), job["stall_timeout"], report, runner.stop) as dog:
             result = runner.run(request, lambda event: dog.pause() if "waiting" in event else dog.touch())
     except EspalierError as error:
         return {"error": error_to_json(error)}
     return {"key": result.key, "digest": result.digest, "status": result.status}
-
-
-def _name_of(request: Mapping[str, Any]) -> str:
-    """Return the name of a stage, for messages: `collect shard 1/4`."""
-    spec = request["spec"]
-    if "index" in spec and "count" in spec:
-        return f"{spec['stage']} {request['stage']} {spec['index'] + 1}/{spec['count']}"
-    return str(request["stage"])

@@ -340,3 +340,11 @@ def error_from_json(data: Mapping[str, Any]) -> EspalierError:
     if isinstance(kind, type) and issubclass(kind, EspalierError):
         return kind(data["message"])
     return EspalierError(f"{data['type']}: {data['message']}")
+
+
+def request_name(request: Mapping[str, Any]) -> str:
+    """Return the name of a requested stage, for messages: `train`, `collect shard 1/4`."""
+    spec = request.get("spec", {})
+    if "index" in spec and "count" in spec:
+        return f"{spec['stage']} {request['stage']} {spec['index'] + 1}/{spec['count']}"
+    return str(request["stage"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -43,8 +44,11 @@ class ComputeSpec(Spec):
     shards: int = Field(1, ge=1)
     """Number of parts into which collect, judge, evaluate, import and filter are split. Each part is a stage of its own
     and runs where its stage does; the joined artifact is that of the whole stage. 1: stages run as a whole."""
-    stage_shards: dict[str, Annotated[int, Field(ge=1)]] = {}
-    """Number of shards of single stages: `{judge: 1}`."""
+    shard_rows: int | None = Field(None, ge=1)
+    """Rows of a shard, in place of a number of shards: a stage of N rows has ceil(N / shard_rows) shards. Rows are
+    episodes, and for an import rows of the data. The episodes of a scenario stay in one shard. null: `shards`."""
+    stage_shards: dict[str, Annotated[int, Field(ge=1)] | None] = {}
+    """Number of shards of single stages: `{judge: 1}`. null: as `shards` or `shard_rows` determines."""
     shard_workers: int | None = Field(None, ge=1)
     """Maximum number of shards of a stage that run at the same time. null: all of them. In processes of one machine,
     each loads its own engine unless the engine is a server."""
@@ -81,9 +85,16 @@ class ComputeSpec(Spec):
     def hourly_price(self, stage: str) -> float:
         return self.prices.get(stage, self.price)
 
-    def shards_of(self, stage: str) -> int:
-        """Return the number of shards of a stage."""
-        return self.stage_shards.get(stage, self.shards)
+    def shards_of(self, stage: str) -> int | None:
+        """Return the number of shards of a stage; None if its rows determine it (`shard_rows`)."""
+        if (own := self.stage_shards.get(stage)) is not None:
+            return own
+        return self.shards if self.shard_rows is None else None
+
+    def shards_for(self, rows: int) -> int:
+        """Return the number of shards of a stage with so many rows, each of about `shard_rows`."""
+        assert self.shard_rows is not None
+        return max(1, math.ceil(rows / self.shard_rows))
 
     def workers(self, shards: int) -> int:
         """Return the number of shards that run at the same time."""

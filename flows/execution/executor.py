@@ -34,7 +34,7 @@ from components.specs.code import code_digest
 from flows.execution import prefect_credential
 from flows.execution.labels import is_part_of_round, metric_group
 from flows.execution.notification import Notifier
-from flows.execution.sharding import ShardedStage, shard_count
+from flows.execution.sharding import ShardedStage, count_rows, shard_count
 from flows.experiment.guards import RULES
 from flows.experiment.spec import CODE, ExperimentSpec
 from flows.history.code import CodeRecords
@@ -249,11 +249,14 @@ class Execution:
                 request = with_server_urls(
                     request, replace(self.context, on_wait=lambda text: listen({"waiting": text}))
                 )
-            if (shards := shard_count(self.spec.compute, request)) > 1:
+            shards = shard_count(self.spec.compute, request, lambda: count_rows(request, self.context))
+            if shards is not None and shards > 1:
                 sharded = ShardedStage(self, label, request, shards, listen)
                 artifact = sharded.run()
                 if sharded.machine_seconds is not None:
                     self._machine_seconds[label] = sharded.machine_seconds
+                if runner.snapshot is not None:
+                    self._report_code(place, runner.snapshot)
                 return artifact, "ran"
             result = runner.run(request.to_json(), listen)
         if runner.snapshot is not None:

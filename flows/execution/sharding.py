@@ -25,8 +25,8 @@ from components.compute.runners import GRACE, Event, Runner, RunnerStopped, Stop
 from components.compute.spec import ComputeSpec
 from components.errors import EngineError, EnvironmentFailed, EspalierError, TooManyFailures
 from flows.stages import STAGES
-from flows.stages.base import Request, StagePart
-from flows.stages.execute import find_stage, stage_and_spec
+from flows.stages.base import Context, Request, StagePart
+from flows.stages.execute import find_stage, resolve, stage_and_spec
 from flows.stages.shard import joined, shard_request
 from flows.stages.unfinished import forget_failures
 
@@ -39,13 +39,26 @@ POLL = 0.2
 """Seconds between two looks at the workers."""
 
 
-def shard_count(compute: ComputeSpec, request: Request) -> int:
-    """Return the number of shards of a stage; 1 if it runs as a whole. Raises SpecError for an invalid request."""
+def shard_count(compute: ComputeSpec, request: Request, rows: Callable[[], int | None]) -> int | None:
+    """Return the number of shards of a stage: 1 if it runs as a whole, None if it depends on unknown rows. rows:
+    function that counts the rows of the request, which is called if `compute.shard_rows` divides them. Raises
+    SpecError for an invalid request."""
     sharding = STAGES[request.stage].sharding
     count = compute.shards_of(request.stage)
-    if sharding is None or count == 1:
+    if sharding is None or count == 1 or sharding.refusal(stage_and_spec(request)[1]):
         return 1
-    return 1 if sharding.refusal(stage_and_spec(request)[1]) else count
+    if count is not None:
+        return count
+    return None if (number := rows()) is None else compute.shards_for(number)
+
+
+def count_rows(request: Request, context: Context) -> int:
+    """Return the number of rows of a stage that can be split; its inputs must be in the store."""
+    stage, spec, inputs, _ = resolve(request, context)
+    assert stage.sharding is not None, request.stage
+    rows = stage.sharding.rows(spec, inputs, context)
+    assert rows is not None, f"{request.stage}: all inputs are there"
+    return rows
 
 
 def is_transient(error: object) -> bool:

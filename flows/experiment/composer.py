@@ -152,7 +152,7 @@ class Composer:
 
     def without_copies(self, problems: Sequence[Problem], overrides: list[Override]) -> list[Problem]:
         """Return the problems without those of keys that a config file sets to the value of another key with a problem,
-        as `compute.stage_shards.judge: ${compute.shards}`."""
+        as `compute.stages.judge: ${compute.default}`."""
         config = self._config(self._groups(overrides)[0])[0]
         config = copy.deepcopy(config)
         for override in overrides:

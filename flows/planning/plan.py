@@ -7,8 +7,8 @@ evaluations are pending, the plan continues to the last round and says that it i
 
 Times and the cost of judges come from earlier stages (`earlier_stages`). Background work (`collect.overlap`) counts
 only by the time that exceeds the stage beside it, and branches that run at the same time (`compute.parallel`) by the
-longest. The price of a machine-hour comes from `compute.prices`; for a
-SkyPilot machine without a price there, from SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
+longest. The price of a machine-hour comes from `compute.prices`; for a SkyPilot machine without a price there, from
+SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from components.artifacts import Artifact, stage_key
@@ -27,7 +28,6 @@ from components.rewards.llm.spec import asked_by
 from components.specs import Target
 from flows.execution import notification
 from flows.execution.parallel import T, overlaps
-from flows.execution.sharding import shard_count
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
@@ -38,7 +38,16 @@ from flows.history.store_reader import StoreReader
 from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, process_starts, resolved_values
-from flows.planning.sharded import PlannedShard, has_scratch, pending_share, planned_shards, wall_seconds, with_costs
+from flows.planning.rows import planned_rows
+from flows.planning.sharded import (
+    PlannedShard,
+    PlannedShards,
+    has_scratch,
+    pending_share,
+    planned_shards,
+    wall_seconds,
+    with_costs,
+)
 from flows.recipes.rehearsal import placeholder, rehearse
 from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
@@ -80,6 +89,10 @@ class PlannedStage:
     shards: list[PlannedShard] = field(default_factory=list)
     """Shards of a stage that is not cached (`compute.shards`); empty if it runs as a whole. Time and cost of the stage
     include theirs."""
+    shard_count: int | None = 1
+    """Number of shards; None if it depends on rows that are unknown (`compute.shard_rows`)."""
+    shard_count_estimated: bool = False
+    """True if the number of shards depends on results of stages that are not cached."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +276,9 @@ class _Planner:
         elif times:
             own_process = self.spec.compute.place(request.stage).name != LocalPlace().name
             self.estimated.append((request.stage, similar[0].in_own_process, own_process))
-        shards = self._shards(label, request, seconds) if artifact is None else []
-        if any(shard.status != "run" for shard in shards):
-            status = "unfinished"
+        split = PlannedShards() if artifact is not None else self._shards(label, request, seconds)
+        shards = split.shards
+        status = "unfinished" if any(shard.status != "run" for shard in shards) else status
         machine_seconds = seconds
         if shards and seconds is not None:
             machine_seconds = seconds * pending_share(shards)
@@ -295,6 +308,8 @@ class _Planner:
                 key=key,
                 episodes=stage.episodes(request),
                 shards=with_costs(shards, cost),
+                shard_count=split.count,
+                shard_count_estimated=split.estimated,
             )
         )
         if artifact is None:
@@ -303,8 +318,8 @@ class _Planner:
         self._requests.append((request, artifact))
         return artifact
 
-    def _shards(self, label: str, request: Request, seconds: float | None) -> list[PlannedShard]:
-        """Return the shards of a stage that runs; empty if it runs as a whole."""
+    def _shards(self, label: str, request: Request, seconds: float | None) -> PlannedShards:
+        """Return the shards of a stage that runs."""
 
         def status(shard: Request) -> tuple[str, str | None]:
             key = self._key(shard, stage_and_spec(shard)[1].key_part())
@@ -312,8 +327,8 @@ class _Planner:
                 return "cached", key
             return "unfinished" if key and has_scratch(self.context.store, key) else "run", key
 
-        count = shard_count(self.spec.compute, request)
-        return planned_shards(label, request, count, status=status, seconds=seconds) if count > 1 else []
+        rows = partial(planned_rows, request, self._store.known, self._requests, self.context)
+        return planned_shards(label, request, self.spec.compute, status=status, rows=rows, seconds=seconds)
 
     def at_once(self, branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
         """Plan branches of which up to `compute.parallel` run at the same time."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from components.artifacts import Store
 from components.compute.spec import ComputeSpec
 from components.rollout.live_view import FILE as LIVE
+from flows.execution.sharding import shard_count
+from flows.planning.rows import PlannedRows
 from flows.stages.base import Request, StagePart
 from flows.stages.shard import shard_request
 
@@ -28,23 +30,43 @@ class PlannedShard:
     """Key; None if an input is pending."""
 
 
+@dataclass(frozen=True)
+class PlannedShards:
+    """Planned shards of a stage."""
+
+    shards: list[PlannedShard] = field(default_factory=list)
+    """Shards; empty if the stage is cached, runs as a whole, or has an unknown number."""
+    count: int | None = 1
+    """Number of shards; None if unknown."""
+    estimated: bool = False
+    """True if the number depends on results of stages that are not cached (`compute.shard_rows`)."""
+
+
 def planned_shards(
     label: str,
     request: Request,
-    count: int,
+    compute: ComputeSpec,
     *,
     status: Callable[[Request], tuple[str, str | None]],
+    rows: Callable[[], PlannedRows],
     seconds: float | None,
-) -> list[PlannedShard]:
+) -> PlannedShards:
     """Return the shards of a stage without their costs. status: returns the status of a shard's request and its key.
-    seconds: estimated time of the whole stage in one process."""
+    rows: returns the rows of the stage. seconds: estimated time of the whole stage in one process."""
+    counted: list[PlannedRows] = []
+
+    def count_rows() -> int | None:
+        counted.append(rows())
+        return counted[0].count
+
+    count = shard_count(compute, request, count_rows)
     shards = []
-    for index in range(count):
-        part = StagePart(index, count)
+    for index in range(count if count is not None and count > 1 else 0):
+        part = StagePart(index, count or 1)
         state, key = status(shard_request(request, part))
-        own = 0.0 if state == "cached" else None if seconds is None else seconds / count
+        own = 0.0 if state == "cached" else None if seconds is None else seconds / part.count
         shards.append(PlannedShard(f"{label} {part}", state, own, None, key))
-    return shards
+    return PlannedShards(shards, count, any(number.estimated for number in counted))
 
 
 def wall_seconds(shards: Sequence[PlannedShard], compute: ComputeSpec) -> float | None:

@@ -261,6 +261,9 @@ class Sharding:
     """Function of one shard."""
     join: Callable[[Any, Inputs, Sequence[Artifact], Draft, Context], dict[str, float]]
     """Function of the whole stage that reads the artifacts of all shards, in order."""
+    rows: Callable[[Any, Mapping[str, Artifact | None], Context], int | None]
+    """Function of a spec and its inputs, None for those that are pending: the number of rows, which
+    `compute.shard_rows` divides; None if it depends on a pending input."""
     refusal: Callable[[Any], str | None] = no_refusal
     """Reason why a request with this spec cannot be split; None if it can."""
 

@@ -245,6 +245,11 @@ def first_attempts(request: Request) -> int:
     return int(request.spec["collect"]["scenarios"] * request.spec["collect"]["group_size"])
 
 
+def count_rows(spec: CollectStage, inputs: Mapping[str, Artifact | None], context: Context) -> int:
+    """Return the number of scenarios times the episodes of each, without second attempts and continuations."""
+    return spec.collect.scenarios * (1 if spec.actor == "solver" else spec.collect.group_size)
+
+
 STAGE = Stage(
     "collect",
     7,
@@ -267,7 +272,9 @@ STAGE = Stage(
     plays=True,
     episodes=most_episodes,
     size=first_attempts,
-    sharding=Sharding(collect_shard, join_collect, lambda spec: played_together(spec.collect, spec.ahead is not None)),
+    sharding=Sharding(
+        collect_shard, join_collect, count_rows, lambda spec: played_together(spec.collect, spec.ahead is not None)
+    ),
     tracking=StageTracking(dataset="train"),
     part_of_round=True,
     round_metrics={

@@ -248,6 +248,19 @@ def episodes(request: Request) -> int | None:
     return None if count is None else count * request.spec.get("samples", 1)
 
 
+def count_rows(spec: EvaluateStage, inputs: Mapping[str, Artifact | None], context: Context) -> int | None:
+    """Return the number of scenarios times the episodes of each. With `scenarios: null`, the environment is asked for
+    its scenarios; None if its tasks are pending."""
+    scenarios = spec.evaluate.scenarios
+    if scenarios is None:
+        present = {name: artifact for name, artifact in inputs.items() if artifact is not None}
+        if TASKS in inputs and TASKS not in present:
+            return None
+        environment = with_tasks(spec, present).environment
+        scenarios = len(scenarios_of(environment, spec.evaluate.split, context))
+    return scenarios * (1 if spec.actor == "solver" else spec.samples)
+
+
 STAGE = Stage(
     "evaluate",
     8,
@@ -268,6 +281,6 @@ STAGE = Stage(
     plays=True,
     episodes=episodes,
     size=episodes,
-    sharding=Sharding(evaluate_shard, join_evaluate, _refusal),
+    sharding=Sharding(evaluate_shard, join_evaluate, count_rows, _refusal),
     tracking=StageTracking("eval", dataset="evaluation", traces=True),
 )

@@ -15,6 +15,7 @@ from components.trajectories.groups import scenario_of
 from components.trajectories.schema import SCHEMA_VERSION, Selection
 from flows.stages import selections
 from flows.stages.base import WHOLE, Context, Inputs, Sharding, Stage, StagePart, StageSpec, with_progress
+from flows.stages.joining import count_input_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +113,7 @@ STAGE = Stage(
     inputs={"trajectories": "trajectories or dataset", "scores": "scores or dataset"},
     order=30,
     unit="decisions",
-    sharding=Sharding(_select, join_filter, lambda spec: whole_collection(spec.filter_)),
+    sharding=Sharding(_select, join_filter, count_input_rows, lambda spec: whole_collection(spec.filter_)),
     summary=selections.summary_text,
     part_of_round=True,
     lineage="input",

@@ -126,6 +126,15 @@ def summary_text(metrics: Mapping[str, float]) -> str:
     return f"{used}{heldout} ({counts})" if counts else f"{used}{heldout}"
 
 
+def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context: Context) -> int:
+    """Return the number of rows, also of held-out ones. The sources are read once for it, without any check."""
+    from components.data.sources import rows
+
+    heldout = spec.data.heldout_source()
+    sources = [spec.data, *([heldout] if heldout is not None else [])]
+    return sum(1 for source in sources for _ in rows(source, lambda broken: None))
+
+
 STAGE = Stage(
     "import",
     1,
@@ -144,7 +153,7 @@ STAGE = Stage(
     volatile=("report.json",),
     order=5,
     unit="rows",
-    sharding=Sharding(import_shard, join_import),
+    sharding=Sharding(import_shard, join_import, count_rows),
     summary=summary_text,
     lineage="input",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from components.artifacts import Artifact
@@ -11,7 +11,7 @@ from components.json_text import read_json
 from components.rewards.protocol import Comparing, GroupReward, Reward
 from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Failure, Score, Trajectory
-from flows.stages.base import WHOLE, StagePart
+from flows.stages.base import WHOLE, Context, StagePart
 
 SUMMED = ("tokens_per_s", "resumed", "retried")
 """Throughput metrics that shards add up to; `seconds` is that of the longest."""
@@ -24,6 +24,14 @@ FIGURES = ("spent", "calls", "kept_answers", "unpriced_calls", "prompt_tokens", 
 def of_shard(part: StagePart) -> str:
     """Return the suffix of a description for live views; empty for a whole stage."""
     return "" if part == WHOLE else f", {part}"
+
+
+def count_input_rows(spec: object, inputs: Mapping[str, Artifact | None], context: Context) -> int | None:
+    """Return the number of rows of the input `trajectories`; None if it is pending."""
+    from components.trajectories.store import count_trajectories
+
+    source = inputs["trajectories"]
+    return None if source is None else count_trajectories(source.path / "trajectories.parquet")
 
 
 def part_of_scenarios(rows: Iterable[Trajectory], total: int, part: StagePart) -> Iterator[Trajectory]:

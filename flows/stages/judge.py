@@ -30,7 +30,14 @@ from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Traje
 from flows.stages.ahead_scores import read_ahead
 from flows.stages.anchors import AnchorSpec, drift_of, sample_anchors
 from flows.stages.base import WHOLE, Context, Inputs, Sharding, Stage, StagePart, StageSpec, base_model, with_progress
-from flows.stages.joining import FIGURES, agreement_of, joined_figures, part_of_scenarios, read_scored_shards
+from flows.stages.joining import (
+    FIGURES,
+    agreement_of,
+    count_input_rows,
+    joined_figures,
+    part_of_scenarios,
+    read_scored_shards,
+)
 from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
@@ -380,7 +387,7 @@ STAGE = Stage(
     },
     order=20,
     unit="scores",
-    sharding=Sharding(judge_shard, join_judge, _refusal),
+    sharding=Sharding(judge_shard, join_judge, count_input_rows, _refusal),
     part_of_round=True,
     round_metrics={
         "reward": "reward",

@@ -309,6 +309,8 @@ def test_the_command(tmp_path, capsys):
         "overlapped_seconds": 0.0,
         "episodes": 8,
         "shards": [],
+        "shard_count": 1,
+        "shard_count_estimated": False,
     }
     assert command.main(["+experiment=smok"]) == 2
     assert "+experiment=smoke" in capsys.readouterr().err

@@ -298,8 +298,9 @@ def test_what_cannot_be_split_is_refused(tmp_path, changes, message):
 def test_a_sample_of_anchors_is_judged_as_a_whole(tmp_path):
     compute = spec_of(tmp_path, compute={"default": "process", "shards": 4}).compute
     part = {"reward": spec_of(tmp_path).reward.model_dump()}
-    assert shard_count(compute, Request("judge", part, {})) == 4
-    assert shard_count(compute, Request("judge", {**part, "anchors": {"groups": 2, "number": 1}}, {})) == 1
+    anchors = {**part, "anchors": {"groups": 2, "number": 1}}
+    assert shard_count(compute, Request("judge", part, {}), lambda: None) == 4
+    assert shard_count(compute, Request("judge", anchors, {}), lambda: None) == 1
 
 
 @pytest.mark.parametrize("place", ["ray", "dask"])

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from components.compute.lifeline import watch_parent
-from components.compute.runners import error_from_json, error_to_json
+from components.compute.runners import error_from_json, error_to_json, request_name
 from components.compute.sky.failures import LOST_ERRORS, RESUME_HINT, SERVER_ERRORS, explain, full_disk
 from components.compute.sky.report import JobLog, LineLog
 from components.compute.sky.spec import SkyPlace
@@ -41,6 +42,8 @@ NODE_GRACE = 30.0
 """Seconds that a preempted node may take to disappear."""
 LAUNCHES = 4
 """Maximum launches of machines for one stage, if they are preempted."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequence that colours the text of a terminal."""
 SHUTDOWN_TIMEOUT = 120.0
 """Seconds for taking the machines down after the parent has ended."""
 
@@ -67,7 +70,7 @@ class Driver:
 
     def run(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Run a stage and return its last event. `say` is called with the others. Raises EspalierError."""
-        stage = request["stage"]
+        stage = request_name(request)
         secrets = _secrets(self._place)
         config = render(self._template, request)
         for last in (*[False] * (LAUNCHES - 1), True):
@@ -113,7 +116,7 @@ class Driver:
         sdk = self._sdk
         if self._place.managed:
             say({"waiting": f"{stage} waits for {self._place.describe()}, as a managed job"})
-            jobs, _ = self._await(sdk.jobs.launch(task, name=f"{self._name}-{stage.replace('_', '-')}"))
+            jobs, _ = self._await(sdk.jobs.launch(task, name=f"{self._name}-{re.sub('[^a-z0-9]+', '-', stage)}"))
             self._job = jobs[0] if isinstance(jobs, Sequence) else jobs
         elif self._up:
             self._job, _ = self._await(sdk.exec(task, cluster_name=self._name))
@@ -274,7 +277,8 @@ def _secrets(place: SkyPlace) -> list[tuple[str, str]]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """Return the message of an error in one line, without the colours of a terminal."""
+    return " ".join(COLOUR.sub("", str(error)).split())[:300] or type(error).__name__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

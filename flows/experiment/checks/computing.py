@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.spec import AlgorithmSpec
@@ -92,46 +93,63 @@ def shards(
         if name not in SHARDED:
             message = f"{name!r}: expected a stage that can be split: {', '.join(SHARDED)}"
             yield Problem(f"compute.stage_shards.{name}", message, nearest(name, SHARDED))
-    counts = {stage: compute.shards_of(stage) for stage in SHARDED if compute.shards_of(stage) > 1}
-    yield from _one_at_a_time(compute, counts)
-    for stage, count in counts.items():
-        name = compute.placement(stage)
-        if name in compute.places and compute.places[name].remote and compute.workers(count) > 1:
-            yield from compute.places[name].parallel_problems(name, compute.workers(count))
-    if counts and (collect.overlap or compute.parallel > 1):
+    if compute.shard_rows is not None and compute.shards > 1:
+        message = f"{compute.shard_rows}: set together with compute.shards={compute.shards}, the number of shards"
+        yield Problem("compute.shard_rows", f"{message}; expected one of them", "compute.shards=1")
+        return
+    split = {stage: compute.shards_of(stage) for stage in SHARDED if compute.shards_of(stage) != 1}
+    yield from _one_at_a_time(compute, split)
+    for stage, count in split.items():
+        name, workers = compute.placement(stage), compute.workers(count or 2)
+        if name in compute.places and compute.places[name].remote and workers > 1:
+            for problem in compute.places[name].parallel_problems(name, workers):
+                yield replace(problem, nearest="compute.shard_workers=1")
+    if split and (collect.overlap or compute.parallel > 1):
         name = "collect.overlap" if collect.overlap else "compute.parallel"
         text = "whose stages run in single processes beside the others"
-        yield Problem("compute.shards", f"{max(counts.values())}: cannot be combined with {name}, {text}; expected 1")
+        key, value, whole = _shared_setting(compute)
+        shards = value if compute.shard_rows else max(count for count in split.values() if count is not None)
+        yield Problem(key, f"{shards}: cannot be combined with {name}, {text}; expected {whole}")
     rewards = {"judge": reward, "evaluate": evaluate.reward or reward}
     for stage, reason in (
-        *((stage, running_statistics(rewards[stage])) for stage in rewards if stage in counts),
-        ("collect", played_together(collect, judge.ahead) if "collect" in counts else None),
-        ("evaluate", stops_early(evaluate) if "evaluate" in counts else None),
-        ("filter", whole_collection(filter) if "filter" in counts else None),
+        *((stage, running_statistics(rewards[stage])) for stage in rewards if stage in split),
+        ("collect", played_together(collect, judge.ahead) if "collect" in split else None),
+        ("evaluate", stops_early(evaluate) if "evaluate" in split else None),
+        ("filter", whole_collection(filter) if "filter" in split else None),
     ):
         if reason is not None:
-            message = f"{counts[stage]}: {stage} cannot be split: it {reason}; expected 1"
+            shown = split[stage] or f"null, with compute.shard_rows={compute.shard_rows}"
+            message = f"{shown}: {stage} cannot be split: it {reason}; expected 1"
             yield Problem(f"compute.stage_shards.{stage}", message)
 
 
-def _one_at_a_time(compute: ComputeSpec, counts: Mapping[str, int]) -> Iterator[Problem]:
+def _shared_setting(compute: ComputeSpec) -> tuple[str, int, str]:
+    """Return the key that splits all stages, its value, and the value with which none is split."""
+    if compute.shard_rows is not None:
+        return "compute.shard_rows", compute.shard_rows, "null"
+    return "compute.shards", compute.shards, "1"
+
+
+def _one_at_a_time(compute: ComputeSpec, split: Mapping[str, int | None]) -> Iterator[Problem]:
     """Yield a problem if stages have several shards on a place that computes one stage at a time: one problem for all
-    stages with the number `compute.shards`, one for each other stage. counts: shards of each split stage."""
+    stages that `compute.shards` or `compute.shard_rows` splits, one for each other stage. split: shards of each split
+    stage, None if its rows determine them."""
     alone = {
         stage: compute.placement(stage)
-        for stage in counts
+        for stage in split
         if (name := compute.placement(stage)) in compute.places and not compute.places[name].concurrent
     }
-    reason = "in the process of the flow, one part after the other; expected 1, or another place"
-    shared = [stage for stage in alone if counts[stage] == compute.shards]
+    key, value, whole = _shared_setting(compute)
+    reason = "in the process of the flow, one part after the other; expected {}, or another place"
+    shared = [stage for stage in alone if compute.stage_shards.get(stage) is None]
     if shared:
         names, stages = ", ".join(sorted({alone[stage] for stage in shared})), ", ".join(shared)
         runs = f"{stages} run on {names}" if len(shared) > 1 else f"{stages} runs on {names}"
         everywhere = compute.default == "local" and set(compute.stages.values()) <= {"local"}
         remedy = "compute=process" if everywhere else " ".join(f"compute.stages.{stage}=process" for stage in shared)
-        yield Problem("compute.shards", f"{compute.shards}: {runs}, {reason}", remedy)
+        yield Problem(key, f"{value}: {runs}, {reason.format(whole)}", remedy)
     for stage in [stage for stage in alone if stage not in shared]:
-        message = f"{counts[stage]}: {stage} runs on {alone[stage]}, {reason}"
+        message = f"{split[stage]}: {stage} runs on {alone[stage]}, {reason.format(1)}"
         yield Problem(f"compute.stage_shards.{stage}", message, f"compute.stages.{stage}=process")
 
 
