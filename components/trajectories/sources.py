@@ -25,6 +25,11 @@ BATCH_EPISODES = 65_536
 class Source(Protocol):
     """A collection that can be read several times."""
 
+    @property
+    def whole(self) -> Source:
+        """The collection of which this is a part; itself if it is no part."""
+        ...
+
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         """Yield the collection from its start, in batches of whole groups with these columns. Raises ArtifactError if
         the episodes of a group are not adjacent."""
@@ -36,6 +41,10 @@ class InMemory:
     """A collection of trajectories that carry their rewards."""
 
     rows: Sequence[Trajectory]
+
+    @property
+    def whole(self) -> InMemory:
+        return self
 
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         if self.rows:
@@ -55,6 +64,10 @@ class ScoredFiles:
     def of(cls, folder: Path) -> ScoredFiles:
         """Return the collection of an artifact that holds both files."""
         return cls(folder / "trajectories.parquet", folder / "scores.parquet")
+
+    @property
+    def whole(self) -> ScoredFiles:
+        return self
 
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         return _whole_groups(self._batches(reads), ROWS_PER_BATCH if WHOLE in reads else BATCH_EPISODES)
@@ -78,6 +91,10 @@ class Scenarios:
     source: Source
     first: int
     end: int
+
+    @property
+    def whole(self) -> Source:
+        return self.source.whole
 
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         start, scenario, inside = 0, "", False
