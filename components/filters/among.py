@@ -70,7 +70,7 @@ class Among(ColumnFilter):
                 return self
         if available:
             for problem in self.problems(available, "episode of the collection"):
-                logger.warning("%s = %s", problem.path, problem)
+                logger.warning("%s", problem)
         return self
 
     def problems(self, available: Iterable[str | int], what: str) -> list[Problem]:
