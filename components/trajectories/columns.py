@@ -183,6 +183,11 @@ class EpisodeColumns:
         order = order[self.scored_N[order]]
         return self.reward_N[order], np.bincount(self.group_N[self.scored_N], minlength=len(self.first_G))
 
+    def place(self, name: str) -> int | None:
+        """Return the position of the episode with this id; None if there is none."""
+        place: int = pc.index(self.ids, stored_text(name)).as_py()
+        return None if place < 0 else place
+
     def take(self, index: Array) -> EpisodeColumns:
         """Return the episodes at these ascending positions."""
         if len(index) == len(self):

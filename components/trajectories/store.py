@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -122,6 +123,29 @@ class _Table(Generic[Row]):
                     yield from file.iter_batches(rows, row_groups=[group], columns=columns)
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
+
+    def at(self, path: Path, places: Sequence[int]) -> pa.RecordBatch:
+        """Return the rows at these positions, in their order. Other row groups are not read."""
+        wanted = np.unique(np.asarray(places, np.int64))
+        parts: list[pa.RecordBatch] = []
+        with self._open(path) as file:
+            try:
+                end = 0
+                for group in range(file.num_row_groups):
+                    start, end = end, end + file.metadata.row_group(group).num_rows
+                    inside = wanted[(start <= wanted) & (wanted < end)]
+                    batches = file.iter_batches(ROWS_PER_BATCH, row_groups=[group]) if len(inside) else ()
+                    for batch in batches:
+                        chosen = inside[(start <= inside) & (inside < start + len(batch))] - start
+                        parts.append(batch.take(pa.array(chosen)).replace_schema_metadata(None))
+                        start += len(batch)
+                        if start > inside[-1]:
+                            break
+            except (pa.ArrowException, OSError) as error:
+                raise ArtifactDamaged(f"{path} cannot be read: {error}") from error
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        return pa.concat_batches(parts).take(pa.array(np.searchsorted(wanted, places)))
 
     def count(self, path: Path) -> int:
         with self._open(path) as file:
@@ -253,6 +277,23 @@ def load_scored(
 ) -> list[Trajectory]:
     """Return all trajectories of read_scored as a list, for training."""
     return list(read_scored(trajectories, scores, selection, components=components))
+
+
+def scored_rows(trajectories: Path, scores: Path, places: Sequence[int]) -> list[Trajectory]:
+    """Return the trajectories of read_scored at these positions, in their order; their row groups only are read."""
+    rows = _TRAJECTORIES.at(trajectories, places)
+    score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places)]), trajectories)
+    return list(decode.scored_trajectories(_joined(rows, score_rows.take(rows.column("id")))))
+
+
+def score_rows(path: Path, places: Sequence[int]) -> list[Score]:
+    """Return the scores at these positions, in their order; their row groups only are read."""
+    return list(_SCORES.from_batch(_SCORES.at(path, places)))
+
+
+def column_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a file of trajectories."""
+    return _TRAJECTORIES.batches(path, columns, ROWS_PER_NARROW_BATCH)
 
 
 def scored_batches(
