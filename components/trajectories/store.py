@@ -124,7 +124,7 @@ class _Table(Generic[Row]):
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
 
-    def at(self, path: Path, places: Sequence[int]) -> pa.RecordBatch:
+    def at(self, path: Path, places: Sequence[int], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return the rows at these positions, in their order. Other row groups are not read."""
         wanted = np.unique(np.asarray(places, np.int64))
         parts: list[pa.RecordBatch] = []
@@ -134,8 +134,9 @@ class _Table(Generic[Row]):
                 for group in range(file.num_row_groups):
                     start, end = end, end + file.metadata.row_group(group).num_rows
                     inside = wanted[(start <= wanted) & (wanted < end)]
-                    batches = file.iter_batches(ROWS_PER_BATCH, row_groups=[group]) if len(inside) else ()
-                    for batch in batches:
+                    if not len(inside):
+                        continue
+                    for batch in file.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=columns):
                         chosen = inside[(start <= inside) & (inside < start + len(batch))] - start
                         parts.append(batch.take(pa.array(chosen)).replace_schema_metadata(None))
                         start += len(batch)
@@ -144,7 +145,8 @@ class _Table(Generic[Row]):
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read: {error}") from error
         if not parts:
-            return pa.RecordBatch.from_pylist([], schema=self.schema)
+            schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+            return pa.RecordBatch.from_pylist([], schema=schema)
         return pa.concat_batches(parts).take(pa.array(np.searchsorted(wanted, places)))
 
     def count(self, path: Path) -> int:
@@ -170,6 +172,8 @@ class _Table(Generic[Row]):
 
 _TRAJECTORIES = _Table("trajectories", tables.TRAJECTORY_SCHEMA, tables.trajectory_row, decode.trajectories)
 _SCORES = _Table("scores", tables.SCORE_SCHEMA, tables.score_row, decode.scores)
+_REWARDS = ("trajectory_id", "reward", "step_rewards")
+"""Columns of scores that are joined with whole trajectories."""
 _SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, decode.selections)
 
 
@@ -282,7 +286,7 @@ def load_scored(
 def scored_rows(trajectories: Path, scores: Path, places: Sequence[int]) -> list[Trajectory]:
     """Return the trajectories of read_scored at these positions, in their order; their row groups only are read."""
     rows = _TRAJECTORIES.at(trajectories, places)
-    score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places)]), trajectories)
+    score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places, _REWARDS)]), trajectories)
     return list(decode.scored_trajectories(_joined(rows, score_rows.take(rows.column("id")))))
 
 
@@ -310,8 +314,7 @@ def scored_batches(
     columns: columns of the trajectories, `id` among them; None: all of them, in small batches.
     """
     size = ROWS_PER_BATCH if columns is None else ROWS_PER_NARROW_BATCH
-    steps = ["step_rewards"] if columns is None else []
-    names = ["trajectory_id", "reward", *steps, *(["components"] if components else [])]
+    names = [*(_REWARDS if columns is None else _REWARDS[:2]), *(["components"] if components else [])]
     score_rows = AlignedRows(scores, _SCORES.batches(scores, names, ROWS_PER_NARROW_BATCH), trajectories)
     kept_rows = None
     if selection is not None:
