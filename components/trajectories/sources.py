@@ -16,7 +16,7 @@ from components.trajectories.decode import texts
 from components.trajectories.groups import not_adjacent, scenario_of
 from components.trajectories.reads import COLUMNS, COMPONENTS, MEASURES, WHOLE, Reads
 from components.trajectories.schema import Trajectory
-from components.trajectories.store import ROWS_PER_BATCH, scored_batches
+from components.trajectories.store import ROWS_PER_BATCH, column_batches, scored_batches
 
 BATCH_EPISODES = 65_536
 """Episodes of a batch without whole trajectories; a batch is longer if its last group is."""
@@ -79,8 +79,20 @@ class ScoredFiles:
 
     def _batches(self, reads: Reads) -> Iterator[pa.RecordBatch]:
         whole = WHOLE in reads
-        columns = None if whole else [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
+        columns = None if whole else _columns(reads)
         return scored_batches(self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads)
+
+
+def read_unscored(trajectories: Path, reads: Reads) -> Iterator[EpisodeColumns]:
+    """Yield the episodes of a file in batches with these columns; their groups need not be whole, and have no reward
+    but that of the file."""
+    for batch in column_batches(trajectories, [*_columns(reads), "reward"]):
+        yield EpisodeColumns(batch)
+
+
+def _columns(reads: Reads) -> list[str]:
+    """Return the columns of the trajectories' file."""
+    return [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
 
 
 @dataclass(frozen=True)

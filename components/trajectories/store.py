@@ -229,6 +229,12 @@ def read_selection(path: Path) -> Iterator[Selection]:
     return _SELECTION.read(path)
 
 
+def selection_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of a selection. Raises as read_trajectories."""
+    for batch in _SELECTION.batches(path, rows=ROWS_PER_NARROW_BATCH):
+        yield batch.replace_schema_metadata(None)
+
+
 @contextmanager
 def scored_writer(folder: Path) -> Iterator[Callable[[Trajectory, Score], None]]:
     """Give a function that appends a trajectory with its score to `trajectories.parquet`, `scores.parquet`, and, as
