@@ -125,7 +125,7 @@ class _Table(Generic[Row]):
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
 
     def at(self, path: Path, places: Sequence[int], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the rows at these positions, in their order. Other row groups are not read."""
+        """Return the rows at these positions, at least one, in their order. Other row groups are not read."""
         wanted = np.unique(np.asarray(places, np.int64))
         parts: list[pa.RecordBatch] = []
         with self._open(path) as file:
@@ -144,9 +144,8 @@ class _Table(Generic[Row]):
                             break
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read: {error}") from error
-        if not parts:
-            schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-            return pa.RecordBatch.from_pylist([], schema=schema)
+        if end <= wanted[-1]:
+            raise ArtifactDamaged(f"{path} has {end} rows, and row {wanted[-1]} was expected")
         return pa.concat_batches(parts).take(pa.array(np.searchsorted(wanted, places)))
 
     def count(self, path: Path) -> int:
@@ -291,6 +290,8 @@ def load_scored(
 
 def scored_rows(trajectories: Path, scores: Path, places: Sequence[int]) -> list[Trajectory]:
     """Return the trajectories of read_scored at these positions, in their order; their row groups only are read."""
+    if not len(places):
+        return []
     rows = _TRAJECTORIES.at(trajectories, places)
     score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places, _REWARDS)]), trajectories)
     return list(decode.scored_trajectories(_joined(rows, score_rows.take(rows.column("id")))))
