@@ -21,12 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.streaming import episodes, peak_gb
+from tests.benchmarks.streaming import episodes, peak_gb, renamed
 
 NAMES = ("start", "final")
+BLOCK = 2_000
+"""Episodes that are made one by one."""
 
 
 def main() -> None:
@@ -80,27 +83,44 @@ def in_own_process(form: str, folder: Path, rows: int, options: argparse.Namespa
 
 
 def make(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Two evaluations of the same scenarios, with other outcomes."""
-    from contextlib import ExitStack
+    """Two evaluations of the same scenarios, with other outcomes. After the first block, its episodes repeat with other
+    scenario ids."""
+    import pyarrow.parquet as pq
 
     from components.evaluation.metrics import summarise
+    from components.trajectories import store as files
     from components.trajectories.schema import Score
     from components.trajectories.sources import ScoredFiles
-    from components.trajectories.store import scored_writer
 
-    draw = random.Random(1)
-    with ExitStack() as stack:
-        writers = []
-        for name in NAMES:
-            (folder / name).mkdir()
-            writers.append(stack.enter_context(scored_writer(folder / name)))
-        for episode in episodes(options.rows, options.group):
-            episode.reward = None
-            for write, rate in zip(writers, (0.3, 0.6), strict=True):
-                episode.outcome = {"success": draw.random() < rate}
-                write(episode, Score(episode.id, float(episode.outcome["success"]), {"success": 1.0, "style": 0.5}))
-    for name in NAMES:
-        (folder / name / "summary.json").write_text(json.dumps(summarise(ScoredFiles.of(folder / name).load())))
+    block = min(options.rows, BLOCK - BLOCK % options.group)
+    lengths = [min(block, options.rows - start) for start in range(0, options.rows, block)]
+    for name, rate in zip(NAMES, (0.3, 0.6), strict=True):
+        draw, path = random.Random(rate), folder / name
+        path.mkdir()
+        solved: list[tuple[str, bool]] = []
+
+        def unscored(draw: random.Random = draw, rate: float = rate, solved: Any = solved) -> Iterator[Any]:
+            for episode in episodes(block, options.group):
+                success = draw.random() < rate
+                solved.append((episode.id, success))
+                episode.outcome, episode.reward = {"success": success}, None
+                yield episode
+
+        files.write_trajectories(path / "block.parquet", unscored())
+        table = pq.read_table(path / "block.parquet").replace_schema_metadata(None)
+        batches = (
+            renamed(batch, number)
+            for number, length in enumerate(lengths)
+            for batch in table.slice(0, length).to_batches(256)
+        )
+        files._TRAJECTORIES.write_batches(path / "trajectories.parquet", batches)
+        scores = (
+            Score(f"{number:03d}-{id}", float(success), {"success": float(success), "style": 0.5})
+            for number, length in enumerate(lengths)
+            for id, success in solved[:length]
+        )
+        files.write_scores(path / "scores.parquet", scores)
+        (path / "summary.json").write_text(json.dumps(summarise(ScoredFiles.of(path).load())))
     return {}
 
 
