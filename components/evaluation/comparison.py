@@ -19,7 +19,7 @@ from components.evaluation.sequential import alpha_of, describe
 from components.evaluation.verdict import Verdict
 from components.redaction import mask
 from components.trajectories.schema import Trajectory
-from components.trajectories.stored import Episodes, episodes_of
+from components.trajectories.stored import ScoredEpisodes, episodes_of
 
 if TYPE_CHECKING:
     from components.trajectories.columns import EpisodeColumns
@@ -100,7 +100,9 @@ class ComparedRun:
 class EpisodePairs(Mapping[str, tuple[Trajectory, Trajectory]]):
     """First episodes of two evaluations on some scenarios, by scenario id. They are read when they are asked for."""
 
-    def __init__(self, before: Episodes | None = None, after: Episodes | None = None, names: Sequence[str] = ()):
+    def __init__(
+        self, before: ScoredEpisodes | None = None, after: ScoredEpisodes | None = None, names: Sequence[str] = ()
+    ):
         self._sides = [side for side in (before, after) if side is not None]
         self._names = dict.fromkeys(names)
 
@@ -220,7 +222,7 @@ def compare_episodes(
         )
     if failed := difference["left_out"]:
         notes.append(f"{_count(failed)} failed to run in one of the two runs and are left out")
-    pairs = EpisodePairs(before, after, [*difference["improved"], *difference["regressed"]])
+    pairs = EpisodePairs([before, after], [*difference["improved"], *difference["regressed"]])
     return BaselineComparison(letter, title, difference, notes, pairs, baseline)
 
 
@@ -300,7 +302,7 @@ def _heldout(curve: Curve, runs: Sequence[ComparedRun]) -> tuple[str, str]:
     return note, svg
 
 
-def _in_groups(episodes: Episodes, names: set[str]) -> EpisodeColumns:
+def _in_groups(episodes: ScoredEpisodes, names: set[str]) -> EpisodeColumns:
     columns = episodes.columns
     return columns.take(columns.in_groups_N(names).nonzero()[0])
 

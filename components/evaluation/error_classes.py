@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.trajectories.stored import Episodes
+from components.trajectories.stored import ScoredEpisodes
 
 UNREADABLE = "no readable action"
 """No message of the episode could be parsed into an action."""
@@ -27,7 +27,7 @@ class ErrorClass:
     """Positions of the episodes of the class, in their order."""
 
 
-def error_classes(episodes: Episodes, max_turns: int) -> list[ErrorClass]:
+def error_classes(episodes: ScoredEpisodes, max_turns: int) -> list[ErrorClass]:
     """Return the classes of the unsuccessful episodes, the largest first. max_turns: turn limit of an episode."""
     columns, failures = episodes.columns, episodes.failures()
     turns_N, invalid_N = columns.metric_N("turns"), columns.metric_N("parse_errors")

@@ -1,7 +1,7 @@
 """Scored episodes of an artifact, from which a page shows a few: columns of all, whole trajectories of those few.
 
-`StoredEpisodes` is a sequence of trajectories that are in files. What is measured on all of them is read as columns;
-a trajectory is read when it is asked for. `episodes_of` gives trajectories in memory the same form.
+`StoredTrajectories` is a sequence of trajectories that are in files. What is measured on all of them is read as
+columns; a trajectory is read when it is asked for. `episodes_of` gives trajectories in memory the same form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from components.trajectories.schema import Failure, Scenario, Score, Trajectory
 from components.trajectories.sources import ScoredFiles
 
 
-class Episodes(Protocol):
+class ScoredEpisodes(Protocol):
     """Scored episodes, in order."""
 
     @property
@@ -77,8 +77,8 @@ class InMemoryEpisodes:
         return [_finish_reason(trajectory) for trajectory in self.trajectories]
 
 
-class StoredEpisodes(Sequence[Trajectory]):
-    """Episodes in the files of an artifact, joined with their scores as `components.trajectories.store.read_scored`."""
+class StoredTrajectories(Sequence[Trajectory]):
+    """Episodes in the files of an artifact, with their scores as `components.trajectories.store.read_scored`."""
 
     def __init__(self, folder: Path):
         """folder: holds `trajectories.parquet` and `scores.parquet`, which must not change."""
@@ -150,9 +150,9 @@ class StoredScores(Mapping[str, Score]):
         return len(self._episodes)
 
 
-def episodes_of(trajectories: Sequence[Trajectory]) -> Episodes:
+def episodes_of(trajectories: Sequence[Trajectory]) -> ScoredEpisodes:
     """Return trajectories, which may be in files, with their columns."""
-    return trajectories if isinstance(trajectories, StoredEpisodes) else InMemoryEpisodes(trajectories)
+    return trajectories if isinstance(trajectories, StoredTrajectories) else InMemoryEpisodes(trajectories)
 
 
 def _finish_reason(trajectory: Trajectory) -> str | None:

@@ -65,9 +65,9 @@ def comparison(
 
 def _result(policy: NamedPolicy, artifact: Artifact, samples: int) -> PolicyResult:
     from components.evaluation.policies_page import PlayedEpisodes, measure_policy
-    from components.trajectories.stored import StoredEpisodes
+    from components.trajectories.stored import StoredTrajectories
 
-    episodes = StoredEpisodes(artifact.path)
+    episodes = StoredTrajectories(artifact.path)
     return measure_policy(
         policy.name,
         policy.description,

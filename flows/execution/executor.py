@@ -321,9 +321,9 @@ class Execution:
             put(lambda: tracker.log_metrics(values, done.step))
         if tracking.traces:
             from components.tracking.traces import sample
-            from components.trajectories.stored import StoredEpisodes
+            from components.trajectories.stored import StoredTrajectories
 
-            stored = StoredEpisodes(artifact.path)
+            stored = StoredTrajectories(artifact.path)
             episodes = sample(stored, tracker.traces)
             scores = {episode.id: stored.scores[episode.id] for episode in episodes}
             put(lambda: tracker.log_trajectories(episodes, done.label, scores))

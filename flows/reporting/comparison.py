@@ -158,7 +158,7 @@ def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[s
     For a run that did not finish, the last evaluation within its rounds replaces the final one.
     """
     from components.evaluation.report import Evaluation
-    from components.trajectories.stored import StoredEpisodes
+    from components.trajectories.stored import StoredTrajectories
     from flows.reporting.report import titles_by
 
     keys = {stage.label: stage.key for stage in run.stages}
@@ -182,7 +182,7 @@ def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[s
                 continue
             try:
                 summary = read_json(artifact.path / "summary.json")
-                stored = StoredEpisodes(artifact.path)
+                stored = StoredTrajectories(artifact.path)
                 stored.columns  # noqa: B018  read now, so that a file that cannot be read is a note
                 episodes = stored if reader.holds(keys[label]) else list(stored)
             except (OSError, ValueError) as error:

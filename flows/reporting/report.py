@@ -24,7 +24,7 @@ from flows.stages.episode_failures import failures_of
 
 if TYPE_CHECKING:
     from components.evaluation.report import Finding, RewardTraining, SelectionRow
-    from components.trajectories.stored import StoredEpisodes
+    from components.trajectories.stored import StoredTrajectories
 
 
 def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
@@ -58,7 +58,7 @@ class EvaluationResults:
     titles: dict[str, str]
     summaries: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.summarise`."""
-    episodes: dict[str, StoredEpisodes]
+    episodes: dict[str, StoredTrajectories]
     differences: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.paired_difference` of the last evaluation against each earlier one, by
     title."""
@@ -68,11 +68,11 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
     """Load the evaluations of a run."""
     from components.evaluation.metrics import paired_difference
     from components.evaluation.sequential import alpha_of
-    from components.trajectories.stored import StoredEpisodes
+    from components.trajectories.stored import StoredTrajectories
 
     titles = titles_of(spec, outcome)
     summaries = {name: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
-    episodes = {name: StoredEpisodes(artifact.path) for name, artifact in outcome.evaluations.items()}
+    episodes = {name: StoredTrajectories(artifact.path) for name, artifact in outcome.evaluations.items()}
     *earlier, last = titles
     differences = {
         f"{titles[last]} against {titles[name]}": paired_difference(

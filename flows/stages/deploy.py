@@ -60,13 +60,13 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     from components.deployment.answers import answers_of
     from components.deployment.canary import write_answers
     from components.deployment.check import opening_requests
-    from components.trajectories.stored import StoredEpisodes
+    from components.trajectories.stored import StoredTrajectories
     from flows.stages.episodes import warm_engine
 
     if spec.deploy.mode == "none":
         raise SpecError([Problem("deploy.mode", "'none' exports nothing; expected export or serve")])
     evaluations = _evaluations(inputs)
-    episodes = {name: StoredEpisodes(artifact.path) for name, artifact in evaluations.items()}
+    episodes = {name: StoredTrajectories(artifact.path) for name, artifact in evaluations.items()}
     steps = len(spec.deploy.formats) + 1
     context.progress(0, steps)
     size = _write(spec, inputs, evaluations, episodes, draft, context)

@@ -125,9 +125,9 @@ def make(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def columns(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from components.trajectories.stored import StoredEpisodes
+    from components.trajectories.stored import StoredTrajectories
 
-    return pages(folder, lambda path: ((stored := StoredEpisodes(path)), stored.scores))
+    return pages(folder, lambda path: ((stored := StoredTrajectories(path)), stored.scores))
 
 
 def rows(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from components.tracking.traces import sample
 from components.trajectories import store
 from components.trajectories.schema import Failure, History, Message, Score, Trajectory
 from components.trajectories.store import load_scored, read_scores, write_scores, write_trajectories
-from components.trajectories.stored import InMemoryEpisodes, StoredEpisodes
+from components.trajectories.stored import InMemoryEpisodes, StoredTrajectories
 from tests.trajectories.builders import episode
 
 FAILURES = (Failure("engine", "EngineError", "x"), Failure("environment", "EnvironmentFailed", "long " * 300))
@@ -72,14 +72,14 @@ def in_memory(folder: Path) -> tuple[list[Trajectory], dict[str, Score]]:
     return rows, {score.trajectory_id: score for score in read_scores(scores)}
 
 
-def in_files(folder: Path) -> tuple[StoredEpisodes, object]:
-    stored = StoredEpisodes(folder)
+def in_files(folder: Path) -> tuple[StoredTrajectories, object]:
+    stored = StoredTrajectories(folder)
     return stored, stored.scores
 
 
 def test_rows_are_those_of_the_whole_file(folders):
     rows, scores = in_memory(folders[0])
-    stored = StoredEpisodes(folders[0])
+    stored = StoredTrajectories(folders[0])
     places = [89, 3, 40, 3, 0]
     assert stored.rows(places) == [rows[place] for place in places]
     assert stored.rows([]) == []
@@ -93,7 +93,7 @@ def test_rows_are_those_of_the_whole_file(folders):
 
 def test_columns_of_conversations_are_those_of_the_messages(folders):
     rows, _ = in_memory(folders[1])
-    stored, held = StoredEpisodes(folders[1]), InMemoryEpisodes(rows)
+    stored, held = StoredTrajectories(folders[1]), InMemoryEpisodes(rows)
     assert stored.message_counts_N().tolist() == held.message_counts_N().tolist()
     assert stored.finish_reasons() == held.finish_reasons()
     assert {None, "stop", "length"} == set(held.finish_reasons())
@@ -144,7 +144,7 @@ def test_pages_from_files_are_those_from_memory(folders):
 
 def test_a_page_reads_the_rows_that_it_shows_only(folders, monkeypatch):
     read = []
-    rows = StoredEpisodes.rows
+    rows = StoredTrajectories.rows
 
     def recorded(self, places):
         read.extend(places)
@@ -153,17 +153,17 @@ def test_a_page_reads_the_rows_that_it_shows_only(folders, monkeypatch):
     def whole(*_):
         raise AssertionError("all rows are read")
 
-    monkeypatch.setattr(StoredEpisodes, "rows", recorded)
-    monkeypatch.setattr(StoredEpisodes, "__iter__", whole)
+    monkeypatch.setattr(StoredTrajectories, "rows", recorded)
+    monkeypatch.setattr(StoredTrajectories, "__iter__", whole)
     pages(folders, in_files)
-    sample(StoredEpisodes(folders[0]), 5)
+    sample(StoredTrajectories(folders[0]), 5)
     assert 0 < len(read) < 150
 
 
 @pytest.mark.parametrize("count", [1, 4, 9, 200])
 def test_the_sample_for_traces_is_that_of_episodes_in_memory(folders, count):
     rows, _ = in_memory(folders[0])
-    assert sample(StoredEpisodes(folders[0]), count) == sample(rows, count)
+    assert sample(StoredTrajectories(folders[0]), count) == sample(rows, count)
 
 
 def test_scores_of_other_episodes_are_refused(tmp_path):
