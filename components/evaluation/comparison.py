@@ -100,10 +100,9 @@ class ComparedRun:
 class EpisodePairs(Mapping[str, tuple[Trajectory, Trajectory]]):
     """First episodes of two evaluations on some scenarios, by scenario id. They are read when they are asked for."""
 
-    def __init__(
-        self, before: ScoredEpisodes | None = None, after: ScoredEpisodes | None = None, names: Sequence[str] = ()
-    ):
-        self._sides = [side for side in (before, after) if side is not None]
+    def __init__(self, sides: Sequence[ScoredEpisodes] = (), names: Sequence[str] = ()):
+        """sides: the two evaluations. names: ids of the scenarios."""
+        self._sides = sides
         self._names = dict.fromkeys(names)
 
     def rows(self, names: Sequence[str]) -> list[tuple[Trajectory, Trajectory]]:
