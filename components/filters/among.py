@@ -73,15 +73,15 @@ class Among(ColumnFilter):
                 logger.warning("%s", problem)
         return self
 
-    def problems(self, available: Iterable[str | int], what: str) -> list[Problem]:
-        """Return a problem for each value that is not among the available ones. what: thing that has none of them."""
+    def problems(self, available: Iterable[str | int], where: str) -> list[Problem]:
+        """Return a problem for each value that is not among the available ones. where: rows that were searched, in the singular."""
         existing = sorted(set(available))
         names = ", ".join(map(str, existing[:LISTED])) + (", …" if len(existing) > LISTED else "")
         kinds = "types" if self.by == "type" else "difficulties"
         return [
             Problem(
                 f"filter.{self.key}",
-                f"{value!r}: no {what} has this {self.by}; {kinds} that exist: {names}",
+                f"{value!r}: no {where} has this {self.by}; {kinds} that exist: {names}",
                 nearest(str(value), [str(name) for name in existing]) if self.by == "type" else None,
             )
             for value in self.values

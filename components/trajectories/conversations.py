@@ -25,10 +25,12 @@ def finish_reasons(batch: pa.RecordBatch) -> list[str | None]:
     """(N,) finish reason of the last message of the assistant; None without one. batch: with ENDING_COLUMNS."""
     offsets = _message_offsets(batch)
     messages = batch.column("histories").values.field("messages").values
-    said = pc.indices_nonzero(pc.equal(messages.field("role"), "assistant")).to_numpy()
-    last_N = np.searchsorted(said, offsets[1:], side="left") - 1  # position in `said` of the last one before the end
-    has_N = (last_N >= 0) & (np.append(said, -1)[last_N] >= offsets[:-1])
-    reasons = messages.field("finish_reason").take(pa.array(said[last_N[has_N]])).fill_null("")
+    spoken = pc.indices_nonzero(pc.equal(messages.field("role"), "assistant")).to_numpy()
+    last_N = (
+        np.searchsorted(spoken, offsets[1:], side="left") - 1
+    )  # position in `spoken` of the last one before the end
+    has_N = (last_N >= 0) & (np.append(spoken, -1)[last_N] >= offsets[:-1])
+    reasons = messages.field("finish_reason").take(pa.array(spoken[last_N[has_N]])).fill_null("")
     known = iter(texts(reasons))
     return [(next(known) or None) if has else None for has in has_N.tolist()]
 

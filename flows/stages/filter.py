@@ -75,12 +75,12 @@ def join_filter(
     def batches() -> Iterator[pa.RecordBatch]:
         for shard in shards:
             for batch in selection_batches(shard.path / "selection.parquet"):
-                kept = batch.column("kept")
-                counts = pc.value_counts(batch.column("reason").filter(pc.invert(kept)))
+                kept_N = batch.column("kept")
+                counts = pc.value_counts(batch.column("reason").filter(pc.invert(kept_N)))
                 reasons.update(
                     dict(zip(texts(counts.field("values")), counts.field("counts").to_pylist(), strict=True))
                 )
-                reasons[None] += kept.true_count
+                reasons[None] += kept_N.true_count
                 yield batch
 
     write_selection_batches(draft.path / "selection.parquet", batches())
