@@ -74,7 +74,7 @@ class Among(ColumnFilter):
         return self
 
     def problems(self, available: Iterable[str | int], where: str) -> list[Problem]:
-        """Return a problem for each value that is not available. where: kind of row that was searched, such as `episode`."""
+        """Return a problem for each value that is not available. where: kind of row that was searched."""
         existing = sorted(set(available))
         names = ", ".join(map(str, existing[:LISTED])) + (", …" if len(existing) > LISTED else "")
         kinds = "types" if self.by == "type" else "difficulties"
