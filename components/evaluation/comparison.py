@@ -6,9 +6,10 @@ evaluation of a run with the baseline's, on the scenarios that both played; `ren
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from components.evaluation import examples, plots
 from components.evaluation.metrics import paired_difference
@@ -17,7 +18,11 @@ from components.evaluation.report import CURVES, Curve, Evaluation
 from components.evaluation.sequential import alpha_of, describe
 from components.evaluation.verdict import Verdict
 from components.redaction import mask
-from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.schema import Trajectory
+from components.trajectories.stored import ScoredEpisodes, episodes_of
+
+if TYPE_CHECKING:
+    from components.trajectories.columns import EpisodeColumns
 
 MOST_PAIRS = 100
 """Maximum number of changed scenarios per run whose episodes are on the page; of the others, the page lists ids."""
@@ -92,6 +97,42 @@ class ComparedRun:
         )
 
 
+class EpisodePairs(Mapping[str, tuple[Trajectory, Trajectory]]):
+    """First episodes of two evaluations on some scenarios, by scenario id. They are read when they are asked for."""
+
+    def __init__(self, sides: Sequence[ScoredEpisodes] = (), names: Sequence[str] = ()):
+        """sides: the two evaluations. names: ids of the scenarios."""
+        self._sides = sides
+        self._names = dict.fromkeys(names)
+
+    def rows(self, names: Sequence[str]) -> list[tuple[Trajectory, Trajectory]]:
+        """Return the episodes on these scenarios; those of one evaluation are read together."""
+        if not names:
+            return []
+        before, after = (
+            side.rows([first_places[name] for name in names])
+            for side, first_places in zip(self._sides, self._first_places, strict=True)
+        )
+        return list(zip(before, after, strict=True))
+
+    @cached_property
+    def _first_places(self) -> list[dict[str, int]]:
+        """Position of the first episode on each scenario, in each evaluation."""
+        groups = [side.columns.group_texts for side in self._sides]
+        return [{name: place for place, name in reversed(list(enumerate(names)))} for names in groups]
+
+    def __getitem__(self, name: str) -> tuple[Trajectory, Trajectory]:
+        if name not in self._names:
+            raise KeyError(name)
+        return self.rows([name])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True)
 class BaselineComparison:
     """Comparison of one run's last evaluation with the baseline's."""
@@ -104,7 +145,7 @@ class BaselineComparison:
     """Result of `metrics.paired_difference`; None if there is nothing to compare."""
     notes: Sequence[str] = ()
     """Scenarios that differ between the runs, and the cause of a missing difference."""
-    pairs: Mapping[str, tuple[Trajectory, Trajectory]] = field(default_factory=dict)
+    pairs: EpisodePairs = field(default_factory=EpisodePairs)
     """The baseline's episode and this run's, by id of each scenario whose outcome changed."""
     baseline: str = "A"
     """Letter of the baseline."""
@@ -152,8 +193,8 @@ def compare_episodes(
     Scenarios with equal ids and different content are left out.
     """
     baseline, letter = letters
-    before, after = first_evaluation.trajectories, second_evaluation.trajectories
-    before_scenarios, after_scenarios = _scenarios(before), _scenarios(after)
+    before, after = (episodes_of(evaluation.trajectories) for evaluation in (first_evaluation, second_evaluation))
+    before_scenarios, after_scenarios = before.scenarios(), after.scenarios()
     same = {
         name
         for name in before_scenarios.keys() & after_scenarios.keys()
@@ -170,22 +211,17 @@ def compare_episodes(
         notes.append(f"{_count(only)} played only by {baseline}")
     if only := sorted(after_scenarios.keys() - before_scenarios.keys()):
         notes.append(f"{_count(only)} played only by {letter}")
-    first, second = (
-        [trajectory for trajectory in episodes if trajectory.group in same] for episodes in (before, after)
-    )
     try:
-        difference = paired_difference(first, second, alpha_of(*evaluations.values()))
+        difference = paired_difference(
+            _in_groups(before, same), _in_groups(after, same), alpha_of(*evaluations.values())
+        )
     except ValueError:
         return BaselineComparison(
             letter, title, None, [*notes, "no scenario was finished in both runs"], baseline=baseline
         )
     if failed := difference["left_out"]:
         notes.append(f"{_count(failed)} failed to run in one of the two runs and are left out")
-    before_episodes, after_episodes = (
-        {trajectory.group: trajectory for trajectory in reversed(side)} for side in (first, second)
-    )
-    changed = [*difference["improved"], *difference["regressed"]]
-    pairs = {name: (before_episodes[name], after_episodes[name]) for name in changed}
+    pairs = EpisodePairs([before, after], [*difference["improved"], *difference["regressed"]])
     return BaselineComparison(letter, title, difference, notes, pairs, baseline)
 
 
@@ -227,8 +263,8 @@ def _changes(number: int, against: BaselineComparison) -> dict[str, Any]:
             ("From success to fail", [(name, anchors.get(name)) for name in against.regressed]),
         ],
         "pairs": [
-            {"anchor": anchors[name], "scenario": name, "sides": [examples.view(side) for side in against.pairs[name]]}
-            for name in shown
+            {"anchor": anchors[name], "scenario": name, "sides": [examples.view(side) for side in sides]}
+            for name, sides in zip(shown, against.pairs.rows(shown), strict=True)
         ],
     }
 
@@ -265,8 +301,9 @@ def _heldout(curve: Curve, runs: Sequence[ComparedRun]) -> tuple[str, str]:
     return note, svg
 
 
-def _scenarios(episodes: Sequence[Trajectory]) -> dict[str, Scenario]:
-    return {trajectory.group: trajectory.scenario for trajectory in episodes}
+def _in_groups(episodes: ScoredEpisodes, names: set[str]) -> EpisodeColumns:
+    columns = episodes.columns
+    return columns.take(columns.in_groups_N(names).nonzero()[0])
 
 
 def _count(names: Sequence[str]) -> str:

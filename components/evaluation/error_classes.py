@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.trajectories.schema import Trajectory
+from components.trajectories.stored import ScoredEpisodes
 
 UNREADABLE = "no readable action"
 """No message of the episode could be parsed into an action."""
@@ -23,27 +23,26 @@ class ErrorClass:
 
     name: str
     """One of the names above, or `BOUNDARY: KIND` of a failure."""
-    episodes: Sequence[Trajectory]
-    """Episodes of the class, in their order."""
+    places: Sequence[int]
+    """Positions of the episodes of the class, in their order."""
 
 
-def error_classes(trajectories: Sequence[Trajectory], max_turns: int) -> list[ErrorClass]:
+def error_classes(episodes: ScoredEpisodes, max_turns: int) -> list[ErrorClass]:
     """Return the classes of the unsuccessful episodes, the largest first. max_turns: turn limit of an episode."""
-    classes: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        if not trajectory.success:
-            classes.setdefault(_class_of(trajectory, max_turns), []).append(trajectory)
+    columns, failures = episodes.columns, episodes.failures()
+    turns_N, invalid_N = columns.metric_N("turns"), columns.metric_N("parse_errors")
+    unsolved = (~columns.success_N).nonzero()[0].tolist()
+    ids, endings = columns.names, episodes.finish_reasons() if unsolved else []
+    classes: dict[str, list[int]] = {}
+    for place in unsolved:
+        turns, failure = turns_N[place], failures.get(ids[place])
+        if failure is not None:
+            name = f"{failure.boundary}: {failure.kind}"
+        elif turns and invalid_N[place] == turns:
+            name = UNREADABLE
+        elif turns >= max_turns:
+            name = OUT_OF_TURNS
+        else:
+            name = CUT_OFF if endings[place] == "length" else WRONG
+        classes.setdefault(name, []).append(place)
     return [ErrorClass(name, classes[name]) for name in sorted(classes, key=lambda name: (-len(classes[name]), name))]
-
-
-def _class_of(trajectory: Trajectory, max_turns: int) -> str:
-    if trajectory.failure is not None:
-        return f"{trajectory.failure.boundary}: {trajectory.failure.kind}"
-    turns = trajectory.metrics.get("turns", 0.0)
-    if turns and trajectory.metrics.get("parse_errors") == turns:
-        return UNREADABLE
-    if turns >= max_turns:
-        return OUT_OF_TURNS
-    messages = [message for history in trajectory.histories for message in history.messages]
-    answers = [message for message in messages if message.role == "assistant"]
-    return CUT_OFF if answers and answers[-1].finish_reason == "length" else WRONG

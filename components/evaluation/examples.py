@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from components.trajectories.schema import History, Message, Score, Trajectory
+from components.trajectories.stored import episodes_of
 
 EACH = 2
 """Number of examples of each kind."""
@@ -27,31 +28,38 @@ class EvaluatedEpisodes(Protocol):
 def choose(evaluations: Sequence[EvaluatedEpisodes]) -> list[dict[str, Any]]:
     """Choose good, bad and failed episodes of the last evaluation, of different task types if possible.
 
-    If the last evaluation has no failed episode, earlier evaluations are searched, latest first.
+    If the last evaluation has no failed episode, earlier evaluations are searched, latest first. Only the chosen
+    episodes are read.
     """
     if not evaluations:
         return []
     last = evaluations[-1]
-    scores = {item.label: item.scores for item in evaluations}
-    finished = [item for item in last.trajectories if item.failure is None]
-    best_first = sorted(finished, key=lambda item: (-_reward(item), item.id))
-    good = _varied(item for item in best_first if item.success)
-    bad = _varied(item for item in reversed(best_first) if not item.success)
-    kinds = [("good", "Solved", last.label, good), ("bad", "Not solved", last.label, bad)]
+    columns = episodes_of(last.trajectories).columns
+    names = columns.names
+    rewards = [reward if reward == reward else 0.0 for reward in columns.reward_N.tolist()]
+    finished = (~columns.failed_N).nonzero()[0].tolist()
+    best_first = sorted(finished, key=lambda place: (-rewards[place], names[place]))
+    solved = columns.success_N.tolist()
+    good = _varied((place for place in best_first if solved[place]), columns.types)
+    bad = _varied((place for place in reversed(best_first) if not solved[place]), columns.types)
+    kinds = [("good", "Solved", last, good), ("bad", "Not solved", last, bad)]
     for evaluation in reversed(evaluations):
-        failed = _varied(item for item in evaluation.trajectories if item.failure is not None)
+        columns = episodes_of(evaluation.trajectories).columns
+        failed = _varied(columns.failed_N.nonzero()[0].tolist(), columns.types)
         if failed:
-            kinds.append(("failed", "Failed to run", evaluation.label, failed))
+            kinds.append(("failed", "Failed to run", evaluation, failed))
             break
     return [
         {
             "kind": kind,
             "title": title,
-            "label": label,
-            "episodes": [view(item, scores[label].get(item.id)) for item in episodes],
+            "label": evaluation.label,
+            "episodes": [
+                view(item, evaluation.scores.get(item.id)) for item in episodes_of(evaluation.trajectories).rows(places)
+            ],
         }
-        for kind, title, label, episodes in kinds
-        if episodes
+        for kind, title, evaluation, places in kinds
+        if places
     ]
 
 
@@ -60,22 +68,22 @@ def before_and_after(evaluations: Sequence[EvaluatedEpisodes]) -> dict[str, Any]
     if len(evaluations) < 2:
         return None
     first, last = evaluations[0], evaluations[-1]
-    unsolved = {item.scenario.id: item for item in first.trajectories if item.failure is None and not item.success}
-    solved = (item for item in last.trajectories if item.success and item.scenario.id in unsolved)
-    # Prefer the hardest scenario, then the first policy's longest conversation.
-    after = max(
-        solved, key=lambda i: (i.scenario.difficulty, _length(unsolved[i.scenario.id]), i.scenario.id), default=None
-    )
-    if after is None:
+    first_episodes, last_episodes = episodes_of(first.trajectories), episodes_of(last.trajectories)
+    before, after = first_episodes.columns, last_episodes.columns
+    open_N = ~before.failed_N & ~before.success_N
+    unsolved = {name: place for place, name in enumerate(before.group_texts) if open_N[place]}
+    names, difficulties = after.group_texts, after.difficulties
+    solved = [place for place in after.success_N.nonzero()[0].tolist() if names[place] in unsolved]
+    if not solved:
         return None
-    before = unsolved[after.scenario.id]
-    return {
-        "sides": [
-            (first.label, view(before, first.scores.get(before.id))),
-            (last.label, view(after, last.scores.get(after.id))),
-        ],
-        "scenario": after.scenario.id,
-    }
+    # Prefer the hardest scenario, then the first policy's longest conversation.
+    counts_N = first_episodes.message_counts_N()
+    place = max(solved, key=lambda i: (difficulties[i], counts_N[unsolved[names[i]]], names[i]))
+    sides = []
+    for evaluation, episodes, row in ((first, first_episodes, unsolved[names[place]]), (last, last_episodes, place)):
+        (episode,) = episodes.rows([row])
+        sides.append((evaluation.label, view(episode, evaluation.scores.get(episode.id))))
+    return {"sides": sides, "scenario": names[place]}
 
 
 def view(trajectory: Trajectory, score: Score | None = None) -> dict[str, Any]:
@@ -113,17 +121,9 @@ def _message(message: Message, names: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _varied(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """Return the first `EACH` trajectories, preferring different task types."""
-    ordered = list(trajectories)
-    first_of_type = {item.scenario.type: item for item in reversed(ordered)}
-    fresh = [item for item in ordered if first_of_type[item.scenario.type] is item]
-    return (fresh + [item for item in ordered if first_of_type[item.scenario.type] is not item])[:EACH]
-
-
-def _reward(trajectory: Trajectory) -> float:
-    return trajectory.reward if trajectory.reward is not None else 0.0
-
-
-def _length(trajectory: Trajectory) -> int:
-    return sum(len(history.messages) for history in trajectory.histories)
+def _varied(places: Iterable[int], types: Sequence[str]) -> list[int]:
+    """Return the first `EACH` positions, preferring different task types. types: by position."""
+    ordered = list(places)
+    first_of_type = {types[place]: place for place in reversed(ordered)}
+    fresh = [place for place in ordered if first_of_type[types[place]] == place]
+    return (fresh + [place for place in ordered if first_of_type[types[place]] != place])[:EACH]

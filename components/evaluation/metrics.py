@@ -242,8 +242,9 @@ def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tupl
 
 def _columns(episodes: EpisodeColumns | Sequence[Trajectory]) -> EpisodeColumns:
     from components.trajectories.columns import EpisodeColumns
+    from components.trajectories.stored import episodes_of
 
-    return episodes if isinstance(episodes, EpisodeColumns) else EpisodeColumns.of(episodes)
+    return episodes if isinstance(episodes, EpisodeColumns) else episodes_of(episodes).columns
 
 
 def _finished(episodes: EpisodeColumns) -> EpisodeColumns:
@@ -316,10 +317,10 @@ def _success(finished: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
     return {"mean": successes / n, "low": low, "high": high, "n": n}
 
 
-def mean_measure(trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float | None]) -> dict[str, Any]:
-    """Return the mean of a value over the episodes that have one, with its interval: a measure as in `summarise`."""
-    groups = [[value(trajectory) for trajectory in group] for group in by_scenario(trajectories).values()]
-    return _mean(cluster for group in groups if (cluster := [x for x in group if x is not None]))
+def mean_measure(episodes: EpisodeColumns, value_N: Array) -> dict[str, Any]:
+    """Return the mean of a value over the finished episodes that have one, with its interval: a measure as in
+    `summarise`. value_N: NaN where it is missing."""
+    return _mean(_clusters(episodes, value_N, ~episodes.failed_N).values())
 
 
 def _mean(clusters: Iterable[Sequence[float]]) -> dict[str, Any]:
@@ -346,10 +347,13 @@ def _success_by_scenario(episodes: EpisodeColumns) -> dict[str, list[float]]:
     return _clusters(finished, finished.success_N)
 
 
-def _clusters(episodes: EpisodeColumns, value_N: Array) -> dict[str, list[float]]:
-    """Return the values by scenario, in the order of the first episodes, without those that are NaN."""
+def _clusters(episodes: EpisodeColumns, value_N: Array, where_N: Array | bool = True) -> dict[str, list[float]]:
+    """Return the values by scenario, in the order of the first episodes, where the mask is True, without NaN."""
     clusters: dict[str, list[float]] = {}
-    for name, value in zip(episodes.group_texts, value_N.astype(float).tolist(), strict=True):
-        if value == value:
+    included_N = (value_N == value_N) & where_N
+    for name, value, included in zip(
+        episodes.group_texts, value_N.astype(float).tolist(), included_N.tolist(), strict=True
+    ):
+        if included:
             clusters.setdefault(name, []).append(value)
     return clusters

@@ -23,6 +23,7 @@ from components.evaluation.page import page
 from components.evaluation.plots import COLOURS
 from components.redaction import mask_text
 from components.trajectories.schema import Score, Trajectory
+from components.trajectories.stored import episodes_of
 
 EXAMPLES = 2
 """Number of example episodes of each error class."""
@@ -102,20 +103,24 @@ def measure_policy(
 ) -> PolicyResult:
     """Return the figures of a policy. samples: the k of pass@k; a policy with one episode per scenario, the solver,
     would repeat it, so it counts k times."""
-    episodes = played.trajectories
-    finished = [episode for episode in episodes if episode.failure is None]
-    repeats = samples if samples > 1 and len({episode.group for episode in episodes}) == len(episodes) else 1
+    import numpy as np
+
+    episodes = episodes_of(played.trajectories)
+    columns = episodes.columns
+    repeats = samples if samples > 1 and len(columns.group_names) == len(columns) else 1
+    tokens_N = columns.metric_N("sampled_tokens")
+    seconds_N = np.array([played.seconds.get(name, np.nan) for name in columns.names], float)
     return PolicyResult(
         name=name,
         description=description,
         key=key,
-        summary=summarise(episodes),
-        passes=pass_at_k([episode for episode in episodes for _ in range(repeats)], samples),
-        tokens=mean_measure(finished, lambda episode: episode.metrics.get("sampled_tokens") or None),
-        seconds=mean_measure(finished, lambda episode: played.seconds.get(episode.id)),
+        summary=summarise(columns),
+        passes=pass_at_k(columns.take(np.arange(len(columns)).repeat(repeats)), samples),
+        tokens=mean_measure(columns, np.where(tokens_N == 0, np.nan, tokens_N)),
+        seconds=mean_measure(columns, seconds_N),
         cost=cost,
         errors=error_classes(episodes, max_turns),
-        episodes=episodes,
+        episodes=played.trajectories,
         scores=played.scores,
     )
 
@@ -159,7 +164,7 @@ def render(comparison: PoliciesComparison) -> str:
         errors=[
             {
                 "policy": policy,
-                "classes": [(error.name, len(error.episodes), _examples(policy, error)) for error in policy.errors],
+                "classes": [(error.name, len(error.places), _examples(policy, error)) for error in policy.errors],
             }
             for policy in policies
         ],
@@ -169,4 +174,5 @@ def render(comparison: PoliciesComparison) -> str:
 
 
 def _examples(policy: PolicyResult, error: ErrorClass) -> list[dict[str, Any]]:
-    return [view(episode, policy.scores.get(episode.id)) for episode in error.episodes[:EXAMPLES]]
+    examples = episodes_of(policy.episodes).rows(error.places[:EXAMPLES])
+    return [view(episode, policy.scores.get(episode.id)) for episode in examples]

@@ -98,6 +98,10 @@ class _Remaining:
         self._source = source
         self._decider = decider
 
+    @property
+    def whole(self) -> _Remaining:
+        return _Remaining(self._source.whole, self._decider)
+
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         import numpy as np
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from components.trajectories.convert import to_openai
 from components.trajectories.roles import tools_of
 from components.trajectories.schema import History, Score, Trajectory
+from components.trajectories.stored import episodes_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
@@ -26,15 +28,17 @@ _MS = 1_000_000
 
 def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     """Return at most `count` episodes: failed ones first, then the worst and the best in turn."""
-    failed = [item for item in trajectories if item.failure is not None]
-    ranked = sorted(
-        (item for item in trajectories if item.failure is None),
-        key=lambda item: (item.success, item.reward if item.reward is not None else float("-inf"), item.id),
-    )
+    episodes = episodes_of(trajectories)
+    columns = episodes.columns
+    failed = columns.failed_N.nonzero()[0].tolist()
+    names, solved = columns.names, columns.success_N.tolist()
+    rewards = [reward if reward == reward else float("-inf") for reward in columns.reward_N.tolist()]
+    finished = (~columns.failed_N).nonzero()[0].tolist()
+    ranked = deque(sorted(finished, key=lambda place: (solved[place], rewards[place], names[place])))
     chosen = failed[: count // 3]
     while ranked and len(chosen) < count:
-        chosen.append(ranked.pop(0 if len(chosen) % 2 else -1))
-    return chosen + failed[count // 3 :][: count - len(chosen)]
+        chosen.append(ranked.popleft() if len(chosen) % 2 else ranked.pop())
+    return episodes.rows(chosen + failed[count // 3 :][: count - len(chosen)])
 
 
 def to_trace(

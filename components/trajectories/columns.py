@@ -166,11 +166,27 @@ class EpisodeColumns:
         stored = pa.array(map(stored_text, names), pa.string())
         return pc.is_in(self.groups, stored).to_numpy(zero_copy_only=False)
 
+    def scenario_values(self, field: str) -> list[Any]:
+        """Return the distinct values of a field of the scenarios, `type` or `difficulty`."""
+        values = pc.unique(self._scenario(field))
+        return texts(values) if pa.types.is_string(values.type) else values.to_pylist()
+
+    def with_scenario_N(self, field: str, values: Sequence[str | int]) -> Array:
+        """(N,) True if the field of the scenario, `type` or `difficulty`, has one of these values."""
+        column = self._scenario(field)
+        stored = [stored_text(value) if isinstance(value, str) else value for value in values]
+        return pc.is_in(column, pa.array(stored, column.type)).to_numpy(zero_copy_only=False)
+
     def ordered_rewards(self) -> tuple[Array, Array]:
         """Return the rewards of the scored episodes, ascending within each group, and the (G,) number of each group."""
         order = np.lexsort((self.reward_N, self.group_N))
         order = order[self.scored_N[order]]
         return self.reward_N[order], np.bincount(self.group_N[self.scored_N], minlength=len(self.first_G))
+
+    def place(self, name: str) -> int | None:
+        """Return the position of the episode with this id; None if there is none."""
+        place: int = pc.index(self.ids, stored_text(name)).as_py()
+        return None if place < 0 else place
 
     def take(self, index: Array) -> EpisodeColumns:
         """Return the episodes at these ascending positions."""

@@ -104,7 +104,7 @@ def failures(batch: pa.RecordBatch) -> list[tuple[str, Failure]]:
     return list(zip(texts(failed.column("id")), _failures(failed.column("failure")), strict=True))
 
 
-def _scenarios(array: pa.Array) -> list[Scenario]:
+def scenarios(array: pa.Array) -> list[Scenario]:
     """Return scenarios; equal scenarios are one object."""
     names = [texts(array.field(name)) for name in ("id", "input", "split", "type")]
     rows = list(zip(*names, _plain(array.field("difficulty")), strict=True))
@@ -153,7 +153,7 @@ def _histories(array: pa.Array) -> list[History]:
 def trajectories(batch: pa.RecordBatch) -> Iterable[Trajectory]:
     columns = (
         texts(batch.column("id")),
-        _scenarios(batch.column("scenario")),
+        scenarios(batch.column("scenario")),
         _plain(batch.column("sample")),
         _lists(_histories, batch.column("histories")),
         _shared_jsons(batch.column("tools")),

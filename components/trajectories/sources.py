@@ -16,7 +16,7 @@ from components.trajectories.decode import texts
 from components.trajectories.groups import not_adjacent, scenario_of
 from components.trajectories.reads import COLUMNS, COMPONENTS, MEASURES, WHOLE, Reads
 from components.trajectories.schema import Trajectory
-from components.trajectories.store import ROWS_PER_BATCH, scored_batches
+from components.trajectories.store import ROWS_PER_BATCH, column_batches, scored_batches
 
 BATCH_EPISODES = 65_536
 """Episodes of a batch without whole trajectories; a batch is longer if its last group is."""
@@ -24,6 +24,11 @@ BATCH_EPISODES = 65_536
 
 class Source(Protocol):
     """A collection that can be read several times."""
+
+    @property
+    def whole(self) -> Source:
+        """The collection of which this is a part; itself if it is no part."""
+        ...
 
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         """Yield the collection from its start, in batches of whole groups with these columns. Raises ArtifactError if
@@ -36,6 +41,10 @@ class InMemory:
     """A collection of trajectories that carry their rewards."""
 
     rows: Sequence[Trajectory]
+
+    @property
+    def whole(self) -> InMemory:
+        return self
 
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         if self.rows:
@@ -56,6 +65,10 @@ class ScoredFiles:
         """Return the collection of an artifact that holds both files."""
         return cls(folder / "trajectories.parquet", folder / "scores.parquet")
 
+    @property
+    def whole(self) -> ScoredFiles:
+        return self
+
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         return _whole_groups(self._batches(reads), ROWS_PER_BATCH if WHOLE in reads else BATCH_EPISODES)
 
@@ -66,8 +79,20 @@ class ScoredFiles:
 
     def _batches(self, reads: Reads) -> Iterator[pa.RecordBatch]:
         whole = WHOLE in reads
-        columns = None if whole else [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
+        columns = None if whole else _columns(reads)
         return scored_batches(self.trajectories, self.scores, columns=columns, components=whole or COMPONENTS in reads)
+
+
+def read_unscored(trajectories: Path, reads: Reads) -> Iterator[EpisodeColumns]:
+    """Yield the episodes of a file in batches with these columns; their groups need not be whole, and have no reward
+    but that of the file."""
+    for batch in column_batches(trajectories, [*_columns(reads), "reward"]):
+        yield EpisodeColumns(batch)
+
+
+def _columns(reads: Reads) -> list[str]:
+    """Return the columns of the trajectories' file."""
+    return [*COLUMNS[""], *(name for read in sorted(reads) for name in COLUMNS[read])]
 
 
 @dataclass(frozen=True)
@@ -78,6 +103,10 @@ class Scenarios:
     source: Source
     first: int
     end: int
+
+    @property
+    def whole(self) -> Source:
+        return self.source.whole
 
     def read(self, reads: Reads) -> Iterator[EpisodeColumns]:
         start, scenario, inside = 0, "", False

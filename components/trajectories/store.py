@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -123,6 +124,30 @@ class _Table(Generic[Row]):
             except (pa.ArrowException, OSError) as error:
                 raise ArtifactDamaged(f"{path} cannot be read to its end: {error}") from error
 
+    def at(self, path: Path, places: Sequence[int], columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Return the rows at these positions, at least one, in their order. Other row groups are not read."""
+        wanted = np.unique(np.asarray(places, np.int64))
+        parts: list[pa.RecordBatch] = []
+        with self._open(path) as file:
+            try:
+                end = 0
+                for group in range(file.num_row_groups):
+                    start, end = end, end + file.metadata.row_group(group).num_rows
+                    inside = wanted[(start <= wanted) & (wanted < end)]
+                    if not len(inside):
+                        continue
+                    for batch in file.iter_batches(ROWS_PER_BATCH, row_groups=[group], columns=columns):
+                        chosen = inside[(start <= inside) & (inside < start + len(batch))] - start
+                        parts.append(batch.take(pa.array(chosen)).replace_schema_metadata(None))
+                        start += len(batch)
+                        if start > inside[-1]:
+                            break
+            except (pa.ArrowException, OSError) as error:
+                raise ArtifactDamaged(f"{path} cannot be read: {error}") from error
+        if end <= wanted[-1]:
+            raise ArtifactDamaged(f"{path} has {end} rows, and row {wanted[-1]} was expected")
+        return pa.concat_batches(parts).take(pa.array(np.searchsorted(wanted, places)))
+
     def count(self, path: Path) -> int:
         with self._open(path) as file:
             return file.metadata.num_rows
@@ -146,6 +171,8 @@ class _Table(Generic[Row]):
 
 _TRAJECTORIES = _Table("trajectories", tables.TRAJECTORY_SCHEMA, tables.trajectory_row, decode.trajectories)
 _SCORES = _Table("scores", tables.SCORE_SCHEMA, tables.score_row, decode.scores)
+_REWARDS = ("trajectory_id", "reward", "step_rewards")
+"""Columns of scores that are joined with whole trajectories."""
 _SELECTION = _Table("selection", tables.SELECTION_SCHEMA, tables.selection_row, decode.selections)
 
 
@@ -199,6 +226,12 @@ def write_selection_batches(path: Path, batches: Iterable[pa.RecordBatch]) -> in
 def read_selection(path: Path) -> Iterator[Selection]:
     """Yield a selection, as read_trajectories."""
     return _SELECTION.read(path)
+
+
+def selection_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of a selection. Raises as read_trajectories."""
+    for batch in _SELECTION.batches(path, rows=ROWS_PER_NARROW_BATCH):
+        yield batch.replace_schema_metadata(None)
 
 
 @contextmanager
@@ -255,6 +288,25 @@ def load_scored(
     return list(read_scored(trajectories, scores, selection, components=components))
 
 
+def scored_rows(trajectories: Path, scores: Path, places: Sequence[int]) -> list[Trajectory]:
+    """Return the trajectories of read_scored at these positions, in their order; their row groups only are read."""
+    if not len(places):
+        return []
+    rows = _TRAJECTORIES.at(trajectories, places)
+    score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places, _REWARDS)]), trajectories)
+    return list(decode.scored_trajectories(_joined(rows, score_rows.take(rows.column("id")))))
+
+
+def score_rows(path: Path, places: Sequence[int]) -> list[Score]:
+    """Return the scores at these positions, in their order; their row groups only are read."""
+    return list(_SCORES.from_batch(_SCORES.at(path, places)))
+
+
+def column_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a file of trajectories."""
+    return _TRAJECTORIES.batches(path, columns, ROWS_PER_NARROW_BATCH)
+
+
 def scored_batches(
     trajectories: Path,
     scores: Path,
@@ -269,8 +321,7 @@ def scored_batches(
     columns: columns of the trajectories, `id` among them; None: all of them, in small batches.
     """
     size = ROWS_PER_BATCH if columns is None else ROWS_PER_NARROW_BATCH
-    steps = ["step_rewards"] if columns is None else []
-    names = ["trajectory_id", "reward", *steps, *(["components"] if components else [])]
+    names = [*(_REWARDS if columns is None else _REWARDS[:2]), *(["components"] if components else [])]
     score_rows = AlignedRows(scores, _SCORES.batches(scores, names, ROWS_PER_NARROW_BATCH), trajectories)
     kept_rows = None
     if selection is not None:

@@ -65,16 +65,14 @@ def comparison(
 
 def _result(policy: NamedPolicy, artifact: Artifact, samples: int) -> PolicyResult:
     from components.evaluation.policies_page import PlayedEpisodes, measure_policy
-    from components.trajectories.store import load_scored, read_scores
+    from components.trajectories.stored import StoredTrajectories
 
-    folder = artifact.path
-    scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
-    trajectories = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+    episodes = StoredTrajectories(artifact.path)
     return measure_policy(
         policy.name,
         policy.description,
         artifact.key,
-        PlayedEpisodes(trajectories, scores, read_json(folder / "times.json")),
+        PlayedEpisodes(episodes, episodes.scores, read_json(artifact.path / "times.json")),
         cost=_cost(policy, artifact),
         samples=samples,
         max_turns=policy.spec.agent.max_turns,
@@ -130,7 +128,7 @@ def _policy_figures(policy: PolicyResult, samples: int) -> dict[str, Any]:
         "unscored": summary["unscored"],
         "by_type": _by_kind(summary["by_type"]),
         "by_difficulty": _by_kind(summary["by_difficulty"]),
-        "errors": {error.name: len(error.episodes) for error in policy.errors},
+        "errors": {error.name: len(error.places) for error in policy.errors},
     }
 
 

@@ -323,11 +323,12 @@ class Execution:
             values = {f"judge_drift/{name}": value for name, value in drift.items()}
             put(lambda: tracker.log_metrics(values, done.step))
         if tracking.traces:
-            from components.trajectories.store import load_scored, read_scores
+            from components.tracking.traces import sample
+            from components.trajectories.stored import StoredTrajectories
 
-            folder = artifact.path
-            episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
-            scores = {score.trajectory_id: score for score in read_scores(folder / "scores.parquet")}
+            stored = StoredTrajectories(artifact.path)
+            episodes = sample(stored, tracker.traces)
+            scores = {episode.id: stored.scores[episode.id] for episode in episodes}
             put(lambda: tracker.log_trajectories(episodes, done.label, scores))
 
     def _cost(self, artifact: Artifact, status: str, seconds: float) -> float:

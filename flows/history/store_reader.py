@@ -45,6 +45,10 @@ class StoreReader:
         self.known[key] = artifact
         return artifact
 
+    def holds(self, key: str) -> bool:
+        """Return True if the folder has the artifact, so that its files remain after `opened`."""
+        return self._store.path(key).is_dir()
+
     @contextmanager
     def opened(self, key: str) -> Iterator[Artifact | None]:
         """Provide the artifact of a key with verified files; None if it is missing or damaged. Files of the remote

@@ -25,6 +25,7 @@ from components.evaluation.power import (
     seeds_for_gain,
     signal_share,
 )
+from components.trajectories.reads import OUTCOME, SCENARIO
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader, open_reader
@@ -277,16 +278,18 @@ def measure_start(run: RunRecord, reader: StoreReader) -> _Evidence | None:
 
 def successes_of(reader: StoreReader, key: str) -> dict[tuple[str, str], list[bool]]:
     """Return the successes of the finished episodes of a collection or evaluation, by group and its stratum."""
-    from components.trajectories.store import read_trajectories
+    from components.trajectories.sources import read_unscored
 
     groups: dict[tuple[str, str], list[bool]] = {}
     with reader.opened(key) as artifact:
         if artifact is None or not (artifact.path / "trajectories.parquet").is_file():
             return groups
-        for episode in read_trajectories(artifact.path / "trajectories.parquet"):
-            if episode.failure is None:
-                stratum = f"{episode.scenario.type} {episode.scenario.difficulty}"
-                groups.setdefault((episode.group, stratum), []).append(episode.success)
+        for episodes in read_unscored(artifact.path / "trajectories.parquet", frozenset({OUTCOME, SCENARIO})):
+            strata = map("{} {}".format, episodes.types, episodes.difficulties)
+            successes = episodes.success_N.tolist()
+            for place, name in enumerate(zip(episodes.group_texts, strata, strict=True)):
+                if not episodes.failed_N[place]:
+                    groups.setdefault(name, []).append(successes[place])
     return groups
 
 

@@ -158,7 +158,7 @@ def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[s
     For a run that did not finish, the last evaluation within its rounds replaces the final one.
     """
     from components.evaluation.report import Evaluation
-    from components.trajectories.store import load_scored
+    from components.trajectories.stored import StoredTrajectories
     from flows.reporting.report import titles_by
 
     keys = {stage.label: stage.key for stage in run.stages}
@@ -180,10 +180,11 @@ def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[s
             if artifact is None:
                 notes.append(f"{label} is no longer in the store, or is damaged: run it again")
                 continue
-            folder = artifact.path
             try:
-                summary = read_json(folder / "summary.json")
-                episodes = load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+                summary = read_json(artifact.path / "summary.json")
+                stored = StoredTrajectories(artifact.path)
+                stored.columns  # noqa: B018  read now, so that a file that cannot be read is a note
+                episodes = stored if reader.holds(keys[label]) else list(stored)
             except (OSError, ValueError) as error:
                 notes.append(f"{label} cannot be read: {error}")
                 continue

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from components.artifacts import Artifact
 from components.deployment.spec import Format
 from components.json_text import read_json
-from components.trajectories.schema import Score, Trajectory
 from flows.execution.executor import Execution
 from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
@@ -25,6 +24,7 @@ from flows.stages.episode_failures import failures_of
 
 if TYPE_CHECKING:
     from components.evaluation.report import Finding, RewardTraining, SelectionRow
+    from components.trajectories.stored import StoredTrajectories
 
 
 def titles_by(algorithm: str, warmup: bool) -> dict[str, str]:
@@ -58,7 +58,7 @@ class EvaluationResults:
     titles: dict[str, str]
     summaries: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.summarise`."""
-    episodes: dict[str, list[Trajectory]]
+    episodes: dict[str, StoredTrajectories]
     differences: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.paired_difference` of the last evaluation against each earlier one, by
     title."""
@@ -68,10 +68,11 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
     """Load the evaluations of a run."""
     from components.evaluation.metrics import paired_difference
     from components.evaluation.sequential import alpha_of
+    from components.trajectories.stored import StoredTrajectories
 
     titles = titles_of(spec, outcome)
     summaries = {name: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
-    episodes = {name: _episodes(artifact) for name, artifact in outcome.evaluations.items()}
+    episodes = {name: StoredTrajectories(artifact.path) for name, artifact in outcome.evaluations.items()}
     *earlier, last = titles
     differences = {
         f"{titles[last]} against {titles[name]}": paired_difference(
@@ -118,7 +119,6 @@ def report_of(
     from flows.reporting.lineage import origins
 
     assert execution.tracker is not None
-    scores = {name: _scores(artifact) for name, artifact in outcome.evaluations.items()}
     stages = [
         StageRow(
             done.label,
@@ -140,7 +140,9 @@ def report_of(
             seed=execution.spec.seed,
             seconds=seconds,
             evaluations=[
-                Evaluation(title, evaluations.summaries[name], evaluations.episodes[name], scores[name])
+                Evaluation(
+                    title, evaluations.summaries[name], evaluations.episodes[name], evaluations.episodes[name].scores
+                )
                 for name, title in evaluations.titles.items()
             ],
             differences=evaluations.differences,
@@ -264,15 +266,3 @@ def summary_of(evaluation: Artifact) -> dict[str, Any]:
     """Return the summary of an evaluation."""
     summary: dict[str, Any] = read_json(evaluation.path / "summary.json")
     return summary
-
-
-def _episodes(artifact: Artifact) -> list[Trajectory]:
-    from components.trajectories.store import load_scored
-
-    return load_scored(artifact.path / "trajectories.parquet", artifact.path / "scores.parquet", None)
-
-
-def _scores(artifact: Artifact) -> dict[str, Score]:
-    from components.trajectories.store import read_scores
-
-    return {score.trajectory_id: score for score in read_scores(artifact.path / "scores.parquet")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -194,14 +194,21 @@ def _one_seed(
     )
 
 
-def success_by_scenario(episodes: Iterable[Trajectory]) -> dict[tuple[str, str], float]:
+def success_by_scenario(trajectories: Sequence[Trajectory]) -> dict[tuple[str, str], float]:
     """Return the success rate of finished episodes by scenario: its id and content."""
-    outcomes: dict[tuple[str, str], list[bool]] = {}
-    for episode in episodes:
-        if episode.failure is None:
-            content = json.dumps(asdict(episode.scenario), sort_keys=True, default=str)
-            outcomes.setdefault((episode.group, content), []).append(episode.success)
-    return {scenario: fmean(successes) for scenario, successes in outcomes.items()}
+    from components.trajectories.stored import episodes_of
+
+    episodes = episodes_of(trajectories)
+    columns = episodes.columns
+    outcomes: dict[str, list[bool]] = {}
+    for name, failed, success in zip(
+        columns.group_texts, columns.failed_N.tolist(), columns.success_N.tolist(), strict=True
+    ):
+        if not failed:
+            outcomes.setdefault(name, []).append(success)
+    scenarios = episodes.scenarios()
+    contents = {name: json.dumps(asdict(scenarios[name]), sort_keys=True, default=str) for name in outcomes}
+    return {(name, contents[name]): fmean(successes) for name, successes in outcomes.items()}
 
 
 def no_shared_scenario(baseline: str, side: str, runs: Sequence[ComparedRun], count: int = 0) -> ResourceError:

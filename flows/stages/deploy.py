@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,13 +60,13 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     from components.deployment.answers import answers_of
     from components.deployment.canary import write_answers
     from components.deployment.check import opening_requests
-    from components.trajectories.store import read_trajectories
+    from components.trajectories.stored import StoredTrajectories
     from flows.stages.episodes import warm_engine
 
     if spec.deploy.mode == "none":
         raise SpecError([Problem("deploy.mode", "'none' exports nothing; expected export or serve")])
     evaluations = _evaluations(inputs)
-    episodes = {name: list(read_trajectories(a.path / "trajectories.parquet")) for name, a in evaluations.items()}
+    episodes = {name: StoredTrajectories(artifact.path) for name, artifact in evaluations.items()}
     steps = len(spec.deploy.formats) + 1
     context.progress(0, steps)
     size = _write(spec, inputs, evaluations, episodes, draft, context)
@@ -99,7 +99,7 @@ def _write(
     spec: DeployStage,
     inputs: Inputs,
     evaluations: Mapping[str, Artifact],
-    episodes: Mapping[str, list[Trajectory]],
+    episodes: Mapping[str, Sequence[Trajectory]],
     draft: Draft,
     context: Context,
 ) -> int:

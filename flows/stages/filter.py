@@ -12,7 +12,7 @@ from pydantic import Field
 from components.artifacts import Artifact, Draft
 from components.specs import Target
 from components.trajectories.groups import scenario_of
-from components.trajectories.schema import SCHEMA_VERSION, Selection
+from components.trajectories.schema import SCHEMA_VERSION
 from flows.stages import selections
 from flows.stages.base import WHOLE, Context, Inputs, Sharding, Stage, StagePart, StageSpec, with_progress
 from flows.stages.joining import count_input_rows
@@ -66,17 +66,25 @@ def join_filter(
     spec: FilterStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
 ) -> dict[str, float]:
     """Write the decisions of all shards."""
-    from components.trajectories.store import read_selection, write_selection
+    import pyarrow.compute as pc
+
+    from components.trajectories.decode import texts
+    from components.trajectories.store import selection_batches, write_selection_batches
 
     reasons: Counter[str | None] = Counter()
 
-    def decisions() -> Iterator[Selection]:
+    def batches() -> Iterator[pa.RecordBatch]:
         for shard in shards:
-            for selection in read_selection(shard.path / "selection.parquet"):
-                reasons[None if selection.kept else selection.reason] += 1
-                yield selection
+            for batch in selection_batches(shard.path / "selection.parquet"):
+                kept_N = batch.column("kept")
+                counts = pc.value_counts(batch.column("reason").filter(pc.invert(kept_N)))
+                reasons.update(
+                    dict(zip(texts(counts.field("values")), counts.field("counts").to_pylist(), strict=True))
+                )
+                reasons[None] += kept_N.true_count
+                yield batch
 
-    write_selection(draft.path / "selection.parquet", decisions())
+    write_selection_batches(draft.path / "selection.parquet", batches())
     return _figures(reasons, int(sum(shard.metrics["scenarios"] for shard in shards)))
 
 

@@ -160,7 +160,7 @@ def heldout_rates(root: Path, points: Sequence[Point]) -> dict[int, Rates]:
 
 def last_rates(run: RunRecord, reader: StoreReader) -> Rates | None:
     """Return held-out success by scenario of a run's last evaluation; None if it is not readable."""
-    from components.trajectories.store import read_trajectories
+    from components.trajectories.stored import StoredTrajectories
 
     evaluations = [stage for stage in run.stages if stage.request["stage"] == "evaluate"]
     if not evaluations:
@@ -170,7 +170,7 @@ def last_rates(run: RunRecord, reader: StoreReader) -> Rates | None:
         if artifact is None:
             return None
         try:
-            return success_by_scenario(read_trajectories(artifact.path / "trajectories.parquet"))
+            return success_by_scenario(StoredTrajectories(artifact.path))
         except (OSError, ValueError) as error:
             logger.warning("cannot read %s of run %s: %s", last.label, run.short, error)
             return None

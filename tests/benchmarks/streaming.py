@@ -9,6 +9,7 @@ Episodes of 4 turns with tools, about 350 tokens and their log-probs, in groups 
 fresh process; a peak is the most memory that it held, imports included. Making the episodes is not measured.
 
 - `filter_rows_per_s`, `filter_peak_mb`: the filter stage (`signal`) on the files, its selection written and hashed.
+- `by_scenario_rows_per_s`, `by_scenario_peak_mb`: the same with the filter `difficulty`, which keeps two of five.
 - `bound_rows_per_s`: pyarrow reads the columns that this filter reads, and does nothing with them.
 - `sft_rows_per_s`: trajectories, rewards and selection are read, and the kept episodes written as JSON lines; rows are
   the kept episodes. `sft_bound_rows_per_s`: pyarrow reads the columns that the conversion reads, of all episodes; its
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 CODE = Path(__file__).resolve().parents[2]
 BLOCK = 40_000
 """Episodes that are made one by one."""
-SIGNAL = "components.filters.signal.Signal"
+SIGNAL = {"_target_": "components.filters.signal.Signal"}
+DIFFICULTY = {"_target_": "components.filters.among.Among", "by": "difficulty", "keep": [1, 2]}
 KEYS = {"trajectories": "0" * 64, "scores": "1" * 64}
 
 
@@ -54,6 +56,7 @@ def main() -> None:
         made = in_own_process("make", folder)
         bounds = in_own_process("bounds", folder)
         filtered = in_own_process("filter", folder)
+        by_scenario = in_own_process("filter-by-scenario", folder)
         converted = in_own_process("convert", folder)
         in_own_process("make-json", folder)
         peer = in_own_process("json", folder)
@@ -64,6 +67,8 @@ def main() -> None:
         "filter_rows_per_s": round(options.rows / filtered["seconds"]),
         "bound_rows_per_s": round(options.rows / bounds["filter_seconds"]),
         "filter_peak_mb": round(filtered["peak_gb"] * 1000),
+        "by_scenario_rows_per_s": round(options.rows / by_scenario["seconds"]),
+        "by_scenario_peak_mb": round(by_scenario["peak_gb"] * 1000),
         "sft_rows_per_s": round(converted["records"] / converted["seconds"]),
         "sft_bound_rows_per_s": round(converted["records"] / bounds["convert_seconds"]),
         "sft_peak_mb": round(converted["peak_gb"] * 1000),
@@ -72,6 +77,7 @@ def main() -> None:
         "ratio_vs_json": round(options.rows / seconds / (options.json_rows / peer["seconds"]), 2),
         "filter_seconds": round(filtered["seconds"], 2),
         "filter_cpu_seconds": filtered["cpu_seconds"],
+        "by_scenario_cpu_seconds": by_scenario["cpu_seconds"],
         "convert_seconds": round(converted["seconds"], 2),
         "convert_cpu_seconds": converted["cpu_seconds"],
         "make_seconds": made["seconds"],
@@ -89,6 +95,7 @@ def main() -> None:
             f"{options.rows} trajectories\n"
             f"filter: {result['filter_rows_per_s']} rows/s in {result['filter_peak_mb']} MB; reading its columns: "
             f"{result['bound_rows_per_s']}\n"
+            f"filter by difficulty: {result['by_scenario_rows_per_s']} rows/s in {result['by_scenario_peak_mb']} MB\n"
             f"conversion: {result['sft_rows_per_s']} kept rows/s in {result['sft_peak_mb']} MB; reading: "
             f"{result['sft_bound_rows_per_s']}\n"
             f"one JSON file of {options.json_rows}: {result['json_rows_per_s']} rows/s in {peer['peak_gb']:.2f} GB; "
@@ -280,14 +287,25 @@ def read(folder: Path, name: str, columns: list[str]) -> None:
 
 
 def run_filter(options: argparse.Namespace, folder: Path) -> dict:
+    figures, path = select(SIGNAL, folder)
+    (folder / "selection").symlink_to(path)
+    return figures
+
+
+def run_filter_by_scenario(options: argparse.Namespace, folder: Path) -> dict:
+    return select(DIFFICULTY, folder)[0]
+
+
+def select(filter_: dict, folder: Path) -> tuple[dict, Path]:
+    """The times of the filter stage, and the folder of its artifact."""
     from flows.stages.base import Context, Request
     from flows.stages.execute import run_stage
 
     start = time.perf_counter()
-    artifact, _ = run_stage(Request("filter", {"filter": {"_target_": SIGNAL}}, KEYS), Context.at(folder))
+    artifact, _ = run_stage(Request("filter", {"filter": filter_}, KEYS), Context.at(folder))
     seconds = time.perf_counter() - start
-    (folder / "selection").symlink_to(artifact.path)
-    return {"seconds": seconds, "cpu_seconds": round(time.process_time(), 2), "peak_gb": peak_gb()}
+    figures = {"seconds": seconds, "cpu_seconds": round(time.process_time(), 2), "peak_gb": peak_gb()}
+    return figures, artifact.path
 
 
 def convert(options: argparse.Namespace, folder: Path) -> dict:
@@ -357,6 +375,7 @@ FORMS = {
     "make": make,
     "bounds": bounds,
     "filter": run_filter,
+    "filter-by-scenario": run_filter_by_scenario,
     "convert": convert,
     "make-json": make_json,
     "json": from_json,

@@ -25,6 +25,7 @@ from components.evaluation.metrics import (
     wilson,
 )
 from components.trajectories.schema import Failure
+from components.trajectories.stored import InMemoryEpisodes
 from tests.trajectories.builders import FAILURE, episode
 
 
@@ -264,7 +265,10 @@ def test_error_classes_say_how_an_episode_ended():
         cut,
         *(episode(f"wrong{i}", success=False) for i in range(2)),
     ]
-    found = {error.name: [item.group for item in error.episodes] for error in error_classes(rows, max_turns=5)}
+    found = {
+        error.name: [rows[place].group for place in error.places]
+        for error in error_classes(InMemoryEpisodes(rows), max_turns=5)
+    }
     assert found == {
         "wrong result": ["wrong0", "wrong1"],
         f"{FAILURE.boundary}: {FAILURE.kind}": ["failed"],

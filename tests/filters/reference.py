@@ -36,6 +36,13 @@ def without(groups, names):
     return [decisions(group, lambda row: "left_out" if row.group in names else None) for group in groups]
 
 
+def among(groups, name, kept):
+    return [
+        decisions(group, lambda row: None if getattr(row.scenario, name) in kept else f"other_{name}")
+        for group in groups
+    ]
+
+
 def signal(groups, tolerance=1e-9):
     chosen = []
     for group in groups:

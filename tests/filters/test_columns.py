@@ -11,6 +11,7 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import ArtifactDamaged, ArtifactError, SpecError
+from components.filters.among import Among
 from components.filters.best import Best
 from components.filters.between import Between
 from components.filters.chain import Chain
@@ -85,6 +86,8 @@ FILTERS = {
         Without(["s1", f"{ODD}2", "s3~second"]),
         lambda g: reference.without(g, {"s1", f"{ODD}2", "s3~second"}),
     ),
+    "type": (Among("type", keep=["b"]), lambda g: reference.among(g, "type", {"b"})),
+    "difficulty": (Among("difficulty", drop=[2, 5]), lambda g: reference.among(g, "difficulty", {1, 3, 4})),
     "signal": (Signal(), reference.signal),
     "signal, tolerant": (Signal(0.3), lambda g: reference.signal(g, 0.3)),
     "best": (Best(2), lambda g: reference.best(g, 2)),
@@ -183,6 +186,10 @@ def test_reasons_are_stored_as_by_rows(tmp_path, files):
         (Top(0.5), {"id", "scenario.id", "failure.boundary"}),
         (Between("reward", 0.5), {"id", "scenario.id", "failure.boundary"}),
         (Successful(), {"id", "scenario.id", "failure.boundary", "outcome"}),
+        (
+            Among("type", keep=["a"]),
+            {"id", "scenario.id", "failure.boundary", "scenario.type", "scenario.difficulty"},
+        ),
         (Chain({"a": Signal(), "b": Successful()}), {"id", "scenario.id", "failure.boundary", "outcome"}),
         (lambda trajectory: True, None),
     ],

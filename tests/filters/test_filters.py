@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from components.errors import ArtifactError, SpecError
+from components.filters.among import Among
 from components.filters.best import Best
 from components.filters.between import Between
 from components.filters.chain import Chain
@@ -42,6 +43,8 @@ FILTERS = [
     Distinct(of="collection", similarity=0.5),
     Chain({"first": Everything(), "then": Top(1.0)}),
     Without([]),
+    Among("type", keep=["refund"]),
+    Among("difficulty", drop=[9]),
     lambda trajectory: True,
 ]
 

@@ -24,10 +24,12 @@ from tests.trajectories.builders import FAILURE, episode
 
 MORTAL = "tests.flows.mortal.Mortal"
 PLACES = {name: {"name": name} for name in ("local", "process", "ray", "dask")}
+HARD = {"_target_": "components.filters.among.Among", "by": "difficulty", "keep": [2, 3]}
 CHAIN = {
     "_target_": "components.filters.chain.Chain",
     "filters": {
         "done": {"_target_": "components.filters.successful.Successful"},
+        "easy": {"_target_": "components.filters.among.Among", "by": "difficulty", "drop": [3]},
         "best": {"_target_": "components.filters.top.Top", "share": 0.5, "of": "group"},
     },
 }
@@ -93,7 +95,7 @@ def test_an_evaluation(tmp_path, count):
 
 
 def group(number, rewards):
-    return [episode(f"s{number}", k, success=reward > 0) for k, reward in enumerate(rewards)]
+    return [episode(f"s{number}", k, success=reward > 0, difficulty=1 + number % 3) for k, reward in enumerate(rewards)]
 
 
 @pytest.fixture
@@ -120,7 +122,9 @@ INPUTS = {"trajectories": "t" * 64, "scores": "s" * 64}
 
 
 @pytest.mark.parametrize("count", [2, 3, 20])
-@pytest.mark.parametrize("filter_", [{"_target_": "components.filters.signal.Signal"}, CHAIN], ids=["signal", "chain"])
+@pytest.mark.parametrize(
+    "filter_", [{"_target_": "components.filters.signal.Signal"}, HARD, CHAIN], ids=["signal", "difficulty", "chain"]
+)
 def test_a_filter_of_groups(tmp_path, collection, count, filter_):
     request = Request("filter", {"filter": filter_}, INPUTS)
     whole, split = both(request, count, tmp_path, collection)

@@ -40,6 +40,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     judging.drift,
     learning.overlap,
     judging.filters,
+    judging.filtered_scenarios,
     worlds.environment,
     worlds.demonstrations,
     models.teachers,

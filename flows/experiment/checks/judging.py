@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from components.algorithms.spec import AlgorithmSpec
+from components.data.spec import DataSpec
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.judge_drift import TESTS, level, smallest_p
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
+from components.filters.among import Among
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import asked_by
@@ -20,7 +22,9 @@ from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
-from flows.experiment.checks.worlds import TRAIN, input_fields
+from flows.experiment.checks.importing import demonstrated
+from flows.experiment.checks.worlds import TRAIN, input_fields, scenario_kinds
+from flows.experiment.flow import FlowTarget
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
@@ -265,6 +269,26 @@ def filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
     for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
         problems = [problem for end, link in links(target).items() for problem in _filter(f"{path}{end}", link)]
         yield from problems or (_filter_build_problems(path, target) if target.factory() is Chain else ())
+
+
+def filtered_scenarios(
+    filter: Target, warmup: WarmupSpec | None, environment: Target, data: DataSpec, flow: FlowTarget, rounds: int
+) -> Iterator[Problem]:
+    """Check that the environment has scenarios of the types and difficulties that filters of its episodes name.
+
+    Filters of imported data are not checked here: the filter stage reads the scenarios of the data."""
+    warmup = demonstrated(warmup, data, flow)
+    played = {"filter": filter} if rounds else {}
+    if warmup is not None:
+        played["warmup.filter"] = warmup.filter
+    links_by_path = {f"{path}{end}": link for path, target in played.items() for end, link in links(target).items()}
+    among = {path: link for path, link in links_by_path.items() if isinstance(link, Target) and link.factory() is Among}
+    kinds = scenario_kinds(environment, TRAIN) if among and not flow.generates else {}
+    for path, link in among.items():
+        if any(kinds.values()) and not list(_filter_build_problems(path, link)):
+            built: Among = link.build()
+            for problem in built.problems(kinds[built.by], f"scenario of split {TRAIN!r}"):
+                yield replace(problem, path=path + problem.path.removeprefix("filter"))
 
 
 def _filter(path: str, target: Any) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -144,18 +144,40 @@ def input_fields(environment: Target, splits: Sequence[str]) -> set[str] | None:
     """Return the fields of the scenarios' inputs; None without scenarios, or if the environment raises, which the check
     `environment` reports."""
     fields: set[str] | None = None
+
+    def visit(scenario: Scenario) -> None:
+        nonlocal fields
+        fields = (fields or set()) | set(scenario.input)
+
+    return fields if _visit_scenarios(environment, splits, visit) else None
+
+
+def scenario_kinds(environment: Target, split: str) -> dict[str, set[Any]]:
+    """Return the types and the difficulties of the scenarios of a split, by `type` and `difficulty`; empty if the
+    environment raises."""
+    types: set[Any] = set()
+    difficulties: set[Any] = set()
+
+    def visit(scenario: Scenario) -> None:
+        types.add(scenario.type)
+        difficulties.add(scenario.difficulty)
+
+    return {"type": types, "difficulty": difficulties} if _visit_scenarios(environment, [split], visit) else {}
+
+
+def _visit_scenarios(environment: Target, splits: Sequence[str], visit: Callable[[Scenario], None]) -> bool:
+    """Call a function with each scenario, one at a time. Return False if the environment raises."""
     try:
         built = environment.build()
         try:
             for scenario in itertools.chain.from_iterable(_result(built.scenarios(split)) for split in splits):
                 if isinstance(scenario, Scenario):
-                    fields = set() if fields is None else fields
-                    fields.update(scenario.input)
+                    visit(scenario)
         finally:
             _result(built.close())
     except Exception:  # noqa: BLE001  user code may raise anything
-        return None
-    return fields
+        return False
+    return True
 
 
 def demonstrations(
