@@ -249,8 +249,7 @@ class Execution:
                 request = with_server_urls(
                     request, replace(self.context, on_wait=lambda text: listen({"waiting": text}))
                 )
-            shards = shard_count(self.spec.compute, request, lambda: count_rows(request, self.context))
-            if shards is not None and shards > 1:
+            if (shards := shard_count(self.spec.compute, request, lambda: count_rows(request, self.context)) or 1) > 1:
                 sharded = ShardedStage(self, label, request, shards, listen)
                 artifact = sharded.run()
                 if sharded.machine_seconds is not None:
