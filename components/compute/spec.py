@@ -17,6 +17,8 @@ from components.specs.discovery import discover, union_of
 __all__ = ["PLACES", "ComputeSpec", "Strategy"]
 
 
+MAX_SHARDS = 4096
+"""Maximum number of shards of a stage."""
 PLACES = discover("components.compute", Place, "spec")  # type: ignore[type-abstract]
 """Places where stages can run, by name."""
 
@@ -41,13 +43,13 @@ class ComputeSpec(Spec):
     """Maximum number of independent stages of a recipe that run at the same time, each in its own process or on its
     own machine: reward models of an ensemble, and branches of `run.parallel`. Stages on `local` run one after the
     other."""
-    shards: int = Field(1, ge=1)
+    shards: int = Field(1, ge=1, le=MAX_SHARDS)
     """Number of parts into which collect, judge, evaluate, import and filter are split. Each part is a stage of its own
     and runs where its stage does; the joined artifact is that of the whole stage. 1: stages run as a whole."""
     shard_rows: int | None = Field(None, ge=1)
     """Rows of a shard, in place of a number of shards: a stage of N rows has ceil(N / shard_rows) shards. Rows are
     episodes, and for an import rows of the data. The episodes of a scenario stay in one shard. null: `shards`."""
-    stage_shards: dict[str, Annotated[int, Field(ge=1)] | None] = {}
+    stage_shards: dict[str, Annotated[int, Field(ge=1, le=MAX_SHARDS)] | None] = {}
     """Number of shards of single stages: `{judge: 1}`. null: as `shards` or `shard_rows` determines."""
     shard_workers: int | None = Field(None, ge=1)
     """Maximum number of shards of a stage that run at the same time. null: all of them. In processes of one machine,

@@ -38,8 +38,8 @@ class Among(ColumnFilter):
         keep: Values that are kept; null: all that `drop` does not name.
         drop: Values that are dropped; null: all that `keep` does not name.
 
-    The reason is other_type or other_difficulty. A value that no episode of the collection has is reported by a
-    warning that lists those that exist.
+    The reason is other_type or other_difficulty. A value in `keep` that no episode of the collection has is reported by
+    a warning that lists those that exist.
     """
 
     per_group = True
@@ -62,7 +62,10 @@ class Among(ColumnFilter):
             raise SpecError([Problem(f"filter.{self.key}", message)])
 
     def prepare(self, source: Source) -> ColumnFilter:
-        """Warn about values that no episode of the collection has, reading no further than needed to see them all."""
+        """Warn about values to keep that no episode of the collection has, reading no further than needed to see them
+        all. Values to drop may be missing from a small collection."""
+        if self.key == "drop":
+            return self
         available: set[str | int] = set()
         for episodes in source.whole.read(self.reads):
             available |= set(episodes.scenario_values(self.by))
@@ -78,6 +81,8 @@ class Among(ColumnFilter):
         existing = sorted(set(available))
         names = ", ".join(map(str, existing[:LISTED])) + (", …" if len(existing) > LISTED else "")
         kinds = "types" if self.by == "type" else "difficulties"
+        if self.key == "drop" and set(existing) <= set(self.values):
+            return [Problem("filter.drop", f"drops all {kinds} that exist, so nothing is kept: {names}")]
         return [
             Problem(
                 f"filter.{self.key}",

@@ -63,6 +63,8 @@ from components.inference.token_logprobs import Decode
 
 Answer = TypeVar("Answer")
 
+_VERSION = re.compile(r"[\w.-]{1,128}")
+"""Version of an adapter, as model names and addresses contain it."""
 SHOWN_PROBLEMS = 8
 """Maximum number of problems of a request in the error message."""
 
@@ -102,7 +104,7 @@ class AppOptions:
 def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
     """Return the application that serves `engine` under the model name `name`."""
     decode, engines = options.decode, options.engines
-    app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     remembered: WeakKeyDictionary[Engine, dict[str, responses.Messages]] = WeakKeyDictionary()
     """Conversations including a response, by the response's id."""
     pending = PendingBytes()
@@ -132,7 +134,11 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
     def adapter_version(adapter: str) -> str:
         if not adapter.startswith(f"{name}@") or adapter == f"{name}@":
             raise SpecError([Problem("lora_name", f"{adapter!r} is no adapter of '{name}'; expected '{name}@VERSION'")])
-        return adapter.removeprefix(f"{name}@")
+        version = adapter.removeprefix(f"{name}@")
+        if version == BASE_POLICY or not _VERSION.fullmatch(version):
+            text = f"{version!r}: expected a version of letters, digits, '.', '_' and '-', other than {BASE_POLICY!r}"
+            raise SpecError([Problem("lora_name", text)])
+        return version
 
     def listing(model: str) -> dict[str, Any]:
         return {"id": model, "object": "model", "created": 0, "owned_by": "espalier"}
@@ -313,13 +319,15 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
 
 def _unknown_route(request: Request, allowed: str | None) -> str:
     """Return the message for a path without a route. allowed: methods of the path, if it has others."""
-    where = f"{request.method} {request.url.path}: no such route"
+    where = f"{request.method} {request.url.path}"
     if allowed is not None:
-        return f"{where}; expected the method {allowed}"
+        return f"{where}: this path has no such method; expected {allowed}"
     routes = [
-        f"{'/'.join(route.methods or ())} {route.path}" for route in request.app.routes if isinstance(route, APIRoute)
+        f"{'/'.join(route.methods or ())} {route.path.replace('{model:path}', 'MODEL')}"
+        for route in request.app.routes
+        if isinstance(route, APIRoute)
     ]
-    return f"{where}; this server has {', '.join(routes)}"
+    return f"{where}: no such route; this server has {', '.join(routes)}"
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

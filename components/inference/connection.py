@@ -34,6 +34,7 @@ MAX_CONNECTIONS = 2048
 """Maximum number of connections; fewer if the process has a lower limit of open files."""
 SPARE_FILES = 128
 """File descriptors reserved for the rest of the process."""
+_JSON_TYPES = {type(None): "null", bool: "a boolean", str: "a text", list: "an array"}
 
 
 class PendingBytes:
@@ -54,7 +55,7 @@ async def read_json_object(request: Request, pending: PendingBytes) -> dict[str,
     except ValueError as error:
         raise HTTPException(400, f"the body must be a JSON object; {error}") from None
     if not isinstance(value, dict):
-        raise HTTPException(400, f"the body must be a JSON object; it is a {type(value).__name__}")
+        raise HTTPException(400, f"the body must be a JSON object; it is {_JSON_TYPES.get(type(value), 'a number')}")
     return value
 
 

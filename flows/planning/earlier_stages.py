@@ -56,7 +56,8 @@ class SimilarStage:
         recompute its inputs, by input name."""
         reasons = list(map(str, self.differences[:MAX_DIFFERENCES]))
         if len(self.differences) > MAX_DIFFERENCES:
-            reasons.append(f"{len(self.differences) - MAX_DIFFERENCES} more differences")
+            more = len(self.differences) - MAX_DIFFERENCES
+            reasons.append(f"{more} more difference{'s' if more > 1 else ''}")
         if self.stage.request["seed"] != request.seed:
             reasons.append(f"seed: {self.stage.request['seed']} → {request.seed}")
         if self.stage.version != version:

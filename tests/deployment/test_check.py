@@ -90,7 +90,7 @@ def test_a_changed_chat_template_is_caught(base_dir, adapter_dir, tmp_path, answ
 
 def test_error_of_the_server_is_reported(base_dir, adapter_dir, tmp_path, answers, requests):
     export(base_dir, adapter_dir, tmp_path / "out", "")
-    with pytest.raises(EngineError, match=r"rejected a held-out prompt.*32 fit at most"):
+    with pytest.raises(EngineError, match=r"rejected a held-out prompt.*at most 32"):
         check_serving(tmp_path / "out", requests, answers, serve=partial(SERVE, max_length=32))
 
 

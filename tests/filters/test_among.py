@@ -70,6 +70,8 @@ def test_an_unknown_type_is_reported_with_those_that_exist(caplog):
 
 def test_an_unknown_difficulty_is_reported_too(caplog):
     assert reasons(Among("difficulty", drop=[7]), ("refund", 1), ("refund", 3)) == ["kept", "kept"]
+    assert not caplog.records  # a small collection may lack what is dropped
+    assert reasons(Among("difficulty", keep=[1, 7]), ("refund", 1), ("refund", 3)) == ["kept", "other_difficulty"]
     assert "7: no episode of the collection has this difficulty; difficulties that exist: 1, 3" in caplog.text
 
 

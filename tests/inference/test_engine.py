@@ -282,10 +282,10 @@ def test_the_context_is_used_to_its_end_and_no_further(engine, make_engine, refe
     (last,) = chat(make_engine(max_length=length + 1), ask("x" * 40, temperature=0))
     assert (len(last.token_ids), last.finish_reason) == (1, "length")
     assert_exact(reference, last)
-    text = f"the prompt has {length} tokens; {length} fit at most, with the answer; raise model.max_length or"
+    text = f"the prompt has {length} tokens; prompt and answer have at most {length}; raise model.max_length or"
     with pytest.raises(ContextOverflow, match=text):
         chat(make_engine(max_length=length), ask("x" * 40))
-    with pytest.raises(ContextOverflow, match="4096 fit at most, with the answer; shorten the task"):
+    with pytest.raises(ContextOverflow, match="prompt and answer have at most 4096; shorten the task"):
         chat(make_engine(max_length=10**6), ask("x" * 5000))
 
 

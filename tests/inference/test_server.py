@@ -416,7 +416,7 @@ def test_another_method_is_refused_with_the_allowed_one(client):
     with pytest.raises(openai.APIStatusError) as caught:
         client.get("/chat/completions", cast_to=object)
     assert (caught.value.status_code, caught.value.type) == (405, "invalid_request_error")
-    assert "GET /v1/chat/completions: no such route; expected the method POST" in caught.value.message
+    assert "GET /v1/chat/completions: this path has no such method; expected POST" in caught.value.message
     assert caught.value.response.headers["allow"] == "POST"
 
 

@@ -72,7 +72,7 @@ def test_an_answer_is_asked_for_and_given_in_tokens(start, connect):
     greedy = ask(engine, replace(HELLO, sampling=Sampling(0, 0.9, max_tokens=3)))
     assert greedy.finish_reason == "length"
     assert "top_p" not in seen(server, "/v1/completions")[-1]
-    with pytest.raises(ContextOverflow, match=r"512 fit at most, with the answer"):
+    with pytest.raises(ContextOverflow, match=r"prompt and answer have at most 512"):
         ask(engine, ChatRequest([{"role": "user", "content": "a" * 600}]))
 
 

@@ -317,7 +317,7 @@ class TransformersEngine:
             prompt = self._conversations.prompt(request)
         room = self.max_length - len(prompt)
         if room < min(request.sampling.max_tokens, 1):
-            text = f"the prompt has {len(prompt)} tokens; {self.max_length} fit at most, with the answer"
+            text = f"the prompt has {len(prompt)} tokens; prompt and answer have at most {self.max_length}"
             raisable = self.max_length < self.config.max_position_embeddings
             raise ContextOverflow(text, f"; {'raise model.max_length or ' if raisable else ''}shorten the task")
         if not prompt:

@@ -108,7 +108,7 @@ class VllmEngine:
         room = self.max_length - len(prompt)
         if room < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens; {self.max_length} fit at most, with the answer",
+                f"the prompt has {len(prompt)} tokens; prompt and answer have at most {self.max_length}",
                 "; raise model.max_length or shorten the task",
             )
         form = self._forms.form(request)
