@@ -94,9 +94,10 @@ class ComputeSpec(Spec):
         return self.shards if self.shard_rows is None else None
 
     def shards_for(self, rows: int) -> int:
-        """Return the number of shards of a stage with so many rows, each of about `shard_rows`."""
+        """Return the number of shards of a stage with so many rows, each of about `shard_rows`; more rows if the number
+        would exceed `MAX_SHARDS`."""
         assert self.shard_rows is not None
-        return max(1, math.ceil(rows / self.shard_rows))
+        return min(MAX_SHARDS, max(1, math.ceil(rows / self.shard_rows)))
 
     def workers(self, shards: int) -> int:
         """Return the number of shards that run at the same time."""

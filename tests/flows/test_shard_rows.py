@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
+from components.compute.spec import ComputeSpec
 from components.errors import SpecError
 from components.trajectories.schema import Score
 from components.trajectories.store import count_trajectories, write_scores, write_trajectories
@@ -191,3 +193,10 @@ def test_the_remedy_of_a_filter_is_accepted():
     lines = ["compute=process", "compute.shard_rows=100", "filter=top", "compute.stage_shards.filter=1"]
     compute = compose(["+experiment=smoke", *lines]).compute
     assert (compute.shards_of("filter"), compute.shards_of("judge"), compute.shards_for(101)) == (1, None, 2)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(0, 1), (1, 1), (4096, 4096), (4097, 4096), (10**6, 4096)])
+def test_a_stage_has_at_most_so_many_shards(rows, count):
+    assert ComputeSpec(shard_rows=1).shards_for(rows) == count
+    with pytest.raises(ValidationError, match="4096"):
+        ComputeSpec(shards=4097)
