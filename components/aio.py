@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import queue
+import signal
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -55,13 +57,20 @@ async def ending_processes() -> AsyncIterator[None]:
         yield
     finally:
         _started.reset(token)
+        # Not by the transport, whose `close` and `kill` would collect the exit status of a process that has just ended:
+        # asyncio's child watcher then finds no process, and warns.
         for transport in started:
-            transport.close()  # kills the process
+            if transport.get_returncode() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(transport.get_pid(), signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 while any(transport.get_returncode() is None for transport in started):
                     await asyncio.sleep(_POLL)
-        await asyncio.sleep(0)  # lets the transports process their closing callbacks
+        for transport in started:
+            transport.close()
+        for _ in range(3):  # of a pipe, of the process, and of its end
+            await asyncio.sleep(0)  # lets the transports process their closing callbacks
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
