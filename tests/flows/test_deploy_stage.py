@@ -11,8 +11,8 @@ from components.deployment.spec import DeploySpec
 from components.evaluation.metrics import summarise
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
-from components.trajectories.schema import History, Message, Scenario, Trajectory
-from components.trajectories.store import write_trajectories
+from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
+from components.trajectories.store import write_scores, write_trajectories
 from flows.stages import deploy
 from flows.stages.base import Context
 from tests.deployment.small import write_llama
@@ -32,6 +32,7 @@ def made(tmp_path):
         for n in range(3)
     ]
     write_trajectories(evaluation / "trajectories.parquet", episodes)
+    write_scores(evaluation / "scores.parquet", [Score(episode.id, 1.0) for episode in episodes])
     (evaluation / "summary.json").write_text(json.dumps(summarise(episodes)))
     model = ModelSpec(name=str(base), max_length=512)
     inputs = {
