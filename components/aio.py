@@ -63,12 +63,14 @@ async def ending_processes() -> AsyncIterator[None]:
             if transport.get_returncode() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(transport.get_pid(), signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                while any(transport.get_returncode() is None for transport in started):
-                    await asyncio.sleep(_POLL)
-        for transport in started:
-            transport.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    while any(transport.get_returncode() is None for transport in started):
+                        await asyncio.sleep(_POLL)
+        finally:  # also if this task is cancelled while it waits
+            for transport in started:
+                transport.close()
         for _ in range(3):  # of a pipe, of the process, and of its end
             await asyncio.sleep(0)  # lets the transports process their closing callbacks
 

@@ -39,6 +39,7 @@ def problems(*overrides: str) -> dict[str, str]:
         (["filter=type"], "filter.keep", "keep and drop are both null"),
         (["filter=type", "filter.keep=[refnd]"], "filter.keep",
          "'refnd': no scenario of split 'train' has this type; types that exist: address, exchange, refund"),
+        (["filter=type", "filter.drop=[refund,exchange,address]"], "filter.drop", "drops all types that exist"),
         (["filter=difficulty", "filter.drop=[9]"], "filter.drop", "difficulties that exist: 1, 2, 3, 4, 5"),
         (["filter=agent_evol", "algorithm=sft",
           "+filter.filters.hard={_target_: components.filters.among.Among, by: difficulty, keep: [9]}"],

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 
+import httpx
 import pytest
 
 from components import json_client, retry
@@ -123,6 +124,15 @@ def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adap
             engine.load_policy("v3", str(elsewhere))
     with ModelServer(make_engine(), "shop") as server, pytest.raises(ResourceError, match="--adapters"):
         connect(server.url).load_policy("v1", str(adapter_dir))
+
+
+@pytest.mark.parametrize("version", ["", "base", "a b", "@", "v1/2"])
+def test_the_version_of_an_adapter_is_a_plain_name_other_than_base(make_engine, adapter_dir, version):
+    with ModelServer(make_engine(), "shop", AppOptions(adapters=adapter_dir.parent)) as server:
+        body = {"lora_name": f"shop@{version}", "lora_path": str(adapter_dir)}
+        answer = httpx.post(f"{server.url}/load_lora_adapter", json=body)
+    assert answer.status_code == 400
+    assert "VERSION" in answer.text or "expected a version of letters, digits" in answer.text
 
 
 def test_a_server_that_changed_its_policy_is_found_out(connect, echo):
