@@ -43,6 +43,20 @@ def test_walkthroughs_win_and_lengthen_with_difficulty(cache):
     environment.close()
 
 
+def test_observations_have_no_status_line(cache):
+    """The interpreter ends each text with the prompt, spaces, the room and the score."""
+    environment = small(cache, kinds=["cooking"])
+    scenario = environment.scenarios("train")[0]
+    observations = [environment.reset(scenario)[-1]["content"]]
+    observations += [environment.act(command) for command in ("look", "examine cookbook")]
+    environment.close()
+    for observation in observations:
+        assert "  " not in observation
+        assert observation.count("-=") <= 1, observation  # the heading of the room
+        text, _, possible = observation.partition("\nPossible: ")
+        assert not text.endswith(("0/1", "0/2", ">")) and possible
+
+
 def test_random_actions_do_not_win(cache):
     environment = small(cache, kinds=["coin_collector"], difficulties=[3], train=2)
     assert environment.blocking

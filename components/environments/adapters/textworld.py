@@ -40,6 +40,8 @@ MAX_COMMANDS = 40
 """Maximum number of possible commands in an observation."""
 ALWAYS = ("look", "inventory", "examine", "go")
 COMMAND = re.compile(r"[a-z0-9' -]{1,100}")
+STATUS_LINE = re.compile(r"^>? *-= .* =-\d+/\d+\s*\Z", re.MULTILINE)
+"""Last line of the interpreter: the prompt, over a hundred spaces, the room, the score and the moves."""
 
 Kind = Literal["quest", "coin_collector", "treasure_hunter", "cooking"]
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -184,7 +186,8 @@ class TextWorld(RestorableActions):
         return acts(description["metadata"]["walkthrough"])
 
     def _observation(self, text: str) -> str:
-        text = shorten(re.sub(r"\n\s*\n+", "\n", text).strip().rstrip(">").strip())
+        text = STATUS_LINE.sub("", text)
+        text = shorten(re.sub(r"\s*\n\s*", "\n", text).strip().rstrip(">").strip())
         if not self.commands or self.over:
             return text
         return with_commands(text, list(self.state.admissible_commands), MAX_COMMANDS)
