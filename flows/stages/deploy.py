@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,20 +73,38 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     size = _write(spec, inputs, evaluations, episodes, draft, context)
     context.progress(1, steps)
     engine = warm_engine(spec.model, inputs["policy"], context)
-    requests = opening_requests(
-        list(episodes.values())[-1], spec.deploy.prompts, policy=engine.policy, max_tokens=spec.agent.max_tokens
-    )
+    requests = [
+        request
+        for role in _roles(spec)
+        for request in opening_requests(
+            list(episodes.values())[-1],
+            spec.deploy.prompts,
+            policy=engine.policy,
+            max_tokens=spec.agent.max_tokens,
+            role=role,
+        )
+    ]
     answers = answers_of(engine, requests)
     engine.release()
     write_answers(draft.path, requests, answers)
     metrics = {"bytes": float(size)}
     for done, form in enumerate(spec.deploy.formats, 2):
-        checked = _check(form, spec, draft.path / form, requests, answers, context)
-        metrics |= {f"{form}/{name}": value for name, value in checked.items()}
+        for role in _roles(spec):
+            name = form if role is None else f"{form}/{role}"
+            own = [pair for pair in zip(requests, answers, strict=True) if role in (None, pair[0].agent)]
+            checked = _check(
+                form, spec, draft.path / name, [*map(itemgetter(0), own)], [*map(itemgetter(1), own)], context
+            )
+            metrics |= {f"{name}/{figure}": value for figure, value in checked.items()}
         context.progress(done, steps)
     if spec.deploy.mode == "serve":
         metrics |= _served(spec, draft, requests, answers)
     return metrics
+
+
+def _roles(spec: DeployStage) -> Sequence[str | None]:
+    """Return the roles with an adapter of their own; [None] for a policy that all roles share."""
+    return (spec.model.lora.roles if spec.model.lora else None) or [None]
 
 
 def _evaluations(inputs: Inputs) -> dict[str, Artifact]:

@@ -74,7 +74,7 @@ def test_tokens_of_a_role_have_the_log_probabilities_of_its_adapter(base_dir, tm
 def test_the_tokens_of_a_role_have_a_gradient_in_its_adapter_only(base_dir, checkpointing):
     policy = make_policy(base_dir, model=TWO)
     policy.checkpoint_layers(checkpointing)
-    (packed,) = pack([one for one in sequences(["worker"])], 64, by_role=True)
+    (packed,) = pack(sequences(["worker"]), 64, by_role=True)
     logprob_S, _ = policy.logprobs(packed, Cut())
     with policy.as_reference():
         (other,) = pack(sequences(["planner"]), 64, by_role=True)
@@ -233,7 +233,8 @@ def test_training_a_role_leaves_the_bytes_of_the_other_adapters(base_dir, checkp
     assert saved(tmp_path / "workers", "worker") != saved(tmp_path / "all", "worker")
     moments = [load_file(tmp_path / name / "optimizer.safetensors") for name in ("all", "workers")]
     planner = [name for name in moments[0] if ".role_planner." in name]
-    assert planner and all(torch.equal(moments[0][name], moments[1][name]) for name in planner)
+    assert planner
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in planner)
 
 
 def _made(folder: Path) -> Path:

@@ -20,8 +20,8 @@ from components.algorithms.policy import exactness
 from components.algorithms.policy import pack_layout as layouts
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
-from components.algorithms.policy.pack_layout import Layout
 from components.algorithms.policy.logits import LogitHead, identity
+from components.algorithms.policy.pack_layout import Layout
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.role_adapters import RoleAdapters
 from components.errors import ResourceError

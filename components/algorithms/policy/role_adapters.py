@@ -28,7 +28,8 @@ class RoleAdapters(Adapter):
     folder = ADAPTERS
 
     def __init__(self, model: Any, spec: ModelSpec, seed: int):
-        assert spec.lora is not None and spec.lora.roles is not None
+        assert spec.lora is not None
+        assert spec.lora.roles is not None
         self.roles = tuple(spec.lora.roles)
         self._role = self.roles[0]
         self._source: Source = "trained"
@@ -88,7 +89,9 @@ class RoleAdapters(Adapter):
             self._activate()
 
     def copy_to(self, name: str) -> None:
-        raise ResourceError(f"model.lora.roles = [{', '.join(self.roles)}]: {name} cannot be a copy of several adapters")
+        raise ResourceError(
+            f"model.lora.roles = [{', '.join(self.roles)}]: {name} cannot be a copy of several adapters"
+        )
 
     def _activate(self) -> None:
         if self._source == "base":
