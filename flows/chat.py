@@ -262,7 +262,6 @@ def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context
     from flows.stages.episodes import warm_engine
 
     key = Lineage(root).resolve(reference)
-    spec, _ = _request(root, key, reference)
     context = Context.at(root)
     policy = context.store.find(key)
     if policy is None or policy.kind != "checkpoint":
@@ -275,6 +274,7 @@ def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context
             f"{reference}: the policy has an adapter for each of the roles {', '.join(roles)}, and a chat has none of "
             "them; play its episodes with flows.evaluate, or chat with a policy of one adapter (model.lora.roles=null)"
         )
+    spec, _ = _request(root, key, reference)
     print(f"loading {spec.model.name} with checkpoint {key[:12]} …", file=sys.stderr)
     return warm_engine(spec.model, policy, context), spec, context
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from flows.experiment.compose import compose
 from flows.experiment.requests import Requests
 from flows.recipes.run import Run
 from flows.stages.base import Context
+from flows.stages.execute import run_stage
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA
 from tests.flows.test_overlap import plainly
@@ -131,7 +133,7 @@ def test_the_export_has_a_folder_for_each_role(played):
 def test_a_chat_is_refused(played, capsys):
     execution = played[0]
     key = execution.done["train[3]"].artifact.key
-    assert chat.main([key[:16], "--root", execution.spec.root]) == 2
+    assert chat.main([key[:16], f"root={execution.spec.root}"]) == 2
     assert "the policy has an adapter for each of the roles planner, worker" in capsys.readouterr().err
 
 
@@ -160,6 +162,8 @@ def test_the_roles_are_in_stage_keys_of_trainings_only():
         (["collect=reflection"], "collect.reflection", "reflects as none of the roles"),
         (["deploy.formats=[merged,adapter]"], "deploy.formats", "merged: holds one model, and the adapters cannot be"),
         (["deploy.mode=serve"], "deploy.mode", "serve: serves one merged model"),
+        (["deploy=local"], "deploy.target", "local: deploys one merged model"),
+        (["reward_model=bradley_terry"], "reward_model", "starts from the one adapter"),
         (["certify=true"], "certify", "true: checks an engine with one adapter"),
     ],
 )
@@ -170,6 +174,38 @@ def test_what_reads_one_adapter_is_refused(lines, path, message):
     assert path in problems
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(problems[path])
+
+
+def two_agents(scenario, base_url, api_key, model, *, second: str = "worker"):
+    """Ask as two agents, over plain HTTP."""
+    for name in ("planner", second):
+        body = {"model": f"{model}:{name}", "messages": [{"role": "user", "content": scenario.id}]}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+        request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
+            json.load(answer)
+    return 0.0
+
+
+@pytest.mark.parametrize("second", ["worker", "critic"])
+def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path, second):
+    function = {"_target_": "tests.flows.test_role_adapters.two_agents", "second": second}
+    spec = spec_of(tmp_path, **{**SPEC, "agent": {"function": function, "max_turns": 2, "max_tokens": 8}})
+    request = Requests(spec).evaluate(played[0].done["train[3]"].artifact)
+    context = Context.at(Path(played[0].spec.root))
+    try:
+        if second == "critic":
+            with pytest.raises(SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"):
+                run_stage(request, context)
+            return
+        artifact, _ = run_stage(request, context)
+    finally:
+        context.warm.close()
+    (episode, *_) = read_trajectories(artifact.path / "trajectories.parquet")
+    planner, worker = episode.histories
+    assert (planner.agent, worker.agent) == ("planner", "worker")
+    assert planner.token_ids[: -len(planner.logprobs)] == worker.token_ids[: -len(worker.logprobs)]
+    assert planner.token_ids != worker.token_ids
 
 
 def test_a_certificate_is_refused():

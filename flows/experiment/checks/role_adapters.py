@@ -96,6 +96,8 @@ def exports(model: ModelSpec, deploy: DeploySpec, certify: bool) -> Iterator[Pro
     elif deploy.mode == "export" and (others := [form for form in deploy.formats if form != "adapter"]):
         reason = "holds one model, and the adapters cannot be merged into one"
         yield _problem("deploy.formats", ", ".join(others), reason, named, "[adapter]")
+    if deploy.mode != "none" and deploy.target is not None:
+        yield _problem("deploy.target", deploy.target.name, "deploys one merged model", named, "null")
     if certify:
         yield certificate(named)
 
