@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -182,20 +183,28 @@ def two_agents(scenario, base_url, api_key, model, *, second: str = "worker"):
         body = {"model": f"{model}:{name}", "messages": [{"role": "user", "content": scenario.id}]}
         headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
         request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
-            json.load(answer)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=600) as answer:
+                json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
     return 0.0
 
 
 @pytest.mark.parametrize("second", ["worker", "critic"])
 def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path, second):
     function = {"_target_": "tests.flows.test_role_adapters.two_agents", "second": second}
-    spec = spec_of(tmp_path, **{**SPEC, "agent": {"function": function, "max_turns": 2, "max_tokens": 8}})
+    agent = {"function": function, "max_turns": 2, "max_tokens": 8}
+    spec = spec_of(tmp_path, **{**SPEC, "agent": agent, "evaluate": {"scenarios": 1, "temperature": 1.0}})
     request = Requests(spec).evaluate(played[0].done["train[3]"].artifact)
     context = Context.at(Path(played[0].spec.root))
     try:
         if second == "critic":
-            with pytest.raises(SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"):
+            with pytest.raises(
+                SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"
+            ):
                 run_stage(request, context)
             return
         artifact, _ = run_stage(request, context)
