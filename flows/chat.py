@@ -256,12 +256,12 @@ def _request(root: Path, key: str, reference: str) -> tuple[EvaluateStage, tuple
 
 
 def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context]:
+    from components.models.trained_weights import folder_of, role_folders
     from flows.history.lineage_graph import Lineage
     from flows.stages.base import Context
     from flows.stages.episodes import warm_engine
 
     key = Lineage(root).resolve(reference)
-    spec, _ = _request(root, key, reference)
     context = Context.at(root)
     policy = context.store.find(key)
     if policy is None or policy.kind != "checkpoint":
@@ -269,6 +269,12 @@ def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context
         raise ResourceError(
             f"{reference}: artifact {key[:12]} {problem}; expected a run, RUN@STEP or a checkpoint's key"
         )
+    if roles := role_folders(folder_of(policy.path)):
+        raise ResourceError(
+            f"{reference}: the policy has an adapter for each of the roles {', '.join(roles)}, and a chat has none of "
+            "them; play its episodes with flows.evaluate, or chat with a policy of one adapter (model.lora.roles=null)"
+        )
+    spec, _ = _request(root, key, reference)
     print(f"loading {spec.model.name} with checkpoint {key[:12]} …", file=sys.stderr)
     return warm_engine(spec.model, policy, context), spec, context
 

@@ -74,11 +74,11 @@ def _of_batch(
 
     scored = [episode for episode in episodes if episode.reward is not None]
     rows = examples(chat, scored, policy.spec.max_length)
-    sequences = [TokenSequence(row["input_ids"], row["targets"]) for row in rows]
+    sequences = [TokenSequence(row["input_ids"], row["targets"], role=row["role"]) for row in rows]
     totals = dict.fromkeys((episode.id for episode in scored), 0.0)
     tokens = dict.fromkeys(totals, 0)
     with torch.no_grad(), policy.without_dropout():
-        for packed in pack(sequences, pack_tokens, padded=policy.padded):
+        for packed in pack(sequences, pack_tokens, padded=policy.padded, by_role=policy.by_role):
             logprob_S, _ = policy.logprobs(packed, Cut())
             count_Q = packed.sequence_S.to(policy.device).bincount(minlength=len(packed.members))
             for member, total in zip(packed.members, segment_sums(logprob_S, count_Q).tolist(), strict=True):

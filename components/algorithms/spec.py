@@ -81,6 +81,8 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
     """True if neither the algorithm nor a choice of episodes by reward affects the training."""
     has_group_gradients: ClassVar[bool] = False
     """True if it defines `group_gradients`."""
+    trains_roles: ClassVar[bool] = False
+    """True if it trains the adapter of each role on the tokens of that role (`model.lora.roles`)."""
     has_critic: ClassVar[bool] = False
     """True if it trains a critic beside the policy."""
     feedback_kinds: ClassVar[tuple[Learns, ...]] = ()

@@ -129,6 +129,8 @@ class ModelCard:
         if model.source == "random":
             base += " (random weights, for tests)"
         method = f"LoRA of rank {model.lora.rank}" if model.lora else "All weights were trained"
+        if model.lora and model.lora.roles:
+            method += f", one for each of the roles {', '.join(model.lora.roles)}: this folder has that of one role"
         method += ", merged into the weights" if model.lora and form != "adapter" else ""
         if model.quantization != "none":
             method += f" of a base that was rounded to {model.quantization}"

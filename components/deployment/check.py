@@ -22,24 +22,26 @@ from components.trajectories.schema import Trajectory
 
 
 def opening_requests(
-    trajectories: Iterable[Trajectory], count: int, *, policy: str, max_tokens: int
+    trajectories: Iterable[Trajectory], count: int, *, policy: str, max_tokens: int, role: str | None = None
 ) -> list[ChatRequest]:
-    """Return greedy requests for the first answer of the first `count` scenarios; fewer if there are fewer."""
+    """Return greedy requests for the first answer of the first `count` scenarios; fewer if there are fewer. role: whose
+    first answer; None: that of the first history."""
     sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
     requests: dict[str, ChatRequest] = {}
     for trajectory in trajectories:
         if len(requests) == count:
             break
-        if trajectory.group in requests or not trajectory.histories:
+        own = [history for history in trajectory.histories if role in (None, history.agent)]
+        if trajectory.group in requests or not own:
             continue
         messages = []
-        for message in trajectory.histories[0].messages:
+        for message in own[0].messages:
             if message.role == "assistant":
                 break
             messages.append(to_openai(message))
         if messages:
-            tools = tools_of(trajectory, trajectory.histories[0])
-            requests[trajectory.group] = ChatRequest(messages, tools, policy, sampling)
+            request = ChatRequest(messages, tools_of(trajectory, own[0]), policy, sampling)
+            requests[trajectory.group] = request if role is None else replace(request, agent=role)
     return list(requests.values())
 
 

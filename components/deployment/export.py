@@ -2,7 +2,8 @@
 
     merged/     safetensors, config, tokenizer; the learned weights are merged into the base weights by the same
                 function that the sampling engine uses, so both compute with the same bits
-    adapter/    PEFT's LoRA folder with the tokenizer; loads on the base model, which it names
+    adapter/    PEFT's LoRA folder with the tokenizer; loads on the base model, which it names. Of a policy with an
+                adapter for each role, adapter/ROLE/
     gguf/       the merged model as one file (`components.deployment.gguf`)
 
 The tokenizer's chat template is the one with which the policy was trained, tools included (`trajectories.portable`).
@@ -66,11 +67,17 @@ def export_merged(base_dir: Path, folder: Path | None, out: Path, card: str) -> 
 
 
 def export_adapter(base_dir: Path, folder: Path, out: Path, card: str, *, base: str, revision: str | None) -> int:
-    """Write the adapter as a PEFT folder with the base model's tokenizer to `out`; return its size in bytes.
+    """Write the adapter as a PEFT folder with the base model's tokenizer to `out`; return its size in bytes. Adapters
+    of several roles have a folder for each.
 
     base, revision: name and revision of the base model, for the adapter's config. Raises ArtifactError if all weights
     were trained.
     """
+    if roles := trained_weights.role_folders(folder):
+        return sum(
+            export_adapter(base_dir, path, out / role, card, base=base, revision=revision)
+            for role, path in roles.items()
+        )
     if trained_weights.is_whole(folder):
         raise ArtifactError(f"{folder} has all weights and no adapter; export it as merged")
     with _atomic_folder(out):

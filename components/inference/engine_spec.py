@@ -7,10 +7,10 @@ derives the rest.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.errors import Problem
+from components.errors import Problem, SpecError
 from components.inference.protocol import EngineHost, ModelEngine
 from components.models.spec import ModelSpec
 from components.specs import Spec
@@ -41,6 +41,11 @@ class EngineSpec(Spec):
         """True if the engine can load the trained policies of this project."""
         return True
 
+    @property
+    def serves_roles(self) -> bool:
+        """True if it can generate with an adapter for each role (`model.lora.roles`)."""
+        return False
+
     @abstractmethod
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys."""
@@ -48,6 +53,16 @@ class EngineSpec(Spec):
     @abstractmethod
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
         """Return the engine of a model, checked to be usable. Raises ResourceError and EngineError."""
+
+    def build_roles(self, model: ModelSpec, host: EngineHost, roles: Sequence[str]) -> ModelEngine:
+        """Return the engine of a policy with an adapter for each of these roles. Raises SpecError unless `serves_roles`
+        is True."""
+        raise SpecError([self.refuses_roles(roles)])
+
+    def refuses_roles(self, roles: Sequence[str]) -> Problem:
+        """Return the problem of an engine with one adapter at a time."""
+        text = f"{self.name}: has one adapter at a time, but model.lora.roles = [{', '.join(roles)}]"
+        return Problem("inference.name", f"{text}; expected embedded, or model.lora.roles=null")
 
     def check_prerequisites(self) -> None:
         """Raise ResourceError if something is missing without which the engine cannot be built: an API key, or the

@@ -88,7 +88,8 @@ class ChatRequest:
     seed: int = 0
     """Sampling seed: equal requests with equal seeds get equal responses."""
     agent: str = MAIN
-    """Name of the requesting agent, if several agents play one episode. It does not affect the response."""
+    """Name of the requesting agent, if several agents play one episode. It affects the response of a policy with an
+    adapter for each role only (`role_engines`)."""
     episode: str = ""
     """Episode id for requests whose messages are copies of earlier responses (a client behind HTTP). Among earlier
     responses with equal text, the engine continues the one of the same episode."""

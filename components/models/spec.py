@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,25 @@ class LoraSpec(Spec):
     sampler's."""
     target_modules: str | list[str] = "all-linear"
     """Names of the linear layers with an adapter, or `all-linear` (all but the output head)."""
+    roles: list[str] | None = Field(None, min_length=2)
+    """Roles of the episode with an adapter of their own each, such as `[planner, worker]`: all that the agent has. The
+    messages of a role are generated with its adapter, and train it alone. null: one adapter for all roles."""
+
+    @field_validator("roles")
+    @classmethod
+    def _folder_names(cls, value: list[str] | None) -> list[str] | None:
+        for role in value or ():
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", role):
+                raise ValueError(f"names of letters, digits, _ and -, a letter first; {role!r} is none")
+        if value is not None and len({role.casefold() for role in value}) < len(value):
+            raise ValueError(f"each role once; {', '.join(value)} contains a duplicate")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out null roles, so that they do not change stage keys."""
+        data = serialize(self)
+        return data if self.roles is not None else {k: v for k, v in data.items() if k != "roles"}
 
 
 Dtype = Literal["float32", "bfloat16", "float16"]

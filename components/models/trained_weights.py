@@ -1,7 +1,8 @@
-"""Trained weights of a checkpoint: a LoRA adapter, or all weights.
+"""Trained weights of a checkpoint: a LoRA adapter, one for each role, or all weights.
 
-    CHECKPOINT/adapter/    PEFT folder (`lora`)
-    CHECKPOINT/weights/    model.safetensors: every weight, under the names of the base model's files
+    CHECKPOINT/adapter/         PEFT folder (`lora`)
+    CHECKPOINT/adapters/ROLE/   a PEFT folder for each role of the episodes (`model.lora.roles`)
+    CHECKPOINT/weights/         model.safetensors: every weight, under the names of the base model's files
 
 The sampling engine and the export both read trained models with this module, so their weights are bit-identical.
 """
@@ -22,7 +23,7 @@ from components.models.files import Weights
 if TYPE_CHECKING:
     import torch
 
-ADAPTER, WEIGHTS = "adapter", "weights"
+ADAPTER, ADAPTERS, WEIGHTS = "adapter", "adapters", "weights"
 FILE = "model.safetensors"
 _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of files with the unmerged weights in another format."""
@@ -30,10 +31,19 @@ _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".
 
 def folder_of(checkpoint_dir: Path) -> Path:
     """Return the folder of a checkpoint's trained weights. Raises ArtifactError if there is none."""
-    for name in (ADAPTER, WEIGHTS):
+    for name in (ADAPTER, ADAPTERS, WEIGHTS):
         if (checkpoint_dir / name).is_dir():
             return checkpoint_dir / name
-    raise ArtifactError(f"{checkpoint_dir} is no checkpoint: expected a folder {ADAPTER} or {WEIGHTS} in it")
+    raise ArtifactError(
+        f"{checkpoint_dir} is no checkpoint: expected a folder {ADAPTER}, {ADAPTERS} or {WEIGHTS} in it"
+    )
+
+
+def role_folders(folder: Path) -> dict[str, Path]:
+    """Return the PEFT folder of each role by role; {} for trained weights that all roles share."""
+    if (folder / FILE).is_file() or (folder / "adapter_config.json").is_file() or not folder.is_dir():
+        return {}
+    return {path.name: path for path in sorted(folder.iterdir()) if (path / "adapter_config.json").is_file()}
 
 
 def changed_tensors(base_dir: Path, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -104,7 +114,8 @@ def merge(base_dir: Path, folder: Path | None, out: Path) -> None:
 
 def digest(folder: Path) -> str:
     """Return the SHA-256 of trained weights: of the file with full weights, or of name, dtype, shape and bytes of each
-    adapter tensor, in order of name."""
+    adapter tensor, in order of name; of adapters of several roles, that of role and digest of each, in order of
+    name."""
     import torch
     from safetensors.torch import load_file
 
@@ -112,6 +123,9 @@ def digest(folder: Path) -> str:
         with open(folder / FILE, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     sha256 = hashlib.sha256()
+    if roles := role_folders(folder):
+        sha256.update(json.dumps({role: digest(path) for role, path in roles.items()}).encode())
+        return sha256.hexdigest()
     for name, tensor in sorted(load_file(folder / "adapter_model.safetensors").items()):
         sha256.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} ".encode())
         sha256.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -122,6 +136,11 @@ def is_whole(folder: Path) -> bool:
     """Return True if a folder has full weights, False for an adapter. Raises ArtifactError if it has neither."""
     if (folder / FILE).is_file():
         return True
+    if roles := role_folders(folder):
+        raise ArtifactError(
+            f"{folder} holds an adapter for each of the roles {', '.join(roles)}, which cannot be merged into one "
+            "model; expected the folder of one role in it"
+        )
     if not (folder / "adapter_config.json").is_file():
         raise ArtifactError(
             f"{folder} is no adapter: expected adapter_config.json and adapter_model.safetensors, or {FILE} with all "

@@ -12,9 +12,11 @@ from typing import Any, Literal, Protocol
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
+from components.errors import SpecError
 from components.evaluation.spec import SEQUENTIAL, EvaluateSpec
 from components.rewards.llm.spec import JudgeModel, asks_policy
 from components.rollout.spec import WAYS, CollectSpec
+from flows.experiment.checks import role_adapters
 from flows.experiment.correction import corrected_algorithm
 from flows.experiment.data import resolve as resolve_data
 from flows.experiment.feedback import FeedbackData
@@ -54,7 +56,11 @@ class Requests:
 
     def certify(self, *, scenarios: int = 4, samples: int = 1) -> Request:
         """Return the request for the certificate of model, engine and trainer. It has no seed, so that runs with
-        different seeds share it. scenarios: number of prompts. samples: completions of each."""
+        different seeds share it. scenarios: number of prompts. samples: completions of each. Raises SpecError for a
+        policy with an adapter for each role."""
+        lora = self.spec.model.lora
+        if lora is not None and lora.roles is not None:
+            raise SpecError([role_adapters.certificate(lora.roles)])
         part = {**self._parts("model", "environment", "agent", "inference"), "scenarios": scenarios, "samples": samples}
         part |= {name: self._data["collect"][name] for name in SAMPLING}
         part["timeout"] = self._data["collect"]["timeout"]

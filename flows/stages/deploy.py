@@ -6,13 +6,14 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
 from components.artifacts import Artifact, Draft
 from components.deployment.card import ModelCard, placeless
 from components.deployment.spec import DeploySpec, Format
-from components.errors import Problem, SpecError
+from components.errors import EngineError, Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.json_text import read_json
 from components.models.spec import ModelSpec
@@ -59,7 +60,6 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     """
     from components.deployment.answers import answers_of
     from components.deployment.canary import write_answers
-    from components.deployment.check import opening_requests
     from components.trajectories.stored import StoredTrajectories
     from flows.stages.episodes import warm_engine
 
@@ -72,20 +72,42 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     size = _write(spec, inputs, evaluations, episodes, draft, context)
     context.progress(1, steps)
     engine = warm_engine(spec.model, inputs["policy"], context)
-    requests = opening_requests(
-        list(episodes.values())[-1], spec.deploy.prompts, policy=engine.policy, max_tokens=spec.agent.max_tokens
-    )
-    answers = answers_of(engine, requests)
+    requests = {role: _requests(spec, list(episodes.values())[-1], engine.policy, role) for role in _roles(spec)}
+    answers = {role: answers_of(engine, asked) for role, asked in requests.items()}
     engine.release()
-    write_answers(draft.path, requests, answers)
+    every = [list(chain(*by_role.values())) for by_role in (requests, answers)]
+    write_answers(draft.path, *every)
     metrics = {"bytes": float(size)}
     for done, form in enumerate(spec.deploy.formats, 2):
-        checked = _check(form, spec, draft.path / form, requests, answers, context)
-        metrics |= {f"{form}/{name}": value for name, value in checked.items()}
+        for role in requests:
+            name = form if role is None else f"{form}/{role}"
+            checked = _check(form, spec, draft.path / name, requests[role], answers[role], context)
+            metrics |= {f"{name}/{figure}": value for figure, value in checked.items()}
         context.progress(done, steps)
     if spec.deploy.mode == "serve":
-        metrics |= _served(spec, draft, requests, answers)
+        metrics |= _served(spec, draft, *every)
     return metrics
+
+
+def _roles(spec: DeployStage) -> Sequence[str | None]:
+    """Return the roles with an adapter of their own; [None] for a policy that all roles share."""
+    return (spec.model.lora.roles if spec.model.lora else None) or [None]
+
+
+def _requests(spec: DeployStage, episodes: Sequence[Trajectory], policy: str, role: str | None) -> list[ChatRequest]:
+    """Return the held-out prompts of a role, or of a policy that all roles share. Raises EngineError if no episode has
+    a message of the role."""
+    from components.deployment.check import opening_requests
+
+    requests = opening_requests(
+        episodes, spec.deploy.prompts, policy=policy, max_tokens=spec.agent.max_tokens, role=role
+    )
+    if role is not None and not requests:
+        raise EngineError(
+            f"no held-out prompt to compare the adapter of the role {role} on: no episode of the evaluation has a "
+            "message of it; expected more evaluate.scenarios or an evaluate.temperature above 0, or deploy.mode=none"
+        )
+    return requests
 
 
 def _evaluations(inputs: Inputs) -> dict[str, Artifact]:

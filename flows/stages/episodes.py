@@ -272,17 +272,24 @@ def warm_engine(
     kind: str = "engine",
 ) -> ModelEngine:
     """Return the engine with the policy loaded (None: the base model, or `adapter` on it). inference: None means
-    embedded. kind: name in the cache of loaded engines; each engine holds one policy."""
+    embedded. kind: name in the cache of loaded engines; each engine holds one policy. A policy with an adapter for each
+    role has an engine that reads the `agent` of each request."""
     from components.algorithms.train import policy_digest
     from components.models import trained_weights
 
     engine_spec = inference or EmbeddedSpec()
-    recipe = (model.base() | model.content(), engine_spec.model_dump())
-    engine = context.warm.get(kind, recipe, lambda: engine_spec.build(model, context))
+    folder = None if policy is None else trained_weights.folder_of(policy.path)
+    roles = [] if folder is None else list(trained_weights.role_folders(folder))
+
+    def build() -> ModelEngine:
+        return engine_spec.build_roles(model, context, roles) if roles else engine_spec.build(model, context)
+
+    recipe = (model.base() | model.content(), engine_spec.model_dump(), roles)
+    engine: ModelEngine = context.warm.get(kind, recipe, build)
     if adapter is not None:
         engine.load_policy(trained_weights.digest(adapter), str(adapter))
     elif policy is None:
         engine.load_policy(BASE_POLICY, None)
     else:
-        engine.load_policy(policy_digest(policy.path), str(trained_weights.folder_of(policy.path)))
+        engine.load_policy(policy_digest(policy.path), str(folder))
     return engine

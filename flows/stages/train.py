@@ -185,6 +185,7 @@ def _scored(
 
 CHECKPOINT_FILES = {
     "adapter/": "LoRA adapter",
+    "adapters/": "in its place, a LoRA adapter for each role (`model.lora.roles`)",
     "weights/": "in its place, all weights (`model.lora=null`)",
     "optimizer.safetensors": "AdamW's moments",
     "rng.safetensors": "random state",
@@ -193,7 +194,7 @@ CHECKPOINT_FILES = {
     "guards.jsonl": "gradient steps at which a guard warned or skipped",
 }
 """Files of trained models."""
-OPTIONAL_FILES = ("adapter/", "weights/", "guards.jsonl")
+OPTIONAL_FILES = ("adapter/", "adapters/", "weights/", "guards.jsonl")
 """Files that only some trained models have."""
 
 STAGE = Stage(

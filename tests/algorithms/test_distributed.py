@@ -21,6 +21,7 @@ from components.algorithms.preference.spec import DPOSpec, KTOSpec
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.algorithms.spec import AlgorithmSpec
+from components.models.spec import LoraSpec
 from components.trajectories.schema import Score, Trajectory
 from tests.algorithms.builders import MODEL, batch, make_context, make_policy
 from tests.algorithms.test_checkpoint import DROPOUT, differing
@@ -291,6 +292,36 @@ def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
         assert {path.name for path in alone.iterdir()} == {path.name for path in (folder / "whole" / "out").iterdir()}
     lines = (tmp_path / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def train_a_role(base_dir: Path, folder: Path) -> None:
+    """Train all roles, then the worker alone, with a decay that any gradient of the planner would bring about."""
+    from tests.algorithms.builders import train
+
+    model = MODEL.model_copy(update={"lora": LoraSpec(rank=4, alpha=8.0, roles=["planner", "worker"])})
+    trajectories, start = episodes(), None
+    for index, trajectory in enumerate(trajectories):
+        trajectory.histories[0].agent = ["planner", "worker"][index % 2]
+    for name, roles in (("all", ["planner", "worker"]), ("worker", ["worker"])):
+        chosen = [trajectory for trajectory in trajectories if trajectory.histories[0].agent in roles]
+        folders = {"out": folder / name / "out", "scratch": folder / name / "scratch"}
+        spec = SFTSpec(batch_size=8, weight_decay=0.5, **SMALL)
+        train(spec, model, base_dir, chosen, start=start, **folders, seed=1, on_step=lambda _: None)
+        start = folders["out"]
+
+
+def test_two_processes_leave_the_adapters_of_other_roles_unchanged(base_dir, tmp_path):
+    for name in ("all", "worker"):
+        for sub in ("out", "scratch"):
+            (tmp_path / name / sub).mkdir(parents=True)
+    in_two_processes("train_a_role", base_dir, tmp_path)
+    saved = {
+        (name, role): (tmp_path / name / "out" / "adapters" / role / "adapter_model.safetensors").read_bytes()
+        for name in ("all", "worker")
+        for role in ("planner", "worker")
+    }
+    assert saved["all", "planner"] == saved["worker", "planner"]
+    assert saved["all", "worker"] != saved["worker", "worker"]
 
 
 def refusals(base_dir: Path, folder: Path) -> dict[str, str]:

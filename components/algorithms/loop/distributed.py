@@ -85,12 +85,16 @@ def _own(count: int) -> list[int]:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its sum over all processes."""
+    """Replace each gradient by its sum over all processes. A parameter without a gradient in any of them, such as that
+    of a role that is not trained, stays without one, so that the optimizer leaves it alone."""
     if size() == 1:
         return
-    for parameter in parameters:
-        if isinstance(parameter, DTensor):
-            continue  # sharded gradients are summed in the backward pass
+    # Sharded gradients are summed in the backward pass.
+    replicated = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    present = torch.tensor([float(parameter.grad is not None) for parameter in replicated])
+    for parameter, count in zip(replicated, all_reduce_sum(present).tolist(), strict=True):
+        if not count:
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         distributed.all_reduce(parameter.grad)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,23 @@ LEARNING, REFERENCE = "default", "reference"
 
 class Adapter:
     """LoRA adapter on `model`, which it modifies in place. A is drawn from `seed` and B is zero, so the model's outputs
-    are unchanged at first."""
+    are unchanged at first. names: PEFT's names of the trained adapters, of which the first is active."""
 
     folder = ADAPTER
     has_trained_weights = True
     """True: other weights never take the place of the trained ones, even while the reference computes."""
 
-    def __init__(self, model: Any, spec: ModelSpec, seed: int):
+    def __init__(self, model: Any, spec: ModelSpec, seed: int, names: Sequence[str] = (LEARNING,)):
         from peft import LoraConfig, get_peft_model
 
         assert spec.lora is not None
         self._lora, self._name = spec.lora, spec.name
         self._reference: Path | None = None
+        self.names = tuple(names)
         torch.manual_seed(seed)
-        self.model = get_peft_model(model, LoraConfig(**_peft_arguments(self._lora)), adapter_name=LEARNING)
+        self.model = get_peft_model(model, LoraConfig(**_peft_arguments(self._lora)), adapter_name=names[0])
+        for name in names[1:]:
+            self.model.add_adapter(name, LoraConfig(**_peft_arguments(self._lora)))
         if model.device.type == "cuda":
             fuse(self.model)
 
@@ -82,17 +85,17 @@ class Adapter:
             )
         set_peft_model_state_dict(self.model, tensors, adapter_name=name)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, name: str = LEARNING) -> None:
         """Write a PEFT folder. It contains the name of the base and of the layers, but no path, so that it works on any
         machine."""
         from peft import LoraConfig
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
+        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in self.tensors(name).items()}
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         base = Path(self._name)
-        resolved = self.model.peft_config[LEARNING].target_modules  # PEFT has replaced `all-linear` by names of layers
+        resolved = self.model.peft_config[name].target_modules  # PEFT has replaced `all-linear` by names of layers
         arguments = _peft_arguments(self._lora) | {
             "base_model_name_or_path": base.name if base.is_dir() else self._name,
             "target_modules": sorted({module.rpartition(".")[2] for module in resolved}),
@@ -102,14 +105,18 @@ class Adapter:
 
     def use_reference(self, folder: Path | None) -> None:
         """Set the reference: a saved adapter, or the base model if `folder` is None."""
+        if folder is not None:
+            self._load_frozen(folder, REFERENCE)
+            self.model.set_adapter(LEARNING)
+        self._reference = folder
+
+    def _load_frozen(self, folder: Path, name: str) -> None:
+        """Load a saved adapter under a name of its own, without training it."""
         from peft import LoraConfig
 
-        if folder is not None:
-            if REFERENCE not in self.model.peft_config:
-                self.model.add_adapter(REFERENCE, LoraConfig(**_peft_arguments(self._lora), inference_mode=True))
-                self.model.set_adapter(LEARNING)
-            self.load(folder, REFERENCE)
-        self._reference = folder
+        if name not in self.model.peft_config:
+            self.model.add_adapter(name, LoraConfig(**_peft_arguments(self._lora), inference_mode=True))
+        self.load(folder, name)
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:

@@ -17,7 +17,8 @@ Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sa
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
@@ -46,6 +47,8 @@ class TokenSequence:
     consecutively."""
     episode_tokens: int = 0
     """Number of sampled tokens of the whole episode, over all of its histories; 0 means those of this sequence."""
+    role: str = ""
+    """Role of the episode that sampled the targets, which matters to policies with an adapter for each role."""
 
 
 @dataclass
@@ -77,6 +80,8 @@ class Pack:
     """Number of tokens of each sequence without prefix sharing."""
     computed: int
     """Number of tokens that a model computes: the nodes, or all positions of padded rows."""
+    role: str = ""
+    """Role of all sequences; empty if they have different ones."""
 
     def to(self, device: torch.device | str) -> Pack:
         """Return the pack with its tensors on a device."""
@@ -88,11 +93,25 @@ class Pack:
         return replace(self, **moved)
 
 
-def pack(sequences: Sequence[TokenSequence], most_tokens: int, *, padded: bool = False) -> list[Pack]:
+def pack(
+    sequences: Sequence[TokenSequence], most_tokens: int, *, padded: bool = False, by_role: bool = False
+) -> list[Pack]:
     """Distribute sequences over packs that compute at most `most_tokens` tokens each (a longer sequence gets its own
-    pack). A pack combines the sequences that share the longest prefixes or, as padded rows, those of similar length.
-    Sequences without targets are dropped. Tokens after the last target are cut off, because nothing depends on them."""
-    trained = [index for index, sequence in enumerate(sequences) if len(sequence.targets)]
+    pack). A pack combines the sequences that share the longest prefixes or, as padded rows, those of similar length;
+    with `by_role`, only sequences of one role. Sequences without targets are dropped. Tokens after the last target are
+    cut off, because nothing depends on them."""
+    trained: dict[str, list[int]] = defaultdict(list)
+    for index, sequence in enumerate(sequences):
+        if len(sequence.targets):
+            trained[sequence.role if by_role else ""].append(index)
+    packs = [packed for together in trained.values() for packed in _packs(sequences, together, most_tokens, padded)]
+    return sorted(packs, key=lambda packed: packed.members[0])
+
+
+def _packs(
+    sequences: Sequence[TokenSequence], trained: Sequence[int], most_tokens: int, padded: bool
+) -> Iterator[Pack]:
+    """Yield the packs of the sequences with these indices."""
     assert all(min(sequences[index].targets) > 0 for index in trained), "the first token cannot be a target"
     # The last target is predicted and is no input.
     prefixes = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in trained}
@@ -103,11 +122,9 @@ def pack(sequences: Sequence[TokenSequence], most_tokens: int, *, padded: bool =
         bins = _fill_rows(lengths, shared, most_tokens)
     else:
         bins = _fill(_subtrees(lengths, shared, most_tokens), shared, most_tokens)
-    packs = []
     for ranges in bins:
         together = [order[place] for first, last, _ in sorted(ranges) for place in range(first, last)]
-        packs.append(_lay_out(sequences, prefixes, together, padded))
-    return sorted(packs, key=lambda packed: packed.members[0])
+        yield _lay_out(sequences, prefixes, together, padded)
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -251,6 +268,7 @@ def _with_targets(
         columns["weight"] += [sequence.weight] * count
         columns["old"] += sequence.old or unknown
     assert all(len(column) == len(targets) for column in columns.values()), "one value for each target"
+    roles = {sequences[index].role for index in members}
     predicting, rows = torch.unique(torch.tensor(nodes), return_inverse=True)
     logprob_S, advantage_S, weight_S, old_S = (torch.tensor(column, dtype=torch.float32) for column in columns.values())
     return Pack(
@@ -270,4 +288,5 @@ def _with_targets(
         members,
         [len(sequences[index].token_ids) for index in members],
         computed,
+        roles.pop() if len(roles) == 1 else "",
     )

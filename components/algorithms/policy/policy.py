@@ -1,5 +1,5 @@
-"""The policy in training: a base model with a trained LoRA adapter (`adapter`), or with all weights trained
-(`full_finetuning`).
+"""The policy in training: a base model with a trained LoRA adapter (`adapter`), with one for each role of the episodes
+(`role_adapters`), or with all weights trained (`full_finetuning`).
 
 It computes the log-probabilities of the sampled tokens of a pack, as the policy or as the reference.
 """
@@ -18,10 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import exactness
 from components.algorithms.policy import pack_layout as layouts
-from components.algorithms.policy.adapter import LEARNING, Adapter
+from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
 from components.algorithms.policy.logits import LogitHead, identity
+from components.algorithms.policy.pack_layout import Layout
 from components.algorithms.policy.packing import Pack
+from components.algorithms.policy.role_adapters import RoleAdapters
 from components.errors import ResourceError
 from components.models import distribution
 from components.models.distribution import Cut
@@ -49,9 +51,13 @@ class Policy:
         self.device = pick_device(spec.device)
         self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
         self._layout, self._logit_transform = exactness.choose(self, spec.max_length)
-        self._learned: Adapter | FullFinetuning = (
-            Adapter(self.model, spec, seed) if spec.lora else FullFinetuning(self.model, spec, base_dir)
-        )
+        self._learned: Adapter | FullFinetuning
+        if spec.lora is None:
+            self._learned = FullFinetuning(self.model, spec, base_dir)
+        elif spec.lora.roles is None:
+            self._learned = Adapter(self.model, spec, seed)
+        else:
+            self._learned = self._role_adapters = RoleAdapters(self.model, spec, seed)
         self.model = self._learned.model
         self._set_dropout()
 
@@ -124,6 +130,13 @@ class Policy:
         """Return True if packs are computed as padded rows, without prefix sharing."""
         return self._layout is layouts.padded
 
+    _role_adapters: RoleAdapters | None = None
+
+    @property
+    def by_role(self) -> bool:
+        """Return True if each role has an adapter of its own: packs then have the sequences of one role."""
+        return self._role_adapters is not None
+
     def logprobs(self, pack: Pack, cut: Cut, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the (S,) log-probabilities of the pack's sampled tokens under the distribution that they were sampled
         from, and the (S,) entropies of that distribution in nats, without gradient unless `entropy_gradient` is True.
@@ -164,7 +177,7 @@ class Policy:
 
     def hidden(self, pack: Pack) -> torch.Tensor:
         """Return the (U, D) last hidden states, after the final norm, of the nodes that predict a sampled token."""
-        layout = self._layout(pack.to(self.device))
+        layout = self._prepared(pack)
         return layout.states(self.base.base_model(**layout.inputs).last_hidden_state)
 
     def add_adapter(self, name: str) -> None:
@@ -191,7 +204,7 @@ class Policy:
         if self._logit_transform is not None:
             hidden_UD = self.hidden(pack)
             return hidden_UD, LogitHead(self.base.get_output_embeddings(), self._logit_transform), hidden_UD
-        layout = self._layout(pack.to(self.device))
+        layout = self._prepared(pack)
         positions, index_U = layout.place_U.unique(return_inverse=True)
         hidden_states: list[torch.Tensor] = []
         hook = self.base.base_model.register_forward_hook(
@@ -202,6 +215,12 @@ class Policy:
         finally:
             hook.remove()
         return replace(layout, place_U=index_U).states(logits_BKV), identity, layout.states(hidden_states[0])
+
+    def _prepared(self, pack: Pack) -> Layout:
+        """Return the layout of a pack, for a forward pass with the adapter of its role."""
+        if self._role_adapters is not None:
+            self._role_adapters.select(pack.role)
+        return self._layout(pack.to(self.device))
 
     penalty: Penalty | None = None
     """Penalty on the parameters that is added to the loss."""
@@ -255,8 +274,9 @@ class Policy:
             if isinstance(module, GradientCheckpointingLayer):
                 # Of this module only: checkpointing requires training mode; submodules stay in eval mode.
                 module.training = self._checkpointing
+        trained = self.adapter.names if self.adapter is not None else ()
         for name, module in self.model.named_modules():
-            if name.endswith(f".lora_dropout.{LEARNING}"):
+            if name.rpartition(".lora_dropout.")[2] in trained:
                 module.train()
 
 

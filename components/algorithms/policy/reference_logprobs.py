@@ -73,7 +73,9 @@ class ReferenceLogprobs:
         def logprobs(packed: Pack, cut: Cut) -> tuple[torch.Tensor]:
             return (policy.logprobs(packed, cut)[0],)
 
-        measure_columns = partial(_measured, _places(trajectories), most_tokens=most_tokens, padded=policy.padded)
+        measure_columns = partial(
+            _measured, _places(trajectories), most_tokens=most_tokens, padded=policy.padded, by_role=policy.by_role
+        )
         if first:
             with torch.no_grad(), policy.without_dropout():
                 if critic is None:
@@ -141,6 +143,7 @@ def _measured(
     *,
     most_tokens: int,
     padded: bool,
+    by_role: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return the (S,) values of each name, over all places in their order. read: returns one (S,) array per name for a
     pack."""
@@ -149,11 +152,11 @@ def _measured(
     for trajectory, history_index in places:
         history = trajectory.histories[history_index]
         targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-        by_cut[Cut.of(trajectory)].append(TokenSequence(history.token_ids, targets, first=total))
+        by_cut[Cut.of(trajectory)].append(TokenSequence(history.token_ids, targets, first=total, role=history.agent))
         total += len(targets)
     columns = {name: torch.zeros(total) for name in names}
     for cut, sequences in by_cut.items():
-        for packed, real in distributed.share(pack(sequences, most_tokens, padded=padded)):
+        for packed, real in distributed.share(pack(sequences, most_tokens, padded=padded, by_role=by_role)):
             for name, values_S in zip(names, read(packed, cut), strict=True):
                 if real:
                     columns[name][packed.number_S.cpu()] = values_S.float().cpu()

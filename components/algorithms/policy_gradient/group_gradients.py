@@ -79,7 +79,7 @@ class GroupGradients:
         spec = self._spec.model_copy(update=LIKELIHOOD)
         histories = [replace(history, logprobs=[UNKNOWN] * len(history.token_ids)) for history in trajectory.histories]
         on_policy = replace(_sampled_at(trajectory, temperature), histories=histories)
-        learning = Learning(spec, ReferenceLogprobs(Path()), padded=self._policy.padded)
+        learning = Learning(spec, ReferenceLogprobs(Path()), padded=self._policy.padded, by_role=self._policy.by_role)
         learning.advantages[on_policy.id] = [1.0] * learned_tokens(spec, on_policy)
         packs = learning.packs([on_policy])
         return _flat_gradient(spec, self._policy, packs, _tokens(packs))

@@ -192,6 +192,7 @@ class GRPOSpec(PolicyGradientSpec):
     change."""
 
     has_group_gradients: ClassVar[bool] = True
+    trains_roles: ClassVar[bool] = True
 
     name: Literal["grpo"] = "grpo"
     discount: float = Field(1.0, ge=0, le=1)

@@ -95,7 +95,7 @@ def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Lear
     if kl_in_reward or needs_old_logprobs(spec):
         first = not context.earlier_steps
         before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
-    learning = Learning(spec, before, padded=policy.padded)
+    learning = Learning(spec, before, padded=policy.padded, by_role=policy.by_role)
     groups = list(by_scenario(scored).values())
     if spec.credit == "episode" and not (spec.kl_coefficient and spec.kl_in == "token_rewards"):
         totals = [[_total(spec, trajectory, before) for trajectory in group] for group in groups]

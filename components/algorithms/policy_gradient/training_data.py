@@ -28,11 +28,15 @@ class Learning:
     """Training data of the loss, by trajectory: the advantage of each sampled token, and the log-probabilities of the
     old policy and the reference."""
 
-    def __init__(self, spec: PolicyGradientSpec, before: ReferenceLogprobs, *, padded: bool = False):
+    def __init__(
+        self, spec: PolicyGradientSpec, before: ReferenceLogprobs, *, padded: bool = False, by_role: bool = False
+    ):
         self.spec = spec
         self.before = before
         self.padded = padded
         """True if packs are computed as padded rows."""
+        self.by_role = by_role
+        """True if each role has packs of its own."""
         self.advantages: dict[str, list[float]] = {}
         """Advantages of the sampled tokens over all histories, by trajectory."""
         self.first: dict[str, int] = {}
@@ -49,7 +53,7 @@ class Learning:
         return [
             (cut, packed)
             for cut, cut_sequences in by_cut.items()
-            for packed in pack(cut_sequences, self.spec.pack_tokens, padded=self.padded)
+            for packed in pack(cut_sequences, self.spec.pack_tokens, padded=self.padded, by_role=self.by_role)
         ]
 
     def _sequences(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory]) -> list[list[TokenSequence]]:
@@ -82,6 +86,7 @@ class Learning:
                         self.before.old(trajectory, history_index),
                         first,
                         trajectory_tokens,
+                        history.agent,
                     )
                 )
                 first += len(targets)

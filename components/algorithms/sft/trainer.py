@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-"""History of a trajectory to train on: `input_ids`, `targets` (indices of the tokens to train on), `trajectory_id`."""
+"""History of a trajectory to train on: `input_ids`, `targets` (indices of the tokens to train on), `trajectory_id`,
+`role`."""
 
 
 def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
@@ -59,9 +60,10 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
 
     def backward(batch: Sequence[Row]) -> StepMeasures:
         sequences = [
-            TokenSequence(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]]) for row in batch
+            TokenSequence(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]], role=row["role"])
+            for row in batch
         ]
-        packs = pack(sequences, spec.pack_tokens, padded=policy.padded)
+        packs = pack(sequences, spec.pack_tokens, padded=policy.padded, by_role=policy.by_role)
         return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
 
     def share(number: int, done: float) -> float:
@@ -96,7 +98,7 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
         for history in trajectory.histories:
             if history.token_ids:
                 targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
-                rows.append(_row(list(history.token_ids), targets, trajectory))
+                rows.append(_row(list(history.token_ids), targets, trajectory, history.agent))
                 continue
             streams = chat.streams([to_openai(message) for message in history.messages], tools_of(trajectory, history))
             turns = iter([message.trained for message in history.messages if message.role == "assistant"])
@@ -105,7 +107,7 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
             for stream, spans in list(zip(streams, trained, strict=True))[-1 if corrected else 0 :]:
                 spans = stream.spans[-1:] if corrected else spans
                 targets = [index for start, end in spans for index in range(start, end)]
-                rows.append(_row(stream.token_ids, targets, trajectory))
+                rows.append(_row(stream.token_ids, targets, trajectory, history.agent))
     rows = [row for row in rows if row["targets"]]
     short_rows = [row for row in rows if len(row["input_ids"]) <= max_length]
     if len(short_rows) < len(rows):
@@ -134,5 +136,5 @@ def reward_weights(trajectories: Sequence[Trajectory], temperature: float | None
     return {name: len(powers) * power / total for name, power in powers.items()}
 
 
-def _row(token_ids: list[int], targets: list[int], trajectory: Trajectory) -> Row:
-    return {"input_ids": token_ids, "targets": targets, "trajectory_id": trajectory.id}
+def _row(token_ids: list[int], targets: list[int], trajectory: Trajectory, role: str) -> Row:
+    return {"input_ids": token_ids, "targets": targets, "trajectory_id": trajectory.id, "role": role}

@@ -52,6 +52,7 @@ from components.inference.text_protocol import TextCompletion, TextIncrement, Te
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.inference.transformers.logit_changes import LogitEditor
+from components.inference.transformers.turns import Turns
 from components.models import attention, packed_weights, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
@@ -64,6 +65,7 @@ class TransformersEngine:
 
     base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
     conversations, reduced if their cache would exceed `cache_bytes`: by default 8 GB of memory, or a quarter of a GPU.
+    turns: shared by the engines that compute one after the other.
     Raises ResourceError for models that it cannot run exactly (sliding windows, recurrent layers, no chat template).
     """
 
@@ -76,6 +78,7 @@ class TransformersEngine:
         device: str = "auto",
         slots: int = 128,
         cache_bytes: int | None = None,
+        turns: Turns | None = None,
     ):
         self.base_dir = Path(base_dir)
         self.device = pick_device(device)
@@ -103,6 +106,7 @@ class TransformersEngine:
         """Requests that the loop has not fetched yet: the only list that callers modify during a pass."""
         self._waiting: list[Row] = []
         self._task: asyncio.Task | None = None
+        self._turns = turns or Turns()
         self.batch = Batch(
             self.model, slots=self.slots, max_length=self.max_length, device=self.device, stop_ids=self.stop_ids
         )
@@ -203,18 +207,19 @@ class TransformersEngine:
         loop = asyncio.get_running_loop()
         try:
             while self._arrived or self._waiting or self.batch.active:
-                self._waiting += self._arrived
-                self._arrived = []
-                for row in await self._in_thread(loop):
-                    if row.future.done():
-                        continue
-                    if row.error is not None:
-                        row.future.set_exception(row.error)
-                    else:
-                        row.future.set_result(None)
-                self._report_increments()
-                for _ in range(4):  # let finished requests submit their next turn before the next pass
-                    await asyncio.sleep(0)
+                async with self._turns.turn():
+                    self._waiting += self._arrived
+                    self._arrived = []
+                    for row in await self._in_thread(loop):
+                        if row.future.done():
+                            continue
+                        if row.error is not None:
+                            row.future.set_exception(row.error)
+                        else:
+                            row.future.set_result(None)
+                    self._report_increments()
+                    for _ in range(4):  # let finished requests submit their next turn before the next pass
+                        await asyncio.sleep(0)
         except Exception as error:
             logger.exception("generation failed")
             for row in [*self.batch.active, *self._waiting, *self._arrived]:

@@ -14,7 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from components.errors import Problem
-from flows.experiment.checks import computing, deploying, importing, judging, learning, models, playing, worlds
+from flows.experiment.checks import (
+    computing,
+    deploying,
+    importing,
+    judging,
+    learning,
+    models,
+    playing,
+    role_adapters,
+    worlds,
+)
 
 CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
@@ -59,6 +69,10 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.shards,
     computing.several_processes,
     deploying.formats,
+    role_adapters.roles,
+    role_adapters.training,
+    role_adapters.playing,
+    role_adapters.exports,
 )
 """All checks, in the order in which their problems are reported."""
 

@@ -1,0 +1,116 @@
+"""Checks of an adapter for each role (`model.lora.roles`): the roles that the agent has, and the options that read one
+adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from components.algorithms.continual.spec import EWCSpec
+from components.algorithms.spec import AlgorithmSpec
+from components.data.spec import DataSpec
+from components.deployment.spec import DeploySpec
+from components.errors import Problem
+from components.evaluation.spec import CalibrateSpec, EvaluateSpec
+from components.inference.spec import InferenceSpec
+from components.models.spec import ModelSpec
+from components.rewards.llm.spec import asks_policy
+from components.rollout.spec import AgentSpec, CollectSpec
+from components.specs import Target
+from components.trajectories.roles import MAIN, PLANNER, WORKER
+from flows.experiment.feedback import FeedbackSpec
+from flows.experiment.sections import RewardModelPartSpec
+
+
+def roles(model: ModelSpec, agent: AgentSpec) -> Iterator[Problem]:
+    """Check that the adapters are those of the agent's roles. With `agent.function` its code names them."""
+    if not (named := _roles(model)) or agent.function is not None:
+        return
+    shown = ", ".join(named)
+    if agent.roles is None:
+        text = f"{shown}: one agent plays (agent.roles=null), with the only role {MAIN}"
+        yield Problem("model.lora.roles", f"{text}; expected null, or agent=planner_worker")
+    elif set(named) != {PLANNER, WORKER}:
+        text = f"{shown}: agent.roles has {PLANNER} and {WORKER}, and each needs an adapter"
+        yield Problem("model.lora.roles", f"{text}; expected [{PLANNER}, {WORKER}], or null")
+
+
+def training(
+    model: ModelSpec,
+    algorithm: AlgorithmSpec,
+    feedback: FeedbackSpec | None,
+    ewc: EWCSpec | None,
+    reward_model: RewardModelPartSpec | None,
+    data: DataSpec,
+) -> Iterator[Problem]:
+    """Check that all that is trained can train the adapter of a role."""
+    if not (named := _roles(model)):
+        return
+    trained = {"algorithm": algorithm} | ({"feedback.algorithm": feedback.algorithm} if feedback is not None else {})
+    for path, chosen in trained.items():
+        if not chosen.trains_roles:
+            yield _problem(f"{path}.name", chosen.name, "trains one adapter", named, "grpo or a variant of it, or sft")
+    if ewc is not None:
+        yield _problem("ewc", "set", "also changes the adapters of roles that are not trained", named, "null")
+    if reward_model is not None:
+        yield _problem("reward_model", "set", "starts from the one adapter of the policy", named, "none")
+    if data.is_set:
+        yield _problem(
+            f"data.{'path' if data.path is not None else 'dataset'}",
+            "set",
+            "imports the conversations of one agent",
+            named,
+            "null",
+        )
+
+
+def playing(
+    model: ModelSpec,
+    inference: InferenceSpec,
+    collect: CollectSpec,
+    reward: Target,
+    evaluate: EvaluateSpec,
+    calibrate: CalibrateSpec,
+) -> Iterator[Problem]:
+    """Check that the engine has an adapter for each role, and that nobody but the roles asks the policy."""
+    if not (named := _roles(model)):
+        return
+    if not inference.serves_roles:
+        yield inference.refuses_roles(named)
+    if collect.reflection is not None:
+        yield _problem("collect.reflection", "set", "reflects as none of the roles", named, "null")
+    for path, target in {
+        "reward": reward,
+        "evaluate.reward": evaluate.reward,
+        "calibrate.truth": calibrate.truth,
+    }.items():
+        if target is not None and asks_policy(target):
+            yield _problem(path, target.target, "asks the policy as none of its roles", named, "another judge_model")
+
+
+def exports(model: ModelSpec, deploy: DeploySpec, certify: bool) -> Iterator[Problem]:
+    """Check that the exports hold adapters, and that no certificate is asked for."""
+    if not (named := _roles(model)):
+        return
+    if deploy.mode == "serve":
+        yield _problem("deploy.mode", "serve", "serves one merged model", named, "export, or none")
+    elif deploy.mode == "export" and (others := [form for form in deploy.formats if form != "adapter"]):
+        reason = "holds one model, and the adapters cannot be merged into one"
+        yield _problem("deploy.formats", ", ".join(others), reason, named, "[adapter]")
+    if deploy.mode != "none" and deploy.target is not None:
+        yield _problem("deploy.target", deploy.target.name, "deploys one merged model", named, "null")
+    if certify:
+        yield certificate(named)
+
+
+def certificate(named: list[str]) -> Problem:
+    """Return the problem of a certificate of a policy with several adapters."""
+    return _problem("certify", "true", "checks an engine with one adapter", named, "false")
+
+
+def _roles(model: ModelSpec) -> list[str]:
+    return (model.lora.roles or []) if model.lora is not None else []
+
+
+def _problem(path: str, value: str, reason: str, named: list[str], expected: str) -> Problem:
+    text = f"{value}: {reason}, but model.lora.roles = [{', '.join(named)}] trains one for each role"
+    return Problem(path, f"{text}; expected {expected}, or model.lora.roles=null")

@@ -1,0 +1,222 @@
+"""An adapter for each role of the agent in a run: what it trains, exports and refuses."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.algorithms.policy.packing import TokenSequence, pack
+from components.algorithms.policy.policy import Policy
+from components.errors import SpecError
+from components.models.distribution import Cut
+from components.models.weights import prepare
+from components.trajectories.store import read_trajectories
+from flows import chat
+from flows.execution.executor import Execution
+from flows.experiment.compose import compose
+from flows.experiment.requests import Requests
+from flows.recipes.run import Run
+from flows.stages.base import Context
+from flows.stages.execute import run_stage
+from tests.flows.pretend import spec_of
+from tests.flows.test_online_rl import DATA
+from tests.flows.test_overlap import plainly
+from tests.flows.test_partial import TALK
+from tests.flows.test_recipes import ROLES
+
+LORA = {"rank": 4, "alpha": 8, "roles": ["planner", "worker"]}
+SPEC: dict[str, Any] = {
+    **TALK,
+    "flow": {**ROLES["flow"], "order": ["worker", "planner", "all"]},
+    "rounds": 3,
+    "warmup": None,
+    "model": {**DATA["model"], "lora": LORA, "max_length": 1024},
+    "agent": {"roles": {"planner": "Plan.", "worker": "Act.", "worker_turns": 1}, "max_turns": 4, "max_tokens": 8},
+    "collect": {"scenarios": 2, "group_size": 2},
+    "algorithm": {"name": "grpo", "baseline": "none", "scale": "none", "learning_rate": 1e-2},
+    "evaluate": {"scenarios": 2, "temperature": 1.0},
+    "filter": {"_target_": "components.filters.everything.Everything"},
+    "deploy": {"mode": "export", "formats": ["adapter"]},
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> list[Execution]:
+    """Run the flow twice, each in its own folder."""
+    import io
+
+    from flows.terminal.console import Console
+
+    executions = []
+    for _ in range(2):
+        folder = tmp_path_factory.mktemp("roles")
+        spec = spec_of(folder, **SPEC)
+        execution = Execution(spec, Context.at(folder), Console(io.StringIO()), None, folder / "log")
+        try:
+            Run(spec, plainly(execution.stage)).execute()
+        finally:
+            execution.context.warm.close()
+            execution.close()
+        executions.append(execution)
+    return executions
+
+
+@pytest.mark.timeout(900)
+def test_each_phase_changes_the_adapters_of_its_roles_only(played):
+    artifacts = [played[0].done[f"train[{number}]"].artifact for number in (1, 2, 3)]
+    saved = [
+        {role: (one.path / "adapters" / role / "adapter_model.safetensors").read_bytes() for role in LORA["roles"]}
+        for one in artifacts
+    ]
+    worker, planner, both = saved
+    assert worker["planner"] == _untrained(played[0], "planner")
+    assert worker["worker"] != _untrained(played[0], "worker")
+    assert (planner["worker"], planner["planner"] != worker["planner"]) == (worker["worker"], True)
+    assert both["planner"] != planner["planner"]
+    assert both["worker"] != planner["worker"]
+
+
+def _untrained(execution: Execution, role: str) -> bytes:
+    """Return the bytes of the adapter of a role that no training has changed."""
+    policy = Policy(_base(execution), execution.spec.model, execution.spec.seed)
+    folder = Path(execution.spec.root) / "untrained"
+    policy.save(folder)
+    return (folder / role / "adapter_model.safetensors").read_bytes()
+
+
+def _base(execution: Execution):
+    return prepare(execution.spec.model, execution.context.cache)
+
+
+def test_stored_log_probabilities_are_those_of_the_adapter_of_the_role(played):
+    execution = played[0]
+    policy = Policy(_base(execution), execution.spec.model, 0)
+    policy.load(policy.folder(execution.done["train[2]"].artifact.path))
+    collected = execution.done["collect[3]"].artifact.path / "trajectories.parquet"
+    episodes = list(read_trajectories(collected))
+    assert {history.agent for episode in episodes for history in episode.histories} == set(LORA["roles"])
+    for episode in episodes:
+        for history in episode.histories:
+            targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
+            (packed,) = pack([TokenSequence(history.token_ids, targets, role=history.agent)], 4096, by_role=True)
+            with torch.no_grad():
+                logprob_S, _ = policy.logprobs(packed, Cut.of(episode))
+            stored_S = torch.tensor([history.logprobs[target] for target in targets])
+            torch.testing.assert_close(logprob_S, stored_S, atol=1e-4, rtol=0)
+    lines = (execution.done["train[3]"].artifact.path / "log.jsonl").read_text().splitlines()
+    log = [json.loads(line) for line in lines]
+    assert log[0]["kl_sampler"] < 1e-6
+
+
+def test_a_run_repeats_its_bytes(played):
+    first, second = ({label: done.artifact.digest for label, done in one.done.items()} for one in played)
+    assert first == second
+
+
+def test_the_export_has_a_folder_for_each_role(played):
+    done = played[0].done
+    export, policy = done["deploy"].artifact, done["train[3]"].artifact
+    for role in LORA["roles"]:
+        exported = load_file(export.path / "adapter" / role / "adapter_model.safetensors")
+        trained = load_file(policy.path / "adapters" / role / "adapter_model.safetensors")
+        assert all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
+        assert export.metrics[f"adapter/{role}/prompts"] >= 1
+        assert "one for each of the roles planner, worker" in (export.path / "adapter" / role / "README.md").read_text()
+
+
+def test_a_chat_is_refused(played, capsys):
+    execution = played[0]
+    key = execution.done["train[3]"].artifact.key
+    assert chat.main([key[:16], f"root={execution.spec.root}"]) == 2
+    assert "the policy has an adapter for each of the roles planner, worker" in capsys.readouterr().err
+
+
+RUN = ["+experiment=smoke", "agent=planner_worker", "deploy.formats=[adapter]", "model.lora.roles=[planner,worker]"]
+
+
+def test_the_roles_are_in_stage_keys_of_trainings_only():
+    shared = compose(["+experiment=smoke", "agent=planner_worker"])
+    assert "roles" not in shared.model.key_part()["lora"]
+    assert compose(RUN).model.key_part()["lora"]["roles"] == ["planner", "worker"]
+    assert compose(RUN).model.base() == shared.model.base()
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "message"),
+    [
+        (["agent=default"], "model.lora.roles", r"planner, worker: one agent plays \(agent.roles=null\)"),
+        (["model.lora.roles=[planner,worker,critic]"], "model.lora.roles", "agent.roles has planner and worker"),
+        (["model.lora.roles=[planner]"], "model.lora.roles", "at least 2"),
+        (["model.lora.roles=[planner,Planner]"], "model.lora.roles", "each role once"),
+        (["model.lora.roles=[planner,'../worker']"], "model.lora.roles", "'../worker' is none"),
+        (["inference=vllm"], "inference.name", "vllm: has one adapter at a time"),
+        (["algorithm=ppo"], "algorithm.name", "ppo: trains one adapter"),
+        (["algorithm=dpo", "filter=everything"], "algorithm.name", "dpo: trains one adapter"),
+        (["+ewc={}"], "ewc", "adapters of roles that are not trained"),
+        (["collect=reflection"], "collect.reflection", "reflects as none of the roles"),
+        (["deploy.formats=[merged,adapter]"], "deploy.formats", "merged: holds one model, and the adapters cannot be"),
+        (["deploy.mode=serve"], "deploy.mode", "serve: serves one merged model"),
+        (["deploy=local"], "deploy.target", "local: deploys one merged model"),
+        (["reward_model=bradley_terry"], "reward_model", "starts from the one adapter"),
+        (["certify=true"], "certify", "true: checks an engine with one adapter"),
+    ],
+)
+def test_what_reads_one_adapter_is_refused(lines, path, message):
+    with pytest.raises(SpecError) as caught:
+        compose([*RUN, *lines])
+    problems = {problem.path: str(problem.message) for problem in caught.value.problems}
+    assert path in problems
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(problems[path])
+
+
+def two_agents(scenario, base_url, api_key, model, *, second: str = "worker"):
+    """Ask as two agents, over plain HTTP."""
+    for name in ("planner", second):
+        body = {"model": f"{model}:{name}", "messages": [{"role": "user", "content": scenario.id}]}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+        request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=600) as answer:
+                json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
+    return 0.0
+
+
+@pytest.mark.parametrize("second", ["worker", "critic"])
+def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path, second):
+    function = {"_target_": "tests.flows.test_role_adapters.two_agents", "second": second}
+    agent = {"function": function, "max_turns": 2, "max_tokens": 8}
+    spec = spec_of(tmp_path, **{**SPEC, "agent": agent, "evaluate": {"scenarios": 1, "temperature": 1.0}})
+    request = Requests(spec).evaluate(played[0].done["train[3]"].artifact)
+    context = Context.at(Path(played[0].spec.root))
+    try:
+        if second == "critic":
+            with pytest.raises(
+                SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"
+            ):
+                run_stage(request, context)
+            return
+        artifact, _ = run_stage(request, context)
+    finally:
+        context.warm.close()
+    (episode, *_) = read_trajectories(artifact.path / "trajectories.parquet")
+    planner, worker = episode.histories
+    assert (planner.agent, worker.agent) == ("planner", "worker")
+    assert planner.token_ids[: -len(planner.logprobs)] == worker.token_ids[: -len(worker.logprobs)]
+    assert planner.token_ids != worker.token_ids
+
+
+def test_a_certificate_is_refused():
+    with pytest.raises(SpecError, match="certify: true: checks an engine with one adapter"):
+        Requests(compose(RUN)).certify()
