@@ -186,8 +186,8 @@ class TextWorld(RestorableActions):
         return acts(description["metadata"]["walkthrough"])
 
     def _observation(self, text: str) -> str:
-        text = STATUS_LINE.sub("", text)
-        text = shorten(re.sub(r"\s*\n\s*", "\n", text).strip().rstrip(">").strip())
+        lines = (line.strip() for line in STATUS_LINE.sub("", text).splitlines())
+        text = shorten("\n".join(line for line in lines if line).rstrip(">").strip())
         if not self.commands or self.over:
             return text
         return with_commands(text, list(self.state.admissible_commands), MAX_COMMANDS)
