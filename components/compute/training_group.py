@@ -60,6 +60,12 @@ class TrainingGroup:
                 f"{self.strategy}: cannot shard a quantized model (model.quantization={model.quantization}); "
                 "expected ddp",
             )
+        if model.lora is not None and model.lora.roles:
+            yield Problem(
+                f"{key}.strategy",
+                f"{self.strategy}: shards a model with one adapter, but model.lora.roles = "
+                f"[{', '.join(model.lora.roles)}]; expected ddp, or model.lora.roles=null",
+            )
         if model.lora is None and model.dtype != "float32":
             yield Problem(
                 f"{key}.strategy",

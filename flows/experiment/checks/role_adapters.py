@@ -49,6 +49,9 @@ def training(
     for path, chosen in trained.items():
         if not chosen.trains_roles:
             yield _problem(f"{path}.name", chosen.name, "trains one adapter", named, "grpo or a variant of it, or sft")
+    if model.quantization != "none":
+        reason = "quantizes a base with one adapter"
+        yield _problem("model.quantization", model.quantization, reason, named, "none")
     if ewc is not None:
         yield _problem("ewc", "set", "also changes the adapters of roles that are not trained", named, "null")
     if reward_model is not None:
