@@ -168,7 +168,7 @@ def test_the_roles_are_in_stage_keys_of_trainings_only():
         (["reward_model=bradley_terry"], "reward_model", "starts from the one adapter"),
         (["model.quantization=nf4"], "model.quantization", "nf4: quantizes a base with one adapter"),
         (["compute=fsdp"], "compute.places.fsdp.strategy", "fsdp: shards a model with one adapter"),
-        (["certify=true"], "certify", "true: checks an engine with one adapter"),
+        (["certify=true"], "model.lora.roles", "planner, worker: a certificate checks an engine with one"),
     ],
 )
 def test_what_reads_one_adapter_is_refused(lines, path, message):
@@ -220,5 +220,5 @@ def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path, 
 
 
 def test_a_certificate_is_refused():
-    with pytest.raises(SpecError, match="certify: true: checks an engine with one adapter"):
+    with pytest.raises(SpecError, match="planner, worker: a certificate checks an engine with one adapter"):
         Requests(compose(RUN)).certify()

@@ -107,7 +107,8 @@ def exports(model: ModelSpec, deploy: DeploySpec, certify: bool) -> Iterator[Pro
 
 def certificate(named: list[str]) -> Problem:
     """Return the problem of a certificate of a policy with several adapters."""
-    return _problem("certify", "true", "checks an engine with one adapter", named, "false")
+    text = f"{', '.join(named)}: a certificate checks an engine with one adapter; expected null, or certify=false"
+    return Problem("model.lora.roles", text)
 
 
 def _roles(model: ModelSpec) -> list[str]:
