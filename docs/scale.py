@@ -14,7 +14,9 @@ from typing import Any
 
 import yaml
 
+from components.errors import SpecError
 from components.models.spec import TeacherSpec
+from components.specs import validate
 from docs.generated import Generated, table
 from flows.experiment.compose import check
 from flows.experiment.composer import Composer
@@ -103,7 +105,24 @@ def _sources(experiment: str, cluster: bool) -> Iterator[str]:
 
 @functools.cache
 def _spec(experiment: str) -> ExperimentSpec:
-    return check([f"+experiment={experiment}"])[0]
+    """Return the spec of an experiment. No override of the tables depends on its environment, so another one stands
+    in for an environment whose package is not installed."""
+    override = f"+experiment={experiment}"
+    try:
+        return check([override])[0]
+    except SpecError:
+        data = _composed(override)
+        counts = {name: data["environment"][name] for name in ("train", "heldout")}
+        data["environment"] = {**_composed("environment=tictactoe")["environment"], **counts}
+        return validate(ExperimentSpec, data)
+
+
+def _composed(override: str) -> dict[str, Any]:
+    """Return what Hydra composes, without checks."""
+    composer = Composer()
+    data, _ = composer.point(composer.parse([override])[0])
+    assert data is not None
+    return data
 
 
 @functools.cache
@@ -121,10 +140,7 @@ def _trains_adapter(experiment: str) -> bool:
 @functools.cache
 def _default(algorithm: str) -> float:
     """Return the learning rate of an option of conf/algorithm."""
-    composer = Composer()
-    data, _ = composer.point(composer.parse([f"algorithm={algorithm}"])[0])
-    assert data is not None
-    return float(data["algorithm"]["learning_rate"])
+    return float(_composed(f"algorithm={algorithm}")["algorithm"]["learning_rate"])
 
 
 def names() -> list[str]:

@@ -40,7 +40,7 @@ GROUPS = {
     "deploy": 6,
     "environment": 32,
     "evaluate": 1,
-    "experiment": 44,
+    "experiment": 46,
     "data": 3,
     "feedback": 3,
     "filter": 16,
@@ -144,6 +144,7 @@ PACKAGES = {
     "math": "math_verify",
     "mcp": "mcp",
     "reasoning": "reasoning_gym",
+    "reasoning_gym": "reasoning_gym",
     "scienceworld": "scienceworld",
     "textarena": "textarena",
     "textworld": "textworld",
@@ -157,12 +158,17 @@ def needed(group: str, option: str) -> list[str]:
     return NEEDED.get(f"{group}={option}", NEEDED.get(option, []))
 
 
-def overrides(file: Path) -> list[str]:
-    group, option = file.parts
+def skip_without_package(option: str) -> None:
+    """Skip the test if a requirement of the option's environment is missing."""
     if option in PACKAGES and find_spec(PACKAGES[option]) is None:
         pytest.skip(f"{PACKAGES[option]} is not installed")
     if option == "scienceworld" and shutil.which("java") is None:
         pytest.skip("there is no Java")
+
+
+def overrides(file: Path) -> list[str]:
+    group, option = file.parts
+    skip_without_package(option)
     if group == "place":
         store = ["store=s3://bucket/prefix"] if option.startswith("sky") else []
         lines = [f"+place@compute.places.here={option}", "compute.stages.train=here", *store]
@@ -223,6 +229,7 @@ def test_an_experiment_begins_with_its_command(name):
     comment = " ".join(line for line in lines if line.startswith("#"))
     for word in ("Shows", "Takes", "minute", "CPU", "memory"):
         assert word in comment
+    skip_without_package(name)
     assert compose([f"+experiment={name}"]).name == name
 
 

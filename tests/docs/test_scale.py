@@ -8,7 +8,7 @@ from components.compute.offer import Offer
 from docs import scale
 from flows.experiment.compose import check
 from flows.planning.plan import plan
-from tests.test_configs import PROMPTS
+from tests.test_configs import PROMPTS, skip_without_package
 
 NAMES = [*scale.names(), "quickstart"]
 
@@ -21,6 +21,7 @@ def test_the_page_is_what_the_command_writes(page):
 @pytest.mark.parametrize("cluster", [False, True], ids=["gpu", "cluster"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_command_can_be_planned(name, cluster, tmp_path):
+    skip_without_package(name)
     lines = [line.replace("FILE", str(PROMPTS)) for line in scale.command(name, cluster=cluster)]
     spec = check([*lines, f"root={tmp_path}"])[0]
     assert spec.model.dtype == "bfloat16"

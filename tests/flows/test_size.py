@@ -11,7 +11,7 @@ import pytest
 from components.errors import SpecError
 from flows.experiment.compose import check, compose
 from flows.planning.plan import plan
-from tests.test_configs import EXPERIMENTS, PROMPTS, needed
+from tests.test_configs import EXPERIMENTS, PROMPTS, needed, skip_without_package
 
 OFFLINE = ("sft", "dpo", "ipo", "kto", "orpo", "ranking")
 OWN = {"continual": ["rounds=2"], "multi_agent": ["rounds=3"], "mcp_rl": needed("experiment", "mcp_rl")}
@@ -21,6 +21,7 @@ NEEDED = {**{name: [f"data.path={PROMPTS}"] for name in OFFLINE}, **OWN}
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_is_planned_as_a_tiny_one(name, tmp_path):
+    skip_without_package(name)
     spec = check([f"+experiment={name}", "size=tiny", *NEEDED.get(name, []), f"root={tmp_path}"])[0]
     assert (spec.name, spec.model.name, spec.model.source) == (name, "tiny", "random")
     assert spec.evaluate.scenarios == 8
