@@ -297,6 +297,19 @@ def test_progress_is_a_quarter_for_finding_reading_answer_and_source(emails):
     assert emails.step(answer("I do not know", ids[0])).info["progress"] == 0.75
 
 
+def test_chosen_types_are_asked_in_turn_and_are_the_same_questions():
+    every = {scenario.input["question"] for scenario in EmailSearch(train=300, train_mailboxes=1).scenarios("train")}
+    chosen = EmailSearch(train=40, train_mailboxes=1, heldout=8, kinds=["fact", "date", "fact"]).scenarios("train")
+    assert [scenario.type for scenario in chosen] == ["fact", "date"] * 20
+    assert {scenario.input["question"] for scenario in chosen} <= every
+
+
+def test_too_few_questions_of_the_chosen_types_are_refused():
+    message = r"kinds = \['compare'\]: a mailbox of 3000 mails has \d+ such questions for train, of which 300 are asked"
+    with pytest.raises(ValueError, match=message):
+        EmailSearch(train=300, train_mailboxes=1, kinds=["compare"])
+
+
 def test_too_many_questions_and_too_few_mails_are_refused():
     with pytest.raises(ValueError, match="301 questions of one mailbox; there are 300 at most"):
         EmailSearch(train=301, train_mailboxes=1)

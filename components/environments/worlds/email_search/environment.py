@@ -9,6 +9,7 @@ success, but the outcome distinguishes it from a wrong answer, so that a reward 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from components.environments.scenario_counts import CountOrNone
 from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.email_search.answers import LONGEST, is_right, is_unknown
 from components.environments.worlds.email_search.mailbox import FIRST_DAY, Mail, Mailbox, address, mailbox
-from components.environments.worlds.email_search.questions import TODAY, scenarios
+from components.environments.worlds.email_search.questions import KINDS, TODAY, Kind, scenarios
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -36,7 +37,8 @@ MOST = 20
 @registered("environment.email_search")
 class EmailSearch(RestorableState):
     """seed: seed of mailboxes and questions. mails: mails per mailbox. train, heldout: questions of the two splits.
-    train_mailboxes, heldout_mailboxes: number of mailboxes of each split; the splits share no mailbox.
+    train_mailboxes, heldout_mailboxes: number of mailboxes of each split; the splits share no mailbox. kinds: types of
+    the questions, in turn while a mailbox has more of them.
 
     Scenario types: fact, person, date, change, chain, total, compare; difficulty 1 to 5 by the number of mails to
     combine and of decoys (`questions.py`).
@@ -58,8 +60,11 @@ class EmailSearch(RestorableState):
         heldout: CountOrNone = 128,
         train_mailboxes: Annotated[int, Field(ge=1, le=64)] = 4,
         heldout_mailboxes: Annotated[int, Field(ge=1, le=64)] = 1,
+        kinds: Annotated[Sequence[Kind], Field(min_length=1)] = KINDS,
     ):
-        self._scenarios = scenarios(seed, mails, train, heldout, train_mailboxes, heldout_mailboxes)
+        self._scenarios = scenarios(
+            seed, mails, train, heldout, train_mailboxes, heldout_mailboxes, tuple(dict.fromkeys(kinds))
+        )
         self._seed, self._mails = seed, mails
 
     def begin(self, scenario: Scenario) -> str:

@@ -19,12 +19,15 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from components.environments.worlds.email_search.mailbox import DAYS, FIRST_DAY, Bill, Fact, MailPlan, plan
 from components.environments.worlds.email_search.words import PERSON, PROJECT
 from components.trajectories.schema import Scenario
 
+Kind = Literal["chain", "change", "compare", "date", "fact", "person", "total"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Types of questions."""
 PER_MAILBOX = 300
 """Maximum number of questions per mailbox."""
 TODAY = FIRST_DAY + DAYS
@@ -32,7 +35,7 @@ TODAY = FIRST_DAY + DAYS
 
 @functools.lru_cache(maxsize=4)
 def scenarios(
-    seed: int, mails: int, train: int, heldout: int, train_boxes: int, heldout_boxes: int
+    seed: int, mails: int, train: int, heldout: int, train_boxes: int, heldout_boxes: int, chosen: tuple[Kind, ...]
 ) -> tuple[Scenario, ...]:
     """Return the scenarios of both splits. The splits have different mailboxes."""
     generated: list[Scenario] = []
@@ -45,21 +48,27 @@ def scenarios(
                     f"{split} = {count}: that is {share} questions of one mailbox; there are {PER_MAILBOX} at most. "
                     f"Raise {split}_mailboxes or lower {split}."
                 )
-            generated += _questions(seed, number, mails, split, share)
+            generated += _questions(seed, number, mails, split, share, chosen)
     return tuple(generated)
 
 
-def _questions(seed: int, number: int, mails: int, split: str, count: int) -> list[Scenario]:
+def _questions(seed: int, number: int, mails: int, split: str, count: int, chosen: tuple[Kind, ...]) -> list[Scenario]:
     rng = random.Random(f"email questions {seed} {number}")
     mailbox_plan = plan(seed, number, mails)
-    kinds = sorted(MAKERS)
+    kinds = sorted(MAKERS)  # all of them: a question does not depend on the chosen types
     pools = {
         kind: rng.sample(questions, len(questions))
         for kind, questions in ((kind, MAKERS[kind](mailbox_plan, rng)) for kind in kinds)
     }
+    available = sum(len(pools[kind]) for kind in chosen)
+    if available < count:
+        raise ValueError(
+            f"kinds = {list(chosen)}: a mailbox of {mails} mails has {available} such questions for {split}, of which "
+            f"{count} are asked for. Raise {split}_mailboxes or mails, lower {split}, or add kinds."
+        )
     generated: list[Scenario] = []
     while len(generated) < count:
-        for kind in kinds:
+        for kind in chosen:
             if len(generated) < count and pools[kind]:
                 question = pools[kind].pop()
                 level = min(5, len(question["needed"]) + min(2, question.pop("decoys")))
@@ -214,7 +223,7 @@ def _compared(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]
     return questions
 
 
-MAKERS: dict[str, Callable[[MailPlan, random.Random], list[dict[str, Any]]]] = {
+MAKERS: dict[Kind, Callable[[MailPlan, random.Random], list[dict[str, Any]]]] = {
     "fact": _facts(("money", "number", "code", "place", "firm")),
     "person": _facts(("person",)),
     "date": _facts(("date",)),
