@@ -40,7 +40,7 @@ GROUPS = {
     "deploy": 6,
     "environment": 32,
     "evaluate": 1,
-    "experiment": 46,
+    "experiment": 47,
     "data": 3,
     "feedback": 3,
     "filter": 16,
