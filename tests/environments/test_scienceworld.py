@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -118,6 +119,14 @@ def test_simulators_are_reused_and_replaced_after_a_crash():
         two.step(acts(["look around"])[0])
     assert two.reset(scenario) == first
     two.close()
+
+
+def test_a_stopped_simulator_logs_no_error(caplog):
+    simulator = scienceworld.Simulator()
+    simulator.stop()
+    del simulator
+    gc.collect()  # the finalizers of py4j call the stopped process
+    assert [record for record in caplog.records if record.name.startswith("py4j")] == []
 
 
 def test_instances_run_in_threads():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import random
 import re
@@ -204,6 +205,8 @@ class Simulator:
     def __init__(self) -> None:
         constants = import_optional("scienceworld.constants", "scienceworld")
         java = import_optional("py4j.java_gateway", "scienceworld")
+        # Finalizers of its objects log an error for each simulator that was stopped; failures of calls are raised.
+        logging.getLogger("py4j.java_gateway").setLevel(logging.CRITICAL)
         port, self.process = java.launch_gateway(
             classpath=constants.JAR_PATH,
             die_on_exit=True,
