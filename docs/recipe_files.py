@@ -86,7 +86,14 @@ def _game(form: str, *arguments: str) -> RecipeFile:
 
 RECIPES = {
     "dpo": _game("preference", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32"),
-    "ipo": _game("preference", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32", "algorithm.beta=1"),
+    "ipo": _game(
+        "preference",
+        "algorithm.learning_rate=3e-4",
+        "algorithm.batch_size=32",
+        "algorithm.beta=1",
+        "algorithm.epochs=2",
+        "algorithm.decay=linear",
+    ),
     "orpo": _game("preference", "warmup=sft", "algorithm.learning_rate=1e-3", "algorithm.epochs=2"),
     "kto": _game("thumbs", "algorithm.learning_rate=3e-5", "algorithm.batch_size=64", "algorithm.bad_weight=0.3"),
     "ranking": _game("ranking", "algorithm.learning_rate=3e-4", "algorithm.batch_size=64"),
