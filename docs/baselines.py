@@ -1,13 +1,14 @@
 """Baselines of the tasks: docs/results/baselines.json, and the table "Task recipes" on docs/results/recipes.md.
 
-    python -m docs.baselines run NAME [NAME ...] [--seeds 0 1 2] [--root DIR] [--prompted N]
+    python -m docs.baselines run NAME [NAME ...] [--seeds 0 1 2] [--root DIR] [--prompted N] [--without random]
     python -m docs.baselines
 
 `run` needs the runs of the experiments below the root (`python -m docs.recipes run NAME --root DIR`). It evaluates
 random actions, the solver, the untrained model, and the policies of each run after the warmup and after the rounds, on
-the same held-out scenarios, with `python -m flows.evaluate`; and a prompted model, on the first N of them. Without
-arguments the page is written again. The record has one object for each experiment: `experiment`, `scenarios`,
-`policies` (`success` and its `interval` by policy), `warmed_up` and `trained` (the same by seed), `prompted` (or null),
+the same held-out scenarios, with `python -m flows.evaluate`; and a prompted model, on the first N of them.
+`--without random` or `--without solver` is for environments that have none. Without arguments the page is written
+again. The record has one object for each experiment: `experiment`, `scenarios`, `policies` (`success` and its
+`interval` by policy, or null), `warmed_up` and `trained` (the same by seed), `prompted` (or null),
 `command`, `commit` and `processor`.
 """
 
@@ -43,17 +44,20 @@ def main(arguments: list[str]) -> None:
     run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     run.add_argument("--root", type=Path, default=ROOT / "runs", help="folder of the runs")
     run.add_argument("--prompted", type=int, default=64, help="scenarios of the prompted model; 0: without it")
+    run.add_argument("--without", nargs="+", default=[], choices=["random", "solver"], help="policies left out")
     options = parser.parse_args(arguments)
     if options.command == "run":
+        fixed = [name for name in FIXED if name not in options.without]
         for name in options.names:
-            record(measure(name, options.seeds, options.root, options.prompted))
+            record(measure(name, options.seeds, options.root, options.prompted, fixed))
     PAGE.write()
 
 
-def measure(experiment: str, seeds: list[int], root: Path, prompted: int) -> dict[str, Any]:
-    """Evaluate the policies of an experiment and return its row. prompted: scenarios of the prompted model."""
+def measure(experiment: str, seeds: list[int], root: Path, prompted: int, fixed: list[str]) -> dict[str, Any]:
+    """Evaluate the policies of an experiment and return its row. prompted: scenarios of the prompted model. fixed: those
+    of FIXED that the environment has."""
     runs = {seed: recorded_run(experiment, seed, Records(root).all()).id for seed in seeds}
-    names = [*FIXED, *(policy for run in runs.values() for policy in (f"{run}@0", run))]
+    names = [*fixed, *(policy for run in runs.values() for policy in (f"{run}@0", run))]
     origin = {"commit": commit(), "processor": processor()}
     row = row_of(evaluate(experiment, root, f"policies=[{','.join(names)}]"), experiment, runs)
     if prompted:
@@ -93,11 +97,12 @@ def evaluate(experiment: str, root: Path, *arguments: str) -> dict[str, Any]:
 
 def row_of(result: dict[str, Any], experiment: str, runs: dict[int, str]) -> dict[str, Any]:
     """Return the row of an experiment from the result of its evaluation. runs: id of the run by seed."""
-    names = ",".join([*FIXED, "RUN@0", "RUN"])
+    fixed = [name for name in FIXED if name in result["policies"]]
+    names = ",".join([*fixed, "RUN@0", "RUN"])
     return {
         "experiment": experiment,
         "scenarios": result["scenarios"],
-        "policies": {name: success_of(result, name) for name in FIXED},
+        "policies": {name: success_of(result, name) if name in fixed else None for name in FIXED},
         "warmed_up": {str(seed): success_of(result, f"{run}@0") for seed, run in runs.items()},
         "trained": {str(seed): success_of(result, run) for seed, run in runs.items()},
         "prompted": None,
