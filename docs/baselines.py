@@ -54,8 +54,10 @@ def main(arguments: list[str]) -> None:
 
 
 def measure(experiment: str, seeds: list[int], root: Path, prompted: int, fixed: list[str]) -> dict[str, Any]:
-    """Evaluate the policies of an experiment and return its row. prompted: scenarios of the prompted model. fixed: those
-    of FIXED that the environment has."""
+    """Evaluate the policies of an experiment and return its row.
+
+    prompted: scenarios of the prompted model. fixed: policies of FIXED that the environment has.
+    """
     runs = {seed: recorded_run(experiment, seed, Records(root).all()).id for seed in seeds}
     names = [*fixed, *(policy for run in runs.values() for policy in (f"{run}@0", run))]
     origin = {"commit": commit(), "processor": processor()}
