@@ -103,7 +103,7 @@ RECIPES = {
         "warmup=sft",
         "algorithm.learning_rate=2e-3",
         "algorithm.batch_size=16",
-        "algorithm.epochs=2",
+        "algorithm.epochs=4",
     ),
 }
 """Files by recipe. The arguments hold what a model of one million weights needs."""

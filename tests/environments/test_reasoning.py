@@ -193,7 +193,8 @@ def test_lists_and_formulas_in_another_form_are_still_scored():
         ({"tasks": ["chain_sums"]}, r"no family 'chain_sums'.*Did you mean 'chain_sum'"),
         ({"tasks": ["composite"]}, "composite is a mixture"),
         ({"tasks": []}, "at least one"),
-        ({"config": {"maze_": {}}}, "environment.config.maze_: is not among the tasks. Did you mean 'maze'"),
+        ({"config": {"maze_": {}}}, "environment.config.maze_: is not among the tasks; remove it"),
+        ({"config": {"maze_": {}}}, "add it to the tasks. Did you mean 'maze'"),
         ({"config": {"maze": {"min_dst": 3}}}, "environment.config.maze: .*min_dst"),
         (
             {"tasks": ["coin_flip"], "train": 3, "config": {"coin_flip": {"seed": 1, "size": 1}}},

@@ -175,7 +175,8 @@ def _check(weights: Mapping[str, float], config: Mapping[str, dict[str, Any]]) -
             message = f"reasoning-gym has no family {name!r}; it has {len(names)} ({page})"
             problems.append(Problem("environment.tasks", message, nearest(name, names)))
     for name in sorted(set(config) - set(weights)):
-        problems.append(Problem(f"environment.config.{name}", "is not among the tasks", nearest(name, list(weights))))
+        message = "is not among the tasks; remove it (environment.config=null removes all), or add it to the tasks"
+        problems.append(Problem(f"environment.config.{name}", message, nearest(name, list(weights))))
     for name, arguments in config.items():
         for key in sorted({"seed", "size"} & set(arguments)):
             message = "is set by seed, train and heldout of the environment; remove it"
