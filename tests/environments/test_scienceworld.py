@@ -20,10 +20,14 @@ pytestmark = pytest.mark.timeout(1800)
 SHORT = ["find-non-living-thing", "lifespan-longest-lived"]
 
 
-def small(tasks=SHORT, **arguments) -> ScienceWorld:
+def skip_without_simulator() -> None:
     pytest.importorskip("scienceworld")
     if shutil.which("java") is None:
         pytest.skip("there is no Java")
+
+
+def small(tasks=SHORT, **arguments) -> ScienceWorld:
+    skip_without_simulator()
     return ScienceWorld(tasks, **{"train": 4, "heldout": 2, **arguments})
 
 
@@ -122,6 +126,7 @@ def test_simulators_are_reused_and_replaced_after_a_crash():
 
 
 def test_a_stopped_simulator_logs_no_error(caplog):
+    skip_without_simulator()
     simulator = scienceworld.Simulator()
     simulator.stop()
     del simulator
