@@ -64,7 +64,7 @@ def _questions(seed: int, number: int, mails: int, split: str, count: int, chose
     if available < count:
         raise ValueError(
             f"kinds = {list(chosen)}: a mailbox of {mails} mails has {available} such questions for {split}, of which "
-            f"{count} are asked for. Raise {split}_mailboxes or mails, lower {split}, or add kinds."
+            f"{count} are asked for. Raise {split}_mailboxes, lower {split}, or add kinds."
         )
     generated: list[Scenario] = []
     while len(generated) < count:
