@@ -11,7 +11,7 @@
     │   │   ├── StalePolicy                 the engine holds another policy version than the request names
     │   │   ├── ContextOverflow             prompt and answer do not fit the model's context
     │   │   ├── PromptRefused               the chat template or the tokenizer cannot express the conversation
-    │   │   ├── EngineBusy                  the policy cannot be replaced while requests are in flight
+    │   │   ├── EngineBusy                  the engine cannot do it now, because of the requests in flight
     │   │   └── CallLimitReached            an agent's episode has ended, or has used its model calls
     │   ├── EnvironmentFailed               an environment raised or broke its protocol
     │   │   └── EnvironmentUnavailable      the environment is unreachable; the episode may be retried
@@ -119,7 +119,8 @@ class PromptRefused(EngineError):
 
 
 class EngineBusy(EngineError):
-    """Attempt to replace the policy while requests are in flight."""
+    """Request that the engine cannot serve now, because of the requests in flight: to replace the policy, or to compile
+    one more form."""
 
 
 class CallLimitReached(EngineError):

@@ -69,6 +69,15 @@ def import_path() -> str:
     return os.pathsep.join(dict.fromkeys(os.path.abspath(entry) for entry in ["", *sys.path]))
 
 
+def safe_environment() -> dict[str, str]:
+    """Return the environment without variables that may hold secrets, for a child that reads untrusted text."""
+    return {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+        if name in os.environ
+    }
+
+
 @dataclass(frozen=True)
 class JsonProgram:
     """A function for a child process, and the options of the process."""

@@ -5,7 +5,8 @@ is `name`, or `name@version` to require that policy version (else HTTP 409). Wit
 `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
 the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
 object (`components.inference.wire`, `components.inference.responses`). With `stream: true`, responses are server-sent
-events (`components.inference.streaming`). If a client disconnects, its responses are cancelled.
+events (`components.inference.streaming`). If a client disconnects, its responses are cancelled. `/health` answers 503
+if an embedded engine makes no progress for STALLED_SECONDS.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ _VERSION = re.compile(r"[\w.-]{1,128}")
 """Version of an adapter, as model names and addresses contain it."""
 SHOWN_PROBLEMS = 8
 """Maximum number of problems of a request in the error message."""
+STALLED_SECONDS = 120.0
+"""Time without a forward pass, while requests are in flight, after which `/health` answers 503."""
 
 
 class AdapterName(RequestBody):
@@ -286,8 +289,12 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         return listing(model)
 
     @app.get("/health")
-    async def health() -> dict[str, str | None]:
-        return {"status": "ok", "model": name, "policy": None if engine.policy == BASE_POLICY else engine.policy}
+    async def health() -> JSONResponse:
+        state = {"status": "ok", "model": name, "policy": None if engine.policy == BASE_POLICY else engine.policy}
+        stalled: float = getattr(engine, "stalled_seconds", float)()
+        if stalled < STALLED_SECONDS:
+            return JSONResponse(state)
+        return JSONResponse({**state, "status": "stalled", "stalled_seconds": round(stalled)}, status_code=503)
 
     for kind in (EspalierError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)

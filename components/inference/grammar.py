@@ -8,23 +8,40 @@ that end validate, except for numbers at an exclusive bound, which llguidance 1.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
-from components.errors import Problem, SpecError
+from components.errors import EngineBusy, EngineError, Problem, SpecError
 from components.inference.finite_numbers import with_finite_numbers
+from components.inference.grammar_compiler import TrialAbandoned, Vocabulary, compile_in_child, error_of, new_matcher
 from components.inference.response_form import ResponseForm
+from components.inference.schema_limits import MAX_CHARACTERS, MAX_NESTING, exceeded_limit
 from components.inference.special_literals import special_literal
 from components.inference.token_bytes import TokenBytes
 from components.specs.wording import shortened
 from components.trajectories.chat import ChatFormat
 from components.trajectories.tool_calls import WORD
 
+logger = logging.getLogger(__name__)
+
 NEEDED = "needs the package llguidance on the server: pip install -e '.[structured]'"
 MOST_COMPILED = 64
 """Maximum number of grammars that stay compiled."""
+MOST_MEMORY = 64 << 20
+"""Maximum memory of grammars that stay compiled, in bytes; the latest stays in any case."""
+COMPILATIONS = 2
+"""Maximum number of concurrent compilations."""
+PATIENCE = 25.0
+"""Time limit of a compilation in seconds, with the wait for those of other requests."""
 WHITESPACE = r"[\x20\x0A]{1,16}"
 """Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
 _OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
@@ -41,66 +58,156 @@ _PLAIN = {
 """Keywords of a parameters' schema that can be written as the keyword arguments of a pythonic call."""
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """A compiled grammar: its text, llguidance's matcher before the first token, and its memory in bytes."""
+
+    text: str
+    matcher: Any
+    memory: int
+
+
+@dataclass
+class _Compilation:
+    """A compilation in progress, and the number of requests that wait for it."""
+
+    task: asyncio.Task[_Compiled]
+    waiting: int = 0
+
+
 class Grammars:
     """Compiler of forms for one model. chat: its format. vocabulary: number of its logits. stop_ids: tokens that end a
-    response."""
+    response.
+
+    A new grammar is compiled in threads of its own, after a trial in a child process (`grammar_compiler`), so that
+    neither the event loop nor the engine waits for it. Requests with the same new form share its compilation, which
+    ends when all of them are cancelled.
+    """
 
     def __init__(self, chat: ChatFormat, vocabulary: int, stop_ids: frozenset[int]):
         self._chat = chat
         self._vocabulary = vocabulary
         self._stop_ids = stop_ids
-        self._tokenizer: Any = None
-        """llguidance's tokenizer, built on first use."""
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
-        """Matchers before the first token, by grammar."""
+        self._lock = threading.Lock()
+        self._tokenizer: tuple[Vocabulary, Any] | None = None
+        """The vocabulary and llguidance's tokenizer, built on first use."""
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._compilations: dict[str, _Compilation] = {}
+        self._workers = ThreadPoolExecutor(COMPILATIONS, thread_name_prefix="grammar")
 
-    def matcher(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> Matcher:
-        """Return the matcher of a response. Raises SpecError for a form that cannot be enforced, or without
-        llguidance."""
-        key = parameter_of(form)
+    async def matcher(self, form: ResponseForm, tools: Sequence[dict[str, Any]], *, compacted: bool = False) -> Matcher:
+        """Return the matcher of a response. compacted: its JSON has one form of whitespace (`compact`).
+
+        Raises SpecError for a form that cannot be enforced, or without llguidance; EngineBusy if other forms are
+        compiled for too long.
+        """
+        parameter = parameter_of(form)
         try:
             import llguidance  # noqa: F401
         except ImportError:
-            raise SpecError([Problem(key, NEEDED)]) from None
+            raise SpecError([Problem(parameter, NEEDED)]) from None
         if self._chat.channel:
             text = "this model writes its answer in a channel, and a form cannot be enforced there; leave it out"
-            raise SpecError([Problem(key, text)])
-        return self.compiled(self.text(form, tools), key)
+            raise SpecError([Problem(parameter, text)])
+        try:
+            key = json.dumps([*astuple(form), self._chat.native_tools, tools, compacted])
+        except RecursionError:
+            raise SpecError([Problem("tools", f"a schema is nested deeper than {MAX_NESTING} levels")]) from None
 
-    def compiled(self, text: str, key: str) -> Matcher:
-        """Return the matcher of a Lark grammar. key: parameter of the request, for errors. Raises SpecError for a
-        grammar that cannot be enforced."""
-        import llguidance
+        def text_of_form() -> str:
+            text = self.text(form, tools)
+            return compact(text) if compacted else text
 
-        if self._tokenizer is None:
-            try:
-                wrapped = llguidance.TokenizerWrapper(TokenBytes(self._chat.tokenizer, self._vocabulary))
-                stops = sorted(token for token in self._stop_ids if token < self._vocabulary)
-                self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=self._vocabulary, eos_token=stops)
-            except ValueError as error:
-                raise SpecError(
-                    [Problem(key, f"llguidance does not support this model's tokenizer: {error}")]
-                ) from None
-        compiler = llguidance.LLMatcher
-        grammar = compiler.grammar_from_lark(text)
-        special = [*self._chat.tokenizer.all_special_ids, *self._stop_ids]
-        compiled = self._compiled.get(grammar)
+        return await self.compiled(text_of_form, key, parameter)
+
+    async def compiled(self, text: Callable[[], str], key: str, parameter: str) -> Matcher:
+        """Return the matcher of a Lark grammar. text: returns the grammar. key: identifies it. parameter: name of the
+        request's parameter, for errors. Raises as `matcher`."""
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        with self._lock:
+            compiled = self._compiled.get(digest)
+            if compiled is not None:
+                self._compiled.move_to_end(digest)
         if compiled is None:
-            compiled = compiler(self._tokenizer, grammar, log_level=0)
-            try:
-                Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids).allowed()
-            except ValueError as error:
-                text = str(error).rpartition("failed to compile JSON schema: ")[2]
-                raise SpecError([Problem(key, f"the schema cannot be enforced: {text}")]) from None
-            if len(self._compiled) >= MOST_COMPILED:
+            compiled = await self._compilation(digest, text, parameter)
+        return Matcher(compiled.matcher.deep_copy(), compiled.text, self._vocabulary, self._special(), self._stop_ids)
+
+    async def _compilation(self, key: str, text: Callable[[], str], parameter: str) -> _Compiled:
+        """Return the result of the compilation in progress, or of a new one."""
+        compilation = self._compilations.get(key)
+        if compilation is None or compilation.task.get_loop() is not asyncio.get_running_loop():
+            compilation = _Compilation(asyncio.create_task(self._compile(key, text, parameter)))
+            self._compilations[key] = compilation
+        compilation.waiting += 1
+        try:
+            return await asyncio.shield(compilation.task)
+        finally:
+            compilation.waiting -= 1
+            if not compilation.waiting:
+                compilation.task.cancel()
+                if self._compilations.get(key) is compilation:
+                    del self._compilations[key]
+
+    async def _compile(self, key: str, text: Callable[[], str], parameter: str) -> _Compiled:
+        """Compile a grammar in a thread, and cache it."""
+        abandoned = threading.Event()
+        work = partial(self._compile_in_thread, text, parameter, abandoned)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                compiled = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        except TimeoutError:
+            text_ = f"{parameter}: the schemas of other requests were compiled for {PATIENCE:g} s; try again later"
+            raise EngineBusy(text_) from None
+        finally:
+            abandoned.set()
+        with self._lock:
+            self._compiled[key] = compiled
+            while len(self._compiled) > MOST_COMPILED or (
+                len(self._compiled) > 1 and sum(entry.memory for entry in self._compiled.values()) > MOST_MEMORY
+            ):
                 self._compiled.popitem(last=False)
-            self._compiled[grammar] = compiled
-        return Matcher(compiled.deep_copy(), self._vocabulary, special, self._stop_ids)
+        return compiled
+
+    def _compile_in_thread(self, text: Callable[[], str], parameter: str, abandoned: threading.Event) -> _Compiled:
+        """Return a compiled grammar. Raises SpecError, and EngineError for an unexpected error."""
+        try:
+            return self._compiled_after_trial(text(), parameter, abandoned)
+        except (SpecError, TrialAbandoned):
+            raise
+        except Exception as error:
+            logger.exception("a grammar cannot be compiled")
+            raise EngineError(f"{type(error).__name__}: {error}") from None
+
+    def _compiled_after_trial(self, grammar: str, parameter: str, abandoned: threading.Event) -> _Compiled:
+        vocabulary, tokenizer = self._llguidance_tokenizer(parameter)
+        try:
+            memory = compile_in_child(vocabulary, grammar, abandoned)
+            matcher = new_matcher(tokenizer, grammar)
+            Matcher(matcher.deep_copy(), grammar, self._vocabulary, self._special(), self._stop_ids).allowed()
+        except ValueError as error:
+            raise SpecError([Problem(parameter, f"the schema cannot be enforced: {error}")]) from None
+        return _Compiled(grammar, matcher, memory)
+
+    def _special(self) -> list[int]:
+        return [*self._chat.tokenizer.all_special_ids, *self._stop_ids]
+
+    def _llguidance_tokenizer(self, parameter: str) -> tuple[Vocabulary, Any]:
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    tokens = TokenBytes(self._chat.tokenizer, self._vocabulary)
+                    stops = sorted(token for token in self._stop_ids if token < self._vocabulary)
+                    vocabulary = Vocabulary(tokens.tokens, tokens.special_token_ids, stops, self._vocabulary)
+                    self._tokenizer = vocabulary, vocabulary.tokenizer(tokens)
+                except ValueError as error:
+                    text = f"llguidance does not support this model's tokenizer: {error}"
+                    raise SpecError([Problem(parameter, text)]) from None
+            return self._tokenizer
 
     def text(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> str:
         """Return the Lark grammar of a form, whose first rule is `start`. Raises SpecError as `matcher`, for tools, and
         for literals with special tokens."""
-        self._refuse_special_literals(form, tools)
+        self._refuse_schemas(form, tools)
         functions = [tool["function"] for tool in tools]
         tagged = self._chat.native_tools
         if form.calls:
@@ -115,23 +222,30 @@ class Grammars:
         either_json = tagged_or_json if tagged else pythonic_or_json
         return either_json(functions, form.single, content)
 
-    def _refuse_special_literals(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> None:
+    def _refuse_schemas(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> None:
+        """Raise SpecError for schemas that are too large or costly, or that have special tokens."""
         tokenizer = self._chat.tokenizer
         special = [*tokenizer.all_special_tokens, *tokenizer.convert_ids_to_tokens(sorted(self._stop_ids))]
         schemas = [("tools", tool["function"].get("parameters")) for tool in tools]
         if form.json_schema is not None:
             schemas.append((parameter_of(form), form.schema))
+        if (size := len(json.dumps([schema for _, schema in schemas]))) > MAX_CHARACTERS:
+            text = f"the schemas of the request have {size} characters; expected {MAX_CHARACTERS} at most"
+            raise SpecError([Problem(schemas[-1][0], text)])
         for key, schema in schemas:
+            if (reason := exceeded_limit(schema)) is not None:
+                raise SpecError([Problem(key, f"the schema {reason}")])
             if (literal := special_literal(schema, special)) is not None:
                 text = f"the schema has {shortened(literal)}, which contains a special token of the model"
                 raise SpecError([Problem(key, f"{text}; expected none, as no response contains one")])
 
 
 class Matcher:
-    """Allowed tokens of one response as it grows."""
+    """Allowed tokens of one response as it grows. grammar: its Lark grammar."""
 
-    def __init__(self, matcher: Any, vocabulary: int, special: Sequence[int], stop_ids: Collection[int]):
+    def __init__(self, matcher: Any, grammar: str, vocabulary: int, special: Sequence[int], stop_ids: Collection[int]):
         self._matcher = matcher
+        self.grammar = grammar
         self._vocabulary = vocabulary
         self._special = sorted({token for token in special if token < vocabulary})
         self._stops = sorted(token for token in stop_ids if token < vocabulary)
@@ -141,8 +255,8 @@ class Matcher:
         import numpy as np
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self._matcher.is_error():
-            raise ValueError(str(self._matcher.get_error()).partition("\n")[0][:300])
+        if reason := error_of(self._matcher):
+            raise ValueError(reason)
         allowed_V = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
         allowed_V[self._special] = False  # never as text
         allowed_V[self._stops] = self._matcher.is_accepting()

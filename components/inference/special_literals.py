@@ -17,7 +17,10 @@ _LITERAL = ("const", "enum", "pattern", "required")
 def special_literal(schema: Any, special: Sequence[str]) -> str | None:
     """Return the first literal of a schema (value, pattern or property name) that contains a special token; None if
     there is none."""
-    return next((text for text in _literals(schema) if any(token in text for token in special)), None)
+    literals = list(_literals(schema))
+    joined = "\0".join(literals)  # one search for each token, not one for each token in each literal
+    present = [token for token in special if token in joined]
+    return next((text for text in literals if any(token in text for token in present)), None)
 
 
 def _literals(schema: Any) -> Iterator[str]:

@@ -9,7 +9,6 @@ limit or the recursion limit, or if its process exits twice.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,15 @@ from typing import Any
 import psutil
 
 from components.errors import AnswerTooCostly, JudgeError, ResourceError
-from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed, import_path, wait_for
+from components.json_process import (
+    JsonProcess,
+    JsonProgram,
+    ProcessExited,
+    RequestFailed,
+    import_path,
+    safe_environment,
+    wait_for,
+)
 
 MEMORY = 4 * 1024**3
 """Address space limit of the child, in bytes."""
@@ -74,7 +81,7 @@ class WorkerProcess:
             raise AnswerTooCostly(str(error)) from None
 
     def _start(self) -> JsonProcess:
-        variables = {**_safe_environment(), "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+        variables = {**safe_environment(), "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
         limits = {"RLIMIT_AS": MEMORY}
         process = JsonProcess(JsonProgram(self.function, variables=variables, imports=self.imports, limits=limits))
         try:
@@ -92,12 +99,3 @@ def _cpu_seconds(process: JsonProcess) -> float:
     except psutil.Error:
         return 0.0
     return float(times.user + times.system)
-
-
-def _safe_environment() -> dict[str, str]:
-    """Return the environment without variables that may hold secrets: the child reads model output."""
-    return {
-        name: os.environ[name]
-        for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
-        if name in os.environ
-    }

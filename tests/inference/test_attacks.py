@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -74,6 +75,50 @@ def test_large_requests_are_refused_at_once(attacked: Victim, name):
     assert pulse.failed == []
     assert attacked.memory("VmHWM") - before < 300
     assert seconds < 20
+
+
+def _properties(names: Iterable[str], schema: dict) -> dict:
+    return {"type": "object", "properties": dict.fromkeys(names, schema), "additionalProperties": False}
+
+
+COSTLY = {
+    "a large multiple": {"type": "integer", "multipleOf": 123456789, "minimum": 0, "maximum": 10**15},
+    "a multiple with many digits": {"anyOf": [{"type": "number", "multipleOf": 1.23456789}]},
+    "multiples that hold together": {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949)]},
+    "many multiples": {"anyOf": [{"type": "integer", "multipleOf": n, "minimum": -1e15} for n in range(9000, 9200)]},
+    "a bound of 400 digits": {"type": "number", "minimum": 10**399},
+    "2,000 optional properties": _properties([f"k{n}" for n in range(2000)], {"type": "string"}),
+    "variants of variants": {"allOf": [{"anyOf": [_properties("abcdefghi"[:n], {}) for n in range(10)]}] * 12},
+    "patterns that hold together": {
+        "allOf": [{"type": "string", "pattern": f"([ab]*a[ab]{{{n}}}c)+"} for n in range(40)]
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [*((name, "response_format") for name in COSTLY), ("many multiples", "tool_choice")]
+)
+def test_a_costly_schema_is_refused_without_harm_to_other_requests(attacked: Victim, name, place):
+    """A multiple of nine digits took 17 GB and stopped the engine for 20 minutes."""
+    pytest.importorskip("llguidance")
+    schema = COSTLY[name]
+    demand: dict = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    if place == "tool_choice":
+        function = {"name": "f", "parameters": {**_properties(["a"], schema), "required": ["a"]}}
+        demand = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    assert attacked.send("POST", CHAT, chat_body("And now?"))[0] == 200
+    before = attacked.family_memory()
+    with Pulse(attacked, body=chat_body("And now?")) as pulse:
+        began = time.monotonic()
+        status, answer = attacked.send("POST", CHAT, json.dumps({**SHORT, **demand}).encode(), timeout=100)
+        seconds = time.monotonic() - began
+    more = pulse.most_memory - before
+    print(f"\n{name}: {status} after {seconds:.1f} s; {more:.0f} MB more; others within {pulse.slowest:.2f} s")
+    assert status == 400, answer[:500]
+    assert json.loads(answer)["error"]["param"] == place
+    assert pulse.failed == []
+    assert more < 300
+    assert seconds < 30
 
 
 def test_a_prompt_longer_than_the_context_is_refused_before_it_is_tokenised(attacked: Victim):

@@ -11,12 +11,13 @@ from importlib.util import find_spec
 
 import jsonschema
 import openai
+import psutil
 import pytest
 import torch
 
 from components.algorithms.policy_gradient.returns import turn_lengths
 from components.errors import SpecError
-from components.inference import grammar
+from components.inference import grammar, grammar_compiler
 from components.inference.app import AppOptions
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import LogitChange, ResponseForm
@@ -275,9 +276,57 @@ def test_arguments_without_bounds_are_finite(client, engine, monkeypatch, native
         assert all(value is None or math.isfinite(value) for value in json.loads(call.function.arguments).values())
 
 
+COSTLY = ResponseForm(json_schema='{"type": "integer", "multipleOf": 123456789, "minimum": 0}')
+"""A form whose compilation takes minutes and gigabytes."""
+
+
+@needs_llguidance
+@pytest.mark.parametrize(("limit", "value"), [("CPU_SECONDS", 1), ("MEMORY", 16 << 20)])
+def test_the_child_that_compiles_a_grammar_has_limits(engine, monkeypatch, limit, value):
+    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
+    monkeypatch.setattr(grammar_compiler, "CPU_SECONDS", 600)
+    monkeypatch.setattr(grammar_compiler, "SECONDS", 600.0)
+    monkeypatch.setattr(grammar_compiler, "MEMORY", 8 << 30)
+    monkeypatch.setattr(grammar_compiler, limit, value)
+    with pytest.raises(SpecError, match="response_format: the schema cannot be enforced: its grammar takes more than"):
+        asyncio.run(engine._grammars.matcher(COSTLY, []))
+
+
+@needs_llguidance
+def test_a_hung_compilation_delays_no_other_and_ends_with_its_clients(engine, monkeypatch):
+    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
+    monkeypatch.setattr(grammar_compiler, "CPU_SECONDS", 600)
+    monkeypatch.setattr(grammar_compiler, "SECONDS", 600.0)
+    monkeypatch.setattr(grammar_compiler, "MEMORY", 8 << 30)
+    monkeypatch.setattr(grammar, "PATIENCE", 600.0)
+    grammars = grammar.Grammars(engine.format, engine._vocabulary, engine.stop_ids)
+    before = set(psutil.Process().children())
+
+    def children() -> set[psutil.Process]:
+        return set(psutil.Process().children()) - before
+
+    async def play() -> None:
+        hung = [asyncio.ensure_future(grammars.matcher(COSTLY, [])) for _ in range(2)]
+        while not children():
+            await asyncio.sleep(0.01)
+        (child,) = children()  # both requests wait for the same compilation
+        await grammars.matcher(ResponseForm(json_schema=json.dumps(SCHEMA)), [])
+        hung[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hung[0]
+        assert child.is_running()
+        hung[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hung[1]
+        while children():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(play())
+
+
 def accepted(engine, form: ResponseForm, text: str) -> str:
     """Return the part of a text whose tokens are all allowed, plus `END` if the response may end after it."""
-    matcher = engine._grammars.matcher(form, [FORECAST, PING])
+    matcher = asyncio.run(engine._grammars.matcher(form, [FORECAST, PING]))
     tokens = engine.format.encode(text)
     for place, token in enumerate(tokens):
         if not matcher.allowed()[token]:

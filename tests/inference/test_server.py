@@ -16,7 +16,7 @@ import torch
 
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference import server as server_module
-from components.inference.app import AppOptions
+from components.inference.app import STALLED_SECONDS, AppOptions
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.response_form import LogitChange, ResponseForm
 from components.inference.server import ListenOptions, ModelServer
@@ -429,6 +429,37 @@ def test_a_missing_model_is_no_unknown_route(client):
 def test_health(running):
     with urllib.request.urlopen(running[0].url.removesuffix("/v1") + "/health", timeout=600) as answer:
         assert json.load(answer) == {"status": "ok", "model": "shop", "policy": "v7"}
+
+
+def test_health_says_when_the_engine_makes_no_progress(make_engine):
+    engine = make_engine()
+    forward, entered, released = engine.batch._forward, threading.Event(), threading.Event()
+
+    def hang(*arguments, **options):
+        result = forward(*arguments, **options)
+        entered.set()
+        assert released.wait(600)
+        return result
+
+    engine.batch._forward = hang
+    with ModelServer(engine, "tiny") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+        health = server.url.removesuffix("/v1") + "/health"
+        messages = [{"role": "user", "content": "Hi"}]
+        asking = threading.Thread(
+            target=client.chat.completions.create, kwargs={"model": "tiny", "messages": messages, "max_tokens": 1}
+        )
+        asking.start()
+        assert entered.wait(600)
+        engine.batch.progressed -= STALLED_SECONDS
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(health, timeout=600)
+        state = json.load(caught.value)
+        assert (caught.value.code, state["status"]) == (503, "stalled")
+        assert state["stalled_seconds"] >= STALLED_SECONDS
+        released.set()
+        asking.join()
+        with urllib.request.urlopen(health, timeout=600) as answer:
+            assert json.load(answer)["status"] == "ok"
 
 
 def test_the_server_listens_on_this_machine_only_and_ends_with_its_block():

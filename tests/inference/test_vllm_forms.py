@@ -5,6 +5,7 @@ The server draws evenly from the allowed tokens, so a log-probability has the nu
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 from components.deployment.export import export_merged
 from components.errors import EngineError, SpecError
-from components.inference.grammar import Grammars, compact
+from components.inference.grammar import Grammars
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import ResponseForm
 from components.inference.vllm.tokenizer import readable_tokenizer
@@ -37,7 +38,7 @@ def log_sizes(engine, asked: ChatRequest, tokens: list[int]) -> list[float]:
     """Return -log of the number of tokens that the embedded engine's mask allows at each token, with one form of
     whitespace."""
     grammars = Grammars(engine.format, len(engine.tokenizer), engine.stop_ids)
-    matcher = grammars.compiled(compact(grammars.text(asked.form, asked.tools)), "tools")
+    matcher = asyncio.run(grammars.matcher(asked.form, asked.tools, compacted=True))
     values = []
     for token in tokens:
         allowed_V = matcher.allowed()

@@ -209,7 +209,7 @@ def test_forms_are_enforced_with_the_log_probs_of_the_masked_distribution(vllm, 
         ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
         with torch.no_grad():
             logits_TV = trainer(input_ids=ids).logits[0, len(answer.prompt_token_ids) - 1 : -1].float()
-        matcher = vllm._forms.form(request).matcher
+        matcher = asyncio.run(vllm._forms.form(request)).matcher
         for token, logprob, logits_V in zip(answer.token_ids, answer.logprobs, logits_TV, strict=True):
             allowed_V = torch.from_numpy(matcher.allowed())
             assert allowed_V[token]

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 MEMORY = 3 << 30
 """Bytes of private memory that the process may ask for: an attack that succeeds fails in it, not on the machine."""
@@ -24,6 +26,7 @@ class Victim:
 
     def __init__(self, process: subprocess.Popen, port: int):
         self.process = process
+        self.family = psutil.Process(process.pid)
         self.port = port
 
     def send(
@@ -63,6 +66,14 @@ class Victim:
         (line,) = [line for line in lines if line.startswith(f"{name}:")]
         return int(line.split()[1]) / 1024
 
+    def family_memory(self) -> float:
+        """MB resident of the process and its children."""
+        total = 0
+        for process in [self.family, *self.family.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total / MB
+
     def reset_peak(self) -> float:
         """Forgets the peak; returns what is resident now."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
@@ -94,11 +105,14 @@ def victim(model: Path, adapters: Path, log: Path, *options: str) -> Iterator[Vi
 
 
 class Pulse:
-    """Asks for `/health` again and again while the `with` block runs."""
+    """Asks for `/health` again and again while the `with` block runs; with a body, for a completion."""
 
-    def __init__(self, server: Victim, patience: float = 20.0):
+    def __init__(self, server: Victim, patience: float = 20.0, body: bytes | None = None):
         self.slowest = 0.0
         """Seconds."""
+        self.most_memory = 0.0
+        """Highest `Victim.family_memory`."""
+        self._request = ("GET", "/health", b"") if body is None else ("POST", "/v1/chat/completions", body)
         self.failed: list[str] = []
         self.answers = 0
         self._server = server
@@ -110,13 +124,14 @@ class Pulse:
         while not self._over.is_set():
             began = time.monotonic()
             try:
-                status, text = self._server.send("GET", "/health", timeout=self._patience)
+                status, text = self._server.send(*self._request, timeout=self._patience)
                 if status != 200:
                     self.failed.append(f"{status} {text[:200]!r}")
             except OSError as error:
                 self.failed.append(f"{type(error).__name__} after {time.monotonic() - began:.1f} s")
             self.answers += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
+            self.most_memory = max(self.most_memory, self._server.family_memory())
             self._over.wait(0.05)
 
     def __enter__(self) -> Pulse:

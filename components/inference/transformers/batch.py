@@ -11,14 +11,15 @@ import asyncio
 import math
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from components.errors import EngineError
-from components.inference.grammar import Matcher
+from components.errors import EngineError, PromptRefused
+from components.inference.grammar import Matcher, parameter_of
 from components.inference.growing_text import GrowingText
 from components.inference.protocol import ChatRequest, TokenLogprobs
 from components.inference.stop_strings import StopDetector
@@ -103,6 +104,8 @@ class Batch:
         """Ends the forward passes with PassInterrupted while it is set."""
         self.counters = {"prompt_tokens": 0, "prefilled_tokens": 0, "sampled_tokens": 0, "passes": 0}
         """Totals: prompt tokens, prompt tokens computed (not cached), sampled tokens, forward passes."""
+        self.progressed = time.monotonic()
+        """Time of the last forward pass, or of the first request after an idle time."""
         self.release()
 
     def release(self) -> None:
@@ -278,6 +281,7 @@ class Batch:
         if self.stop.is_set():
             raise PassInterrupted
         self.counters["passes"] += 1
+        self.progressed = time.monotonic()
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
         if sharing is not None:
@@ -343,7 +347,9 @@ def edit(row: Row, logits_V: torch.Tensor) -> None:
             allowed_V = torch.from_numpy(row.matcher.allowed()).to(logits_V.device)
             logits_V.masked_fill_(~allowed_V, -torch.inf)
         except ValueError as error:
-            row.error = EngineError(f"the form of the response cannot be enforced any further: {error}")
+            assert isinstance(row.request, ChatRequest)
+            text = f"{parameter_of(row.request.form)}: the form of the response cannot be enforced any further: {error}"
+            row.error = PromptRefused(text)
             logits_V.fill_(torch.nan)
 
 

@@ -12,10 +12,12 @@ A response that must have a form, and logits that a request changes, are describ
 and `logit_changes`; log-probabilities are always of the distribution that was sampled from.
 
 A request that cannot be rendered, does not fit, or has logits that are not finite fails alone and does not affect the
-others of its batch. The worker thread also tokenizes prompts, so that long ones do not block the event loop.
+others of its batch. The worker thread also tokenizes prompts, so that long ones do not block the event loop. A request
+whose form is new joins the loop when its grammar is compiled, and the others go on.
 
 The loop runs one pass at a time in a worker thread and yields to the event loop in between. Therefore, with
-environments that respond immediately, the order of requests and all samples are the same in every run.
+environments that respond immediately, the order of requests and all samples are the same in every run; only requests
+without a form may overtake the first requests of a new one.
 
 The policy is the base model with the trained weights (`components.models.trained_weights.changed_tensors`). Its version
 is checked for every request.
@@ -27,6 +29,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,7 +128,7 @@ class TransformersEngine:
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Raises EngineBusy while requests are in flight, ArtifactError for an adapter that does not
         fit the model; the engine then keeps its version."""
-        if in_flight := len(self.batch.active) + len(self._waiting) + len(self._arrived):
+        if in_flight := self._in_flight():
             raise EngineBusy(f"policy {version} cannot be loaded: {in_flight} requests are in flight")
         if version == self._policy:
             return
@@ -150,9 +153,16 @@ class TransformersEngine:
     def close(self) -> None:
         self.release()
 
+    def stalled_seconds(self) -> float:
+        """Return the time since the last forward pass; 0 if no request is in flight."""
+        return time.monotonic() - self.batch.progressed if self._in_flight() else 0.0
+
+    def _in_flight(self) -> int:
+        return len(self.batch.active) + len(self._waiting) + len(self._arrived)
+
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         """Return the response to a request. Raises StalePolicy, ContextOverflow, PromptRefused, EngineError, and
-        SpecError for a form that cannot be enforced."""
+        SpecError for a form that cannot be enforced, and EngineBusy for one whose compilation waits for too long."""
         row = await self._sampled(request)
         answer = self._conversations.completion(request, row.prompt, row.sampled, row.logprobs, self.stop_ids)
         return replace(answer, likeliest=row.likeliest)
@@ -178,8 +188,7 @@ class TransformersEngine:
 
     async def _sampled(self, request: ChatRequest | TextRequest) -> Row:
         """Return the row of a request after its last token."""
-        if request.policy != self._policy:
-            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
+        self._require_policy(request)
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), random.Random(request.seed))
         if request.stop:
@@ -190,6 +199,9 @@ class TransformersEngine:
             row.growing = GrowingText(self.tokenizer, request.stop) if request.listener else None
         elif request.listener:
             row.growing = growing_response(self.format, request)
+        if isinstance(request, ChatRequest) and request.form.constrained:
+            row.matcher = await self._grammars.matcher(request.form, request.tools)
+            self._require_policy(request)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -197,9 +209,15 @@ class TransformersEngine:
                 raise EngineError("the engine is in use by another event loop; give each its own engine")
             self._drop_requests()
             self._task = loop.create_task(self._run())
+        if not self._in_flight():
+            self.batch.progressed = time.monotonic()
         self._arrived.append(row)
         await row.future
         return row
+
+    def _require_policy(self, request: ChatRequest | TextRequest) -> None:
+        if request.policy != self._policy:
+            raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
 
     # The loop
 
@@ -301,8 +319,6 @@ class TransformersEngine:
                 if isinstance(row.request, TextRequest):
                     row.added_tokens = added_tokens(self.tokenizer, row.request.prompt, row.prompt)
                 row.change = LogitEditor.of(row.request.change, self._vocabulary)
-                if isinstance(row.request, ChatRequest) and row.request.form.constrained:
-                    row.matcher = self._grammars.matcher(row.request.form, row.request.tools)
             except (EngineError, SpecError) as error:
                 row.error = error
             except Exception as error:

@@ -13,11 +13,10 @@ first answer a request whose response is known, and every response is checked ag
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import dataclass
 
 from components.errors import EngineError, Problem, SpecError
-from components.inference.grammar import Grammars, Matcher, compact, parameter_of, with_end
+from components.inference.grammar import Grammars, Matcher, parameter_of, with_end
 from components.inference.protocol import ChatRequest
 from components.inference.vllm.client import GrammarRefused, VllmClient
 from components.trajectories.chat import ChatFormat
@@ -47,21 +46,16 @@ class ServerForms:
         self._vocabulary = len(chat.tokenizer)
         self._stop_ids = frozenset(token for token in stop_ids if token < self._vocabulary)
         self._grammars = Grammars(chat, self._vocabulary, self._stop_ids)
-        self._lock = threading.Lock()
         self._checked: set[str] = set()
         """Addresses of servers that have passed `check`."""
 
-    def form(self, request: ChatRequest) -> ServerForm | None:
-        """Return the form of a request; None without one. Raises SpecError for a form that cannot be enforced, or
-        without llguidance."""
+    async def form(self, request: ChatRequest) -> ServerForm | None:
+        """Return the form of a request; None without one. Raises as `Grammars.matcher`."""
         if not request.form.constrained:
             return None
         parameter = parameter_of(request.form)
-        with self._lock:
-            self._grammars.matcher(request.form, request.tools)
-            text = compact(self._grammars.text(request.form, request.tools))
-            matcher = self._grammars.compiled(text, parameter)
-        return ServerForm(with_end(text, self._stop_ids), matcher, parameter)
+        matcher = await self._grammars.matcher(request.form, request.tools, compacted=True)
+        return ServerForm(with_end(matcher.grammar, self._stop_ids), matcher, parameter)
 
     def check_response(self, form: ServerForm, sampled: list[int]) -> None:
         """Raise EngineError if sampled tokens do not have the form."""
@@ -93,8 +87,7 @@ class ServerForms:
             tokens, logprobs, _ = await client.probe(body)
         except GrammarRefused as error:
             raise self._unsuitable(client, parameter, str(error)) from None
-        with self._lock:
-            matcher = self._grammars.compiled(grammar, parameter)
+        matcher = await self._grammars.compiled(lambda: grammar, grammar, parameter)
         for token, logprob in zip(tokens, logprobs, strict=True):
             allowed_V = matcher.allowed()
             if not allowed_V[token]:
