@@ -29,4 +29,5 @@ if [ -z "${SSL_CERT_FILE:-}" ]; then
     certificates=$(pip_setting PIP_CERT cert)
     [ -z "$certificates" ] || export SSL_CERT_FILE=$certificates
 fi
+export UV_COMPILE_BYTECODE=${UV_COMPILE_BYTECODE:-1} # else every process compiles what it imports, where nothing writes bytecode
 exec "$python" -m uv "$@"

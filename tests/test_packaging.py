@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,23 @@ def test_uv_uses_pips_index(tmp_path, environment, expected):
         timeout=600,
     )
     assert done.stdout.strip() == f"{expected} -m uv pip install"
+
+
+def test_uv_compiles_what_it_installs_also_where_python_writes_no_bytecode(tmp_path):
+    """Otherwise every process compiles all that it imports."""
+    wheel, site, info = tmp_path / "tiny_module-1-py3-none-any.whl", tmp_path / "site", "tiny_module-1.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("tiny_module.py", "x = 1\n")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-module\nVersion: 1\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    subprocess.run(
+        [ROOT / "requirements" / "uv.sh", sys.executable, "pip", "install", "--target", site, "--no-index", wheel],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "UV_CACHE_DIR": str(tmp_path / "cache")},
+        check=True,
+        timeout=600,
+    )
+    assert [path.name.split(".")[0] for path in (site / "__pycache__").glob("*.pyc")] == ["tiny_module"]
 
 
 def test_uv_reads_pips_files_too(tmp_path):

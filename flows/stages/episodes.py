@@ -155,7 +155,7 @@ def play(
     requested = {request.id for request in requests}
     finished = episodes.finished
     resumed = episodes.read([name for name in finished if name in requested])
-    context.progress(len(resumed), len(requested))
+    context.progress(len(resumed), len(requested), {"loading": 1.0})
     engine = actor.engine(context)
     other = _other_engine(actor, ways, context)
     pool = context.warm.get("environments", _recipe(environment), lambda: EnvironmentPool(environment.build))

@@ -302,5 +302,7 @@ def duration(seconds: float) -> str:
 
 
 def _metrics_text(values: Mapping[str, Any] | None) -> str:
+    if values and values.get("loading"):
+        return "  loading packages and the model"
     parts = [f"{title} {values[name]:.3g}" for name, title in PROGRESS_METRICS.items() if values and name in values]
     return "  " + ", ".join(parts) if parts else ""

@@ -2,7 +2,8 @@
 
 The first signal raises KeyboardInterrupt in the main thread, so that cleanup runs while the stack unwinds: drafts,
 child processes, states in MLflow and Prefect. If cleanup takes longer than `LIMITS` (a library computes or holds a
-lock), a thread calls `last_words` and ends the process. Further signals are ignored.
+lock), a thread starts `last_words`, waits for them for `LAST_WORDS_LIMIT`, and ends the process. Further signals are
+ignored.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -20,9 +22,11 @@ from typing import NoReturn, Self
 
 logger = logging.getLogger(__name__)
 
-LIMITS = {signal.SIGINT: 3.5, signal.SIGTERM: 25.0}
-"""Seconds from the signal to the forced exit. For Ctrl-C a user waits. A preempted machine sends SIGTERM about 30 s
+LIMITS = {signal.SIGINT: 2.0, signal.SIGTERM: 25.0}
+"""Seconds from the signal to the last words. For Ctrl-C a user waits. A preempted machine sends SIGTERM about 30 s
 before it stops, and training saves its state in that time."""
+LAST_WORDS_LIMIT = 0.7
+"""Seconds from the start of the last words to the forced exit: a locked database can block them for long."""
 EXIT_CODE = 130
 
 
@@ -31,7 +35,8 @@ class Interruption:
 
     def __init__(self) -> None:
         self.last_words: list[Callable[[], None]] = []
-        """Functions called before a forced exit, last added first. An exception in one is logged and skipped."""
+        """Functions called before a forced exit, each in a thread of its own, so that none waits for another. An
+        exception in one is logged."""
         self._stopped = threading.Event()
         self._over = threading.Event()
         self._before: dict[int, object] = {}
@@ -69,13 +74,25 @@ class Interruption:
     def _enforce(self, limit: float) -> None:
         if self._over.wait(limit):
             return
-        logger.warning("cleanup did not finish within %.1f s: ending the process", limit)
-        for callback in reversed(self.last_words):
-            try:
-                callback()
-            except Exception:
-                logger.exception("a callback before the forced exit failed")
+        deadline = time.monotonic() + LAST_WORDS_LIMIT
+        threads = [threading.Thread(target=self._report_forced_exit, args=(limit,), daemon=True)]
+        threads += [threading.Thread(target=_call, args=(callback,), daemon=True) for callback in self.last_words]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         os._exit(EXIT_CODE)
+
+    @staticmethod
+    def _report_forced_exit(limit: float) -> None:
+        logger.warning("cleanup did not finish within %.1f s: ending the process; run it again to resume", limit)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:
+        logger.exception("a callback before the forced exit failed")
 
 
 def leave(main: Callable[[], int | None]) -> NoReturn:

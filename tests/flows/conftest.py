@@ -43,6 +43,13 @@ def tiny_stages(monkeypatch):
 
 
 @pytest.fixture
+def unhurried(monkeypatch):
+    """A busy machine: stopped stages and their threads get minutes for their cleanup before they are killed."""
+    for module in ("components.compute.runners", "flows.execution.overlap", "flows.execution.parallel"):
+        monkeypatch.setattr(f"{module}.GRACE", 300.0)
+
+
+@pytest.fixture
 def context(tmp_path):
     return Context.at(tmp_path)
 

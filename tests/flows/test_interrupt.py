@@ -35,14 +35,15 @@ def test_a_signal_raises_where_the_program_is(number):
     assert (out, process.returncode) == ("put away True\n", 0)
 
 
-def test_what_blocks_the_way_out_is_cut_short_after_the_last_words():
+def test_blocked_cleanup_is_cut_short_after_the_last_words_and_none_of_them_can_block_the_exit():
     process = start("""
+        import threading
         def words():
             print("last words", flush=True)
         def broken():
             raise RuntimeError("of no use")
         with Interruption() as interruption:
-            interruption.last_words += [words, broken]
+            interruption.last_words += [words, broken, threading.Event().wait]
             try:
                 print("ready", flush=True)
                 time.sleep(60)

@@ -188,7 +188,7 @@ def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path,
 
 
 @pytest.fixture
-def execution(tmp_path, screen, monkeypatch):
+def execution(tmp_path, screen, monkeypatch, unhurried):
     """Of stages `wait`, which run in a second process where they are beside another."""
     monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
     spec = spec_of(tmp_path, compute={"stall_timeout": 60})

@@ -31,7 +31,7 @@ REWARD = {"algorithm": {"name": "reward_model"}, "models": 3, "scenarios": 4}
 
 
 @pytest.fixture
-def execution(tmp_path, screen, monkeypatch):
+def execution(tmp_path, screen, monkeypatch, unhurried):
     """Execution of stages `wait`, each in a process of its own."""
     monkeypatch.setitem(STAGES, "wait", waiting.STAGE)
     execution = Execution(

@@ -27,9 +27,9 @@ class WaitSpec(StageSpec):
 def wait(spec, inputs, draft, context):
     """Leaves its number; fails where it is below zero."""
     (draft.path / "number").write_text("half of")
-    if spec.touch:
-        Path(spec.touch).touch()
     try:
+        if spec.touch:
+            Path(spec.touch).touch()
         while spec.wait_for and not Path(spec.wait_for).exists():
             time.sleep(0.02)
     except KeyboardInterrupt:
