@@ -68,10 +68,12 @@ class Victim:
 
     def family_memory(self) -> float:
         """MB resident of the process and its children."""
-        total = 0
-        for process in [self.family, *self.family.children(recursive=True)]:
+        total, command = self.family.memory_info().rss, self.family.cmdline()
+        for child in self.family.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
+                memory = child.memory_info().rss
+                if child.cmdline() != command:  # until it executes its program, it shares the memory of its parent
+                    total += memory
         return total / MB
 
     def reset_peak(self) -> float:
