@@ -4,16 +4,28 @@ status behind them.
 `is_foreign` is the boundary between Espalier and code that it calls: engines, environments, agents and rewards. The
 caller records a foreign exception as a failure that names the boundary, and lets any other propagate. Libraries wrap
 errors in different ways, so `passes` and `status_of` inspect the whole chain of causes.
+
+The message of a foreign exception names the line of the user's code that raised it (`described`); its traceback goes to
+the log (`log_traceback`), once for each line (`FirstTraceback`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import os
 import re
+import sys
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from components.errors import ResourceError, SpecError
+from components.errors import EspalierError, ResourceError, SpecError
+
+logger = logging.getLogger(__name__)
 
 PASSING = (429, 502, 503, 504)
 """HTTP statuses of transient errors: too many requests, bad gateway, unavailable, gateway timeout."""
@@ -94,3 +106,81 @@ def status_of(error: Exception) -> int | None:
         if isinstance(status := getattr(holder, name, None), int):
             return status
     return None
+
+
+class RemoteTraceback(Exception):
+    """Traceback of an exception in another process, as text: the cause of the exception that stands for it here."""
+
+
+def described(error: BaseException) -> str:
+    """Return the type, the message and the place of a foreign exception: `KeyError: 'ask' (stock.py:12, in step)`."""
+    return f"{type(error).__name__}: {error}{place(error)}"
+
+
+def place(error: BaseException) -> str:
+    """Return ` (FILE:LINE, in FUNCTION)` of the innermost frame of the user's code; empty if no frame is the user's.
+
+    The user's code is every file outside Espalier, the standard library and installed packages. FILE is relative to the
+    entry of `sys.path` that it is imported from, because messages are stored in artifacts, which hold no path of a
+    machine."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    code, line = next((entry for entry in reversed(frames) if _is_users(entry[0].co_filename)), (None, 0))
+    return "" if code is None else f" ({_relative(code.co_filename)}:{line}, in {code.co_name})"
+
+
+def log_traceback(error: BaseException) -> None:
+    """Log the traceback of a foreign exception, which is recorded as a failure by its message alone. An error that
+    Espalier itself raises needs none."""
+    if isinstance(error, EspalierError) and not place(error) and not isinstance(error.__cause__, RemoteTraceback):
+        return
+    logger.info("%s", described(error), exc_info=error)
+
+
+class FirstTraceback(logging.Filter):
+    """Filter of a log handler: passes the first record of `log_traceback` for each type of exception and line of code,
+    so that a log does not repeat a traceback for each episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: set[tuple[str, ...]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name != __name__ or record.exc_info is None or record.exc_info[1] is None:
+            return True
+        at = _origin(record.exc_info[1])
+        first = at not in self._places
+        self._places.add(at)
+        return first
+
+
+def _origin(error: BaseException) -> tuple[str, ...]:
+    """Return the type of an exception, and the file and the line of its first cause."""
+    kind, cause = type(error).__name__, error
+    while cause.__cause__ is not None and cause.__cause__ is not error:
+        cause = cause.__cause__
+    if isinstance(cause, RemoteTraceback):
+        return kind, str(cause).rpartition("  File ")[2].partition("\n")[0]
+    frames = [(frame.f_code.co_filename, str(line)) for frame, line in traceback.walk_tb(cause.__traceback__)]
+    return kind, *(frames[-1] if frames else ())
+
+
+@cache
+def _other_folders() -> tuple[str, ...]:
+    """Return the folders of Espalier's own packages and of the standard library."""
+    root = Path(__file__).parent.parent
+    folders = [str(root / name) for name in ("components", "flows", "hydra_plugins")]
+    folders += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    return tuple(os.path.join(folder, "") for folder in folders)
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith(("<", *_other_folders())) and not {"site-packages", "dist-packages"} & {
+        *Path(file).parts
+    }
+
+
+def _relative(file: str) -> str:
+    """Return a file's path below the longest entry of `sys.path` that holds it; its name if none does."""
+    roots = [os.path.join(os.path.abspath(entry), "") for entry in sys.path]
+    root = max((root for root in roots if file.startswith(root)), key=len, default=None)
+    return Path(file).name if root is None else file[len(root) :]

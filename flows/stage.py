@@ -40,6 +40,7 @@ from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.compute.spec import Strategy
 from components.errors import EspalierError, ResourceError
+from components.exceptions import FirstTraceback, log_traceback
 from flows.terminal.arguments import RootParser
 from flows.terminal.exit_codes import describe_error
 from flows.terminal.interrupt import leave
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout carries results only
     rank = f" [{os.environ['RANK']}]" if options.strategy is not None else ""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s{rank} %(levelname)-7s %(name)s: %(message)s")
+    logging.getLogger().handlers[0].addFilter(FirstTraceback())
 
     output_lock = threading.Lock()
 
@@ -146,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:  # the parent gets the message, the log gets the stack trace
             if (message_and_code := describe_error(error)) is not None:
                 message, code = message_and_code
+                log_traceback(error)
                 if options.run is None:
                     send({"error": error_to_json(EspalierError(message))})
                 else:

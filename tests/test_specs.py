@@ -353,7 +353,7 @@ def test_misspelt_target_suggests_the_nearest_name(package):
 def test_a_module_that_fails_to_import_is_a_problem_with_its_reason_and_line(package):
     package("broken", "x = 1\n\nraise RuntimeError('no licence')")
     package("wants", "import not_installed_anywhere")
-    assert "RuntimeError: no licence (broken.py, line 3)" in refusal("mine.broken.World")["_target_"]
+    assert "RuntimeError: no licence (mine/broken.py:3, in <module>)" in refusal("mine.broken.World")["_target_"]
     assert "not_installed_anywhere" in refusal("mine.wants.World")["_target_"]
 
 

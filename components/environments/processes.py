@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from pydantic import Field
 
 from components.environments.protocol import Messages, Step
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, ResourceError, SpecError
-from components.exceptions import passes
+from components.exceptions import RemoteTraceback, described, passes
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
 from components.specs import Target, validate
 from components.specs.registered import registered
@@ -131,7 +132,7 @@ class SubprocessEnvironment:
         except ProcessExited as error:
             raise EnvironmentFailed(f"{name}: its subprocess died ({error})") from None
         except RequestFailed as error:
-            return ["EnvironmentFailed", error.text]
+            return ["EnvironmentFailed", error.text, ""]
 
 
 def _result(answer: Any) -> Any:
@@ -141,12 +142,11 @@ def _result(answer: Any) -> Any:
             return result
         case ["SpecError", problems]:
             raise SpecError([Problem(str(path), str(message)) for path, message in problems])
-        case ["ResourceError", message]:
+        case ["ResourceError", message, _]:
             raise ResourceError(str(message))
-        case ["EnvironmentUnavailable", message]:
-            raise EnvironmentUnavailable(str(message))
-        case [_, message]:
-            raise EnvironmentFailed(str(message))
+        case ["EnvironmentUnavailable" | "EnvironmentFailed" as kind, message, text]:
+            failed = EnvironmentUnavailable if kind == "EnvironmentUnavailable" else EnvironmentFailed
+            raise failed(str(message)) from (RemoteTraceback(text) if text else None)
     raise EnvironmentFailed(f"the subprocess returned the invalid response {answer!r:.200}")
 
 
@@ -173,7 +173,7 @@ class WrappedEnvironment:
         self._environment: Any = None
 
     def __call__(self, method: str, arguments: list[Any]) -> list[Any]:
-        """Return `["returned", result]`, or the kind and the description of an exception."""
+        """Return `["returned", result]`, or the kind, the description and the traceback of an exception."""
         try:
             if method == "build":
                 target, packages = arguments
@@ -190,7 +190,8 @@ class WrappedEnvironment:
             kind = "ResourceError" if isinstance(error, ResourceError) else "EnvironmentFailed"
             return [
                 "EnvironmentUnavailable" if away else kind,
-                str(error) if classified else f"{type(error).__name__}: {error}",
+                str(error) if classified else described(error),
+                "".join(traceback.format_exception(error)),
             ]
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from components.errors import Problem, SpecError
+from components.exceptions import described, log_traceback
 from components.filters.decisions import decide_each
 from components.trajectories.schema import Selection, Trajectory
 
@@ -30,7 +31,8 @@ class UserFunction:
         try:
             answer = self.function(trajectory)
         except (Exception, SystemExit) as error:  # user code may raise anything
-            raise self._function_error(trajectory, f"raised {type(error).__name__}: {error}") from error
+            log_traceback(error)
+            raise self._function_error(trajectory, f"raised {described(error)}") from error
         if type(answer).__name__ not in ("bool", "bool_"):  # bool_ and bool are numpy's
             raise self._function_error(
                 trajectory, f"returned {answer!r:.80} ({type(answer).__name__}), expected True or False"

@@ -23,7 +23,7 @@ from typing import Any
 
 from components.aio import in_order, in_thread
 from components.errors import BudgetExceeded, JudgeError, Problem, SpecError
-from components.exceptions import is_foreign
+from components.exceptions import is_foreign, log_traceback
 from components.rewards.protocol import GroupReward, Reward
 from components.trajectories.groups import adjacent_groups
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -272,5 +272,5 @@ def _no_reason() -> Failure:
 
 def unscored(trajectory: Trajectory, error: BaseException) -> Score:
     """Return an unscored Score whose failure is the error."""
-    log.debug("trajectory %s is unscored", trajectory.id, exc_info=error)
+    log_traceback(error)
     return Score(trajectory.id, None, failure=Failure.of(error, JudgeError.boundary))

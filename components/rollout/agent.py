@@ -33,7 +33,7 @@ from components.errors import (
     SpecError,
     WaitTimeout,
 )
-from components.exceptions import is_foreign, passes
+from components.exceptions import described, is_foreign, log_traceback, passes
 from components.inference.protocol import ChatRequest, Engine
 from components.rollout import formats
 from components.rollout.formats import Presentation
@@ -303,11 +303,13 @@ async def ask(
             answer = method(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
     except BaseException as cause:
+        if is_foreign(cause):
+            log_traceback(cause)
         if not is_foreign(cause, BoundaryError):
             raise
         kind = EnvironmentUnavailable if error is EnvironmentFailed and passes(cause) else error
         cancelled = isinstance(cause, asyncio.CancelledError)
-        text = "cancelled itself" if cancelled else f"{type(cause).__name__}: {cause}"
+        text = "cancelled itself" if cancelled else described(cause)
         raise kind(f"{name}: {text}") from cause
 
 

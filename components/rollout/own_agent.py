@@ -44,7 +44,7 @@ from components.errors import (
     ResourceError,
     SpecError,
 )
-from components.exceptions import causes, is_foreign, status_of
+from components.exceptions import causes, is_foreign, log_traceback, place, status_of
 from components.inference.protocol import Engine
 from components.redaction import MASK
 from components.rollout.agent import as_json, as_step
@@ -150,6 +150,7 @@ class OwnAgent:
         except BaseException as error:
             if not is_foreign(error, EnvironmentFailed):
                 raise
+            log_traceback(error)
             raise AgentError(_describe(error)) from error
         finally:
             if client is not None:
@@ -182,7 +183,7 @@ def _describe(error: BaseException) -> str:
         error_lines = [line for line in written_lines if _ERROR_LINE.match(line)]
         last = (error_lines or written_lines or [""])[-1]
         text = f"{program}: {ended}" + (f": {last}" if last else "")
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text}{place(error)}"
 
 
 def _plain(function: Any) -> Any:

@@ -14,9 +14,7 @@ import inspect
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
@@ -34,6 +32,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
 from components.errors import SpecError
+from components.exceptions import described
 from components.redaction import dereference
 from components.specs.base import Spec, nearest, reject_texts_for_numbers
 from components.specs.parameters import parameters_of, settable, takes_positional
@@ -215,9 +214,9 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
     except ModuleNotFoundError as error:
         if error.name is not None and is_below(module_name, error.name):
             return problem(f"no module named {error.name!r}", _nearest_module(error.name))
-        return problem(f"cannot import {module_name!r}: {_reason(error)}")
+        return problem(f"cannot import {module_name!r}: {described(error)}")
     except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any exception is reported as the problem
-        return problem(f"cannot import {module_name!r}: {_reason(error)}")
+        return problem(f"cannot import {module_name!r}: {described(error)}")
     component = getattr(module, name, None)
     if not (inspect.isclass(component) or inspect.isfunction(component)):
         names = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and callable(v)]
@@ -229,14 +228,6 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
     if not any(is_below(component.__module__, package) for package in packages):
         return problem(f"{path!r} is defined in {component.__module__!r}, outside the allowed packages")
     return None, component
-
-
-def _reason(error: BaseException) -> str:
-    where = ""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    if len(frames) > 1:
-        where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
-    return f"{type(error).__name__}: {error}{where}"
 
 
 def _nearest_module(name: str) -> str | None:

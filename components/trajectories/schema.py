@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.errors import EspalierError
+from components.exceptions import place
 from components.redaction import mask_text
 
 SCHEMA_VERSION = 1
@@ -108,8 +110,10 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, boundary: str) -> Failure:
-        """Return the failure that records an error."""
-        return cls(boundary, type(error).__name__, str(error))
+        """Return the failure that records an error. Exceptions outside Espalier's own tree name the line of the user's
+        code that raised them."""
+        where = "" if isinstance(error, EspalierError) else place(error)
+        return cls(boundary, type(error).__name__, f"{error}{where}")
 
 
 @dataclass(slots=True)

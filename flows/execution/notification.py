@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from components.errors import ResourceError
+from components.exceptions import described
 from components.redaction import mask_text, secret_variable
 from flows.experiment.notify import Event
 from flows.experiment.spec import ExperimentSpec
@@ -104,7 +105,7 @@ class Notifier:
             self.send("failed", "interrupted")
             raise
         except BaseException as error:
-            self.send("failed", f"{type(error).__name__}: {error}")
+            self.send("failed", described(error))
             raise
         result = self._run.result or {}
         success = result.get("success")

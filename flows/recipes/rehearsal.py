@@ -3,11 +3,11 @@ mistake in it is found before the first stage."""
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 
 from components.artifacts import Artifact
 from components.errors import EspalierError
+from components.exceptions import described
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.recipes.episodes import order_error
@@ -44,9 +44,7 @@ def rehearse(spec: ExperimentSpec, start: StartingPoint) -> None:
     except EspalierError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise order_error(f"{spec.flow.target} raises {type(error).__name__}: {error} ({place})") from error
+        raise order_error(f"{spec.flow.target} raises {described(error)}") from error
 
 
 def placeholder(label: str, stage: str) -> Artifact:

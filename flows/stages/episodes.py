@@ -21,7 +21,7 @@ from components.errors import (
     SpecError,
     TooManyFailures,
 )
-from components.exceptions import is_foreign, passes
+from components.exceptions import described, is_foreign, log_traceback, passes
 from components.inference.protocol import BASE_POLICY, Engine, ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
@@ -55,7 +55,8 @@ def scenarios_of(environment: Target, split: str, context: Context) -> Sequence[
         except BaseException as error:
             if not is_foreign(error, BoundaryError):
                 raise
-            text = f"{environment.target}.scenarios() raised {type(error).__name__}: {error}"
+            log_traceback(error)
+            text = f"{environment.target}.scenarios() raised {described(error)}"
             raise (EnvironmentUnavailable if passes(error) else EnvironmentFailed)(text) from error
 
     scenarios: Sequence[Scenario] = context.warm.get(f"scenarios/{split}", _recipe(environment), build)

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from components.exceptions import FirstTraceback
 from components.redaction import mask_text
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
     file = _File(path, encoding="utf-8")
     file.setFormatter(MaskingFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     file.setLevel(logging.INFO)
+    file.addFilter(FirstTraceback())
     screen = RichHandler(
         logging.WARNING, console=console.rich, show_time=False, show_path=False, markup=False, rich_tracebacks=False
     )

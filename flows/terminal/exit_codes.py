@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 from components.errors import EspalierError, ResourceError, SpecError
-from components.exceptions import out_of_space
+from components.exceptions import described, out_of_space, place
 from components.redaction import mask_text
 
 
 def describe_error(error: BaseException) -> tuple[str, int] | None:
-    """Return (message, exit code), or None for an unexpected error, which deserves its stack trace."""
+    """Return (message, exit code), or None for an unexpected error, which deserves its stack trace. An exception of the
+    user's code is described by the line that raised it; its traceback goes to the log."""
     if isinstance(error, SpecError | ResourceError):
         return mask_text(str(error)), 1 if out_of_space(error) else 2
     if isinstance(error, EspalierError):
@@ -20,13 +21,15 @@ def describe_error(error: BaseException) -> tuple[str, int] | None:
             limit = "a file reached the size limit of the file system or of the process (`ulimit -f`)"
             return f"{limit} ({detail}). Raise the limit, then run the same command again to resume", 1
         return f"no space left on the disk of root ({detail}). Free space, then run the same command again to resume", 1
+    if isinstance(error, Exception) and place(error):
+        return mask_text(described(error)), 1
     return None
 
 
 def print_error(error: EspalierError) -> int:
     """Print the message of an error that ends a command on stderr; return the command's exit code."""
-    described = describe_error(error)
-    assert described is not None
-    message, code = described
+    message_and_code = describe_error(error)
+    assert message_and_code is not None
+    message, code = message_and_code
     print(message, file=sys.stderr)
     return code

@@ -260,7 +260,10 @@ class TestUserFunction:
         [
             (lambda row: None, r"returned None \(NoneType\), expected True or False, for trajectory a/0"),
             (lambda row: 0.7, r"returned 0.7 \(float\)"),
-            (lambda row: row.metrics["missing"], "raised KeyError: 'missing', for trajectory a/0"),
+            (
+                lambda row: row.metrics["missing"],
+                r"raised KeyError: 'missing' \(tests/filters/test_filters\.py:\d+, in <lambda>\), for trajectory a/0",
+            ),
             (lambda: True, "raised TypeError"),
         ],
     )

@@ -223,7 +223,7 @@ BROKEN = {
     "return run.filter(run.collect(run.begin()))": "filters the episodes 1 before they are judged",
     "return run.train([], 'x', algorithm=spec.algorithm, start=run.begin())": "trains on no episodes",
     "[None for round in run.rounds(run.begin())]": "does not train in round 1; call round.train in each round",
-    "return undefined": "raises NameError: name 'undefined' is not defined (flow.py, line 4)",
+    "return undefined": "raises NameError: name 'undefined' is not defined (goals/flow.py:4, in until_goal)",
     "while True: run.evaluate(run.begin(), 'x')": "called more than 10200 stages while their results are unknown",
 }
 

@@ -479,7 +479,7 @@ def test_an_agent_that_raises_fails_its_episode_and_keeps_what_was_said():
     trajectories = played(agent, count=2)
     assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, False]
     assert trajectories[2].failure.boundary == "agent"
-    assert "no such page" in trajectories[2].failure.message
+    assert trajectories[2].failure.message.startswith("KeyError: 'no such page' (tests/rollout/test_own_agent.py:")
     assert len(trajectories[2].histories[0].messages) == 2
 
 
@@ -548,7 +548,7 @@ def test_only_the_refusal_of_a_further_call_is_forgiven():
     for agent in (then(bug), stopped_in_time):
         (trajectory, *_) = played(agent, max_turns=3)
         assert trajectory.failure is not None
-        assert trajectory.failure.message == "KeyError: 'no such page'"
+        assert trajectory.failure.message.startswith("KeyError: 'no such page' (tests/rollout/test_own_agent.py:")
 
 
 def test_an_answer_that_the_agent_gave_up_is_not_trained_on():

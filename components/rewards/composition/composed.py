@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from components.errors import JudgeError
-from components.exceptions import is_foreign
+from components.exceptions import is_foreign, log_traceback
 from components.rewards.judge import RewardCaller
 from components.rewards.protocol import AskingReward, ModelReward, RewardResources
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -272,6 +272,7 @@ def _guarded(
     except BaseException as error:
         if not is_foreign(error):
             raise
+        log_traceback(error)
         return Failure.of(error, JudgeError.boundary)
 
 

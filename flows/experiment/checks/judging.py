@@ -12,6 +12,7 @@ from components.data.spec import DataSpec
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.judge_drift import TESTS, level, smallest_p
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
+from components.exceptions import described
 from components.filters.among import Among
 from components.filters.chain import Chain, links
 from components.inference.spec import InferenceSpec
@@ -54,7 +55,7 @@ def _build_problems(path: str, reward: Target) -> Iterator[Problem]:
         yield Problem(path, str(error))
         return
     except Exception as error:  # noqa: BLE001  user code may raise anything
-        yield Problem(path, f"{reward.target} cannot be built: {type(error).__name__}: {error}")
+        yield Problem(path, f"{reward.target} cannot be built: {described(error)}")
         return
     scores = inspect.isfunction(factory) or callable(built) or hasattr(built, "score_group")
     if path == "reward" and not scores:
@@ -318,4 +319,4 @@ def _filter_build_problems(path: str, target: Target) -> Iterator[Problem]:
         for problem in error.problems:
             yield Problem(path + problem.path.removeprefix("filter"), problem.message, problem.nearest)
     except Exception as error:  # noqa: BLE001  user code may raise anything
-        yield Problem(path, f"{target.target} cannot be built: {type(error).__name__}: {error}")
+        yield Problem(path, f"{target.target} cannot be built: {described(error)}")

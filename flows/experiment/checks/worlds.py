@@ -15,6 +15,7 @@ from components.data.spec import DataSpec
 from components.environments.protocol import Environment
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import EvaluateSpec
+from components.exceptions import described
 from components.rollout.collector import choose_scenarios
 from components.rollout.spec import CollectSpec
 from components.specs import Target
@@ -68,7 +69,7 @@ def environment(
             yield problem if problem.path.startswith("environment") else replace(problem, path="environment")
         return
     except Exception as error:  # noqa: BLE001  user code may raise anything
-        yield Problem("environment", f"{environment.target}.scenarios() raised {type(error).__name__}: {error}")
+        yield Problem("environment", f"{environment.target}.scenarios() raised {described(error)}")
         return
     both = functools.partial(itertools.chain, train, heldout)
     if invalid := [scenario for scenario in both() if not isinstance(scenario, Scenario)]:
