@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sides = stated_sides(options.runs)
         references = options.runs if sides is None else [run for runs in sides.values() for run in runs]
-        comparison = compare(options.root, references, sides, strict=True)
+        comparison = compare(options.root, references, sides)
         html = options.html or options.root / "compare" / f"{'-'.join(run.short for run in comparison.runs)}.html"
         html = write_page(html, render(comparison))
     except EspalierError as error:

@@ -3,11 +3,12 @@
 With `seeds: [0, 1, 2]` it plans the runs of all seeds; a stage that they share is computed once, and then cached.
 
 It lists each stage with its inputs and its status: cached, to be resumed, or to run. For a stage that runs it shows the
-reason (the part of its key that differs from the nearest stage of an earlier run), the place, and the expected time and
-cost (`flows.planning.plan` explains the estimates). From the success of the policy before the rounds it predicts what
-the experiment can show: the share of groups with a signal, and the gain that its evaluation detects
-(`flows.planning.power`). The command starts nothing, writes nothing, loads no model and does
-not import torch.
+place, the expected time and cost (`flows.planning.plan` explains the estimates), and the first reason why it is not
+cached: a part of its key that differs from the nearest stage of an earlier run. `--why` shows all reasons, and those of
+an experiment that has not run yet, whose nearest stages belong to other experiments. From the success of the policy
+before the rounds it predicts what the experiment can show: the share of groups with a signal, and the gain that its
+evaluation detects (`flows.planning.power`). The command starts nothing, writes nothing, loads no model and does not
+import torch.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ MAX_SHARDS = 8
 """Maximum number of shards of a stage that have a row each."""
 
 
-def show(planned: RunPlan) -> str:
-    """Return the plan as text."""
+def show(planned: RunPlan, *, why: bool = False) -> str:
+    """Return the plan as text. why: show all reasons of each stage, else the first one, and none of a new
+    experiment."""
     from rich.console import Console
     from rich.table import Table
 
@@ -42,7 +44,9 @@ def show(planned: RunPlan) -> str:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     several = len(planned.seeds) > 1
-    for column in (*(["seed"] if several else []), "stage", "from", "", "where", "episodes", "time", "cost", "why"):
+    explained = why or not planned.new
+    reasons = ["why"] if explained else []
+    for column in (*(["seed"] if several else []), "stage", "from", "", "where", "episodes", "time", "cost", *reasons):
         table.add_column(column, overflow="fold", ratio=1 if column == "why" else None)
     marks = {"cached": "cached", "unfinished": "resumes", "run": "runs"}
     for stage in planned.stages:
@@ -55,7 +59,8 @@ def show(planned: RunPlan) -> str:
             "" if stage.status == "cached" or stage.episodes is None else str(stage.episodes),
             "" if stage.status == "cached" else _or_unknown(stage.seconds, duration),
             "" if stage.status == "cached" else _or_unknown(stage.cost, "{:.2f}".format),
-            printable("; ".join(stage.why)),  # quotes manifests, which another machine may have written
+            # the reasons quote manifests, which another machine may have written
+            *([printable(_reasons(stage.why, why))] if explained else []),
         )
         if stage.shard_count is None:
             blank = [""] * (len(table.columns) - 1 - several)
@@ -72,7 +77,7 @@ def show(planned: RunPlan) -> str:
                 "",
                 "" if state == "cached" else _or_unknown(seconds, duration) + suffix,
                 "" if state == "cached" else _or_unknown(cost, "{:.2f}".format) + suffix,
-                "",
+                *([""] if explained else []),
             )
     out = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     with out.capture() as text:
@@ -93,7 +98,19 @@ def show(planned: RunPlan) -> str:
         total += f"; time unknown for {unknown} (no similar stage has run below {planned.root})"
     if len(costs) < len(times):
         total += f"; cost unknown for {len(times) - len(costs)} of the others"
-    return "\n".join([f"{text.get()}{total}", *planned.notes]) + "\n"
+    notes = [*planned.notes]
+    if not explained:
+        notes.append(
+            f"no earlier run of {planned.experiment} below {planned.root}; --why compares it with other experiments"
+        )
+    lines = [line.rstrip() for line in text.get().splitlines()]
+    return "\n".join([*lines, total, *notes]) + "\n"
+
+
+def _reasons(why: Sequence[str], every: bool) -> str:
+    """Return the reasons of a stage as text: all, or the first one and the number of the others."""
+    shown = why if every else why[:1]
+    return "; ".join([*shown, *([f"{len(why) - 1} more (--why)"] if len(why) > len(shown) else [])])
 
 
 def _shard_rows(stage: PlannedStage) -> Iterator[tuple[str, str, list[PlannedShard]]]:
@@ -134,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="success of the policy before the rounds, from 0 to 1 (default: as in the most similar earlier run)",
     )
     parser.add_argument("--gain", type=_gain, metavar="D", help="gain in success that the experiment is to show")
+    parser.add_argument("--why", action="store_true", help="show all reasons why a stage is not cached")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
@@ -158,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps({**planned.to_json(), "power": power and power.to_json()}))
     else:
-        print(show(planned), end="")
+        print(show(planned, why=options.why), end="")
         print("".join(f"{line}\n" for line in (show_power(power) if power else [])), end="")
     return 0
 

@@ -33,7 +33,7 @@ from flows.experiment.prerequisites import lacking
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
-from flows.history.records import Notice, Records
+from flows.history.records import Notice, Records, RunRecord
 from flows.history.store_reader import StoreReader
 from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
@@ -108,6 +108,8 @@ class RunPlan:
     """True if the run may end before the last of these stages."""
     seeds: list[int] = field(default_factory=list)
     """Seeds of the runs, in their order."""
+    new: bool = False
+    """True if there are earlier runs, and none of this experiment."""
 
     def count(self, status: str) -> int:
         """Return the number of stages with this status."""
@@ -136,13 +138,15 @@ def plan(*specs: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, 
 
     Raises SpecError and ResourceError as the checks before a run do."""
     first = specs[0]
-    planner = _Planner(first, Context.at(first.root, first.store), Records(first.root), ask)
+    earlier = Records(first.root).all()
+    planner = _Planner(first, Context.at(first.root, first.store), earlier, ask)
     runs = [_plan_run(planner, spec) for spec in specs]
     common = [note for note in runs[0].notes if all(note in run.notes for run in runs)]
     notes = [f"seed {run.seeds[0]}: {note}" for run in runs for note in run.notes if note not in common]
     at_most = any(run.at_most for run in runs)
     seeds = [spec.seed for spec in specs]
-    return RunPlan(first.name, first.root, planner.planned, [*common, *notes, *planner.prices()], at_most, seeds)
+    new = bool(earlier) and all(run.name != first.name for run in earlier)
+    return RunPlan(first.name, first.root, planner.planned, [*common, *notes, *planner.prices()], at_most, seeds, new)
 
 
 def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
@@ -186,7 +190,7 @@ class _Planner:
         self,
         spec: ExperimentSpec,
         context: Context,
-        records: Records,
+        earlier: Sequence[RunRecord],
         ask: Callable[[Mapping[str, Place]], dict[str, Offer]],
     ):
         self.spec = spec
@@ -197,7 +201,7 @@ class _Planner:
         self.estimated: list[tuple[str, bool, bool]] = []
         """Stages with an estimate: kind, and whether the earlier and the planned one have a process of their own."""
         self._store = StoreReader(context.store)
-        self._earlier = EarlierStages(records.all(), self._store)
+        self._earlier = EarlierStages(earlier, self._store)
         self._labels: dict[str, str] = {}
         self._requests: list[tuple[Request, Artifact]] = []
         self.beside = PlannedBackground(self.planned, self.call, self._price)

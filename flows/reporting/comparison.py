@@ -43,12 +43,9 @@ _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 _TRAINED = re.compile(r"train\[\d+\]")
 
 
-def compare(
-    root: Path, references: Sequence[str], sides: Mapping[str, Sequence[str]] | None = None, *, strict: bool = False
-) -> RunComparison:
+def compare(root: Path, references: Sequence[str], sides: Mapping[str, Sequence[str]] | None = None) -> RunComparison:
     """Compare runs below `root`; the first one is the baseline. references: as accepted by `Records.get`. sides: of the
-    references by name; None: as the settings and seeds of the runs give them. strict: refuse runs that share no
-    held-out scenario.
+    references by name; None: as the settings and seeds of the runs give them.
 
     Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, a repeated run, and sides that
     mix settings.
@@ -83,11 +80,7 @@ def compare(
             | dict(differing(code_texts(CodeRecords(records.root), list(by_id.values()))))
         ),
         against=against,
-        verdicts=(
-            verdicts_of_sides(grouped, strict=strict and sides is not None)
-            if grouped
-            else verdicts_of_runs(runs, against, strict=strict)
-        ),
+        verdicts=verdicts_of_sides(grouped) if grouped else verdicts_of_runs(runs, against),
         created=time.strftime("%Y-%m-%d %H:%M:%S"),
         command=shlex.join(["python", "-m", "flows.compare", *_arguments(sides, by_id), f"root={records.root}"]),
     )

@@ -117,11 +117,9 @@ def pairs_of_sides(sides: Sequence[Side]) -> list[tuple[ComparedRun, ComparedRun
     return [(by_seed.get(run.seed, first.runs[0]), run) for side in others for run in side.runs]
 
 
-def verdicts_of_sides(sides: Sequence[Side], *, strict: bool) -> list[Verdict]:
-    """Return the verdict on each side against the first.
-
-    strict: raise ResourceError for a run without an evaluation, for different evaluations within a side, and if the
-    runs share fewer than two scenarios; else there is no verdict, and its advice is the reason."""
+def verdicts_of_sides(sides: Sequence[Side]) -> list[Verdict]:
+    """Return the verdict on each side against the first. With a run without an evaluation, different evaluations within
+    a side, or fewer than two shared scenarios there is no verdict, and its advice is the reason."""
     verdicts = []
     for side in sides[1:]:
         problem = _problem(sides[0]) or _problem(side)
@@ -130,8 +128,6 @@ def verdicts_of_sides(sides: Sequence[Side], *, strict: bool) -> list[Verdict]:
                 raise ResourceError(problem)
             verdicts.append(_verdict(sides[0], side))
         except ResourceError as error:
-            if strict:
-                raise
             seeds = {part.name: sorted(run.seed for run in part.runs) for part in (sides[0], side)}
             verdicts.append(
                 Verdict(side.name, sides[0].name, None, None, None, None, seeds, 0, "none", None, str(error))
@@ -223,15 +219,9 @@ def no_shared_scenario(baseline: str, side: str, runs: Sequence[ComparedRun], co
     )
 
 
-def verdicts_of_runs(
-    runs: Sequence[ComparedRun], against: Sequence[BaselineComparison], *, strict: bool
-) -> list[Verdict]:
-    """Return the verdict on each single run against the first. strict: raise ResourceError for runs without a common
-    scenario; else they have no verdict."""
+def verdicts_of_runs(runs: Sequence[ComparedRun], against: Sequence[BaselineComparison]) -> list[Verdict]:
+    """Return the verdict on each single run against the first; runs without a common scenario have none."""
     baseline, *others = runs
-    for run, comparison in zip(others, against, strict=True):
-        if strict and comparison.difference is None and baseline.last and run.last:
-            raise no_shared_scenario(baseline.letter, run.letter, [baseline, run])
     return [_verdict_of_run(baseline, run, comparison) for run, comparison in zip(others, against, strict=True)]
 
 
@@ -240,7 +230,9 @@ def _verdict_of_run(baseline: ComparedRun, run: ComparedRun, against: BaselineCo
     seeds = {baseline.letter: [baseline.seed], run.letter: [run.seed]}
     paired = against.difference
     if paired is None:
-        advice = "; ".join(against.notes)
+        evaluated = baseline.last is not None and run.last is not None
+        reason = [str(no_shared_scenario(baseline.letter, run.letter, [baseline, run]))] if evaluated else against.notes
+        advice = "; ".join(reason)
         return Verdict(run.letter, baseline.letter, None, None, None, None, seeds, 0, "none", None, advice)
     result = outcome(paired["low"], paired["high"])
     advice = "one seed of each: it concerns these two policies, not their settings"

@@ -36,6 +36,7 @@ from flows.stages.joining import (
     read_times,
     refuse_failures,
 )
+from flows.stages.played_before import adopt, played_before
 from flows.stages.until_decided import Played, play_until_decided
 
 log = logging.getLogger(__name__)
@@ -123,8 +124,9 @@ def _play_and_judge(
     confidence sequence if the evaluation may stop."""
     from components.trajectories.store import write_scores, write_trajectories
 
+    played = played_before(STAGE, spec, inputs, context)
     spec = with_tasks(spec, inputs)
-    (trajectories, times, speed), sequence = _episodes(spec, inputs, context, part)
+    (trajectories, times, speed), sequence = _episodes(spec, inputs, context, part, played)
     finished = [episode for episode in trajectories if episode.failure is None]
     _warn_without_success(spec, finished)
     policy = inputs.get("policy")
@@ -171,10 +173,10 @@ def _decision(sequence: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _episodes(
-    spec: EvaluateStage, inputs: Inputs, context: Context, part: StagePart
+    spec: EvaluateStage, inputs: Inputs, context: Context, part: StagePart, played: Artifact | None
 ) -> tuple[Played, dict[str, Any] | None]:
     """Play the episodes of a part of the scenarios; return them, and the data of the confidence sequence if the
-    evaluation may stop."""
+    evaluation may stop. played: evaluation that has the episodes, if there is one."""
     from components.rollout.collector import demonstrate, failures_allowed
 
     policy = inputs.get("policy")
@@ -194,20 +196,21 @@ def _episodes(
         if REFERENCE not in inputs:
             text = "decided: this evaluation has no input `reference`, whose difference it decides; expected never"
             raise SpecError([Problem("evaluate.stop", text)])
-        batch = partial(_play, spec, policy)
+        batch = partial(_play, spec, policy, played)
         return play_until_decided(scenarios, spec.evaluate, inputs[REFERENCE], batch, context, spec.samples)
-    return _play(spec, policy, scenarios, limits, context, part), None
+    return _play(spec, policy, played, scenarios, limits, context, part), None
 
 
 def _play(
     spec: EvaluateStage,
     policy: Artifact | None,
+    played: Artifact | None,
     scenarios: Sequence[Scenario],
     limits: EvaluateSpec,
     context: Context,
     part: StagePart = WHOLE,
 ) -> Played:
-    """Play the episodes of these scenarios."""
+    """Play the episodes of these scenarios that `played` does not have."""
     requests = episode_requests(
         scenarios,
         spec.samples,
@@ -215,6 +218,8 @@ def _play(
         max_turns=spec.agent.max_turns,
         seed=context.seed,
     )
+    if played is not None:
+        adopt(played, [request.id for request in requests], context)
     return play(
         Actor(spec.model, spec.inference, policy, random=spec.actor == "random"),
         spec.environment,

@@ -288,15 +288,15 @@ def test_only_scenarios_that_are_the_same_are_compared(tmp_path):
     assert (against.improved, against.regressed) == (["shop-4"], ["shop-1"])
 
 
-def test_runs_without_a_scenario_in_common_are_refused(tmp_path, capsys):
+def test_runs_of_two_environments_have_settings_and_no_verdict(tmp_path, capsys):
+    guess = {"environment": {"_target_": "components.environments.games.guess.Guess", "heldout": 5}}
     baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played({0}, 2)})
-    other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": [episode(30, True)]})
-    comparison = compare(tmp_path, [baseline.id, other.id])
-    assert comparison.against[0].difference is None
-    assert comparison.verdicts[0].verdict is None
-    assert "no scenario was finished in both runs" in show(comparison, tmp_path / "x.html")
-    assert main([baseline.id, other.id, f"root={tmp_path}"]) == 2
-    assert "B and A share no held-out scenario" in capsys.readouterr().err
+    other = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": [episode(30, True)]}, **guess)
+    assert main([baseline.id, other.id, f"root={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert "components.environments.games.guess.Guess" in text
+    assert "B against A: no verdict; B and A share no held-out scenario" in text
+    assert "better" not in text
 
 
 def test_a_run_that_was_stopped_is_compared_as_far_as_it_got(two):
@@ -583,7 +583,7 @@ def test_mistakes_in_sides_are_answered(settings, capsys, sides, message):
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_sides_that_share_no_scenario_are_refused(settings, capsys):
+def test_sides_that_share_no_scenario_have_no_verdict(settings, capsys):
     root, before, _ = settings
     changes = {"environment": {"_target_": "components.environments.worlds.shop.Shop", "heldout": 5}}
     others = [
@@ -591,5 +591,7 @@ def test_sides_that_share_no_scenario_are_refused(settings, capsys):
         for seed in (0, 1)
     ]
     sides = [f"{name}={','.join(run.id for run in runs)}" for name, runs in (("A", before), ("B", others))]
-    assert main([*sides, f"root={root}"]) == 2
-    assert "B and A share no held-out scenario" in capsys.readouterr().err
+    assert main([*sides, f"root={root}"]) == 0
+    text = capsys.readouterr().out
+    assert "environment.heldout" in text
+    assert "B against A: no verdict; B and A share no held-out scenario" in text

@@ -18,6 +18,7 @@ from flows.history.records import Records
 from flows.plan import show
 from flows.planning.plan import plan
 from tests.flows.pretend import pretend, spec_of
+from tests.flows.test_online_rl import DATA
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -233,6 +234,27 @@ def test_the_text_names_every_stage_and_sums_up(tmp_path):
     assert "evaluate[start]" in text
     assert "algorithm.learning_rate: 0.0001 → 0.0005" in text
     assert "12 stages, 9 cached, 3 to run" in text
+
+
+def test_an_experiment_without_an_earlier_run_is_compared_with_others_on_request(tmp_path, capsys):
+    assert not plan(spec_of(tmp_path, name="new")).new  # nothing to compare with
+    pretend(tmp_path, rounds=1)
+    changes = {"rounds": 1, "name": "new", "environment": {**DATA["environment"], "train": 32}}
+    planned = plan(spec_of(tmp_path, **changes))
+    text = show(planned)
+    assert len(text.splitlines()) == 1 + len(planned.stages) + 2
+    assert "→" not in text
+    assert text.endswith(f"no earlier run of new below {tmp_path}; --why compares it with other experiments\n")
+    assert "environment.train: 16 → 32" in show(planned, why=True)
+    assert not plan(spec_of(tmp_path, rounds=2)).new
+
+
+def test_a_stage_has_its_first_reason_and_all_on_request(tmp_path):
+    pretend(tmp_path, rounds=1)
+    planned = plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4, "epochs": 2}))
+    assert "algorithm.epochs" not in show(planned)
+    assert "algorithm.learning_rate: 0.0001 → 0.0005; 1 more" in show(planned)
+    assert "algorithm.epochs: 1 → 2" in show(planned, why=True)
 
 
 def test_a_fork_is_planned(tmp_path):

@@ -464,6 +464,33 @@ def test_an_evaluation_whose_reward_is_broken_keeps_its_episodes(context):
     assert len(FinishedEpisodes(context.store.scratch(request_key(request, context))).finished) == 3
 
 
+def test_an_evaluation_with_another_reward_judges_the_stored_episodes(context):
+    outcome = EVALUATE["reward"]
+    first, _ = run_stage(Request("evaluate", EVALUATE), warm_with(context, Scripted(100)))
+    costly = Request("evaluate", {**EVALUATE, "reward": {**outcome, "turn_cost": 0.25}})
+    engine = Scripted(0)  # answers nothing
+    again, status = run_stage(costly, warm_with(context, engine))
+    assert (status, engine.answers) == ("ran", 0)
+    assert again.key != first.key
+    files = [artifact.path / "trajectories.parquet" for artifact in (first, again)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    before, after = ([score.reward for score in read_scores(a.path / "scores.parquet")] for a in (first, again))
+    turns = [trajectory.metrics["turns"] for trajectory in read_trajectories(files[0])]
+    assert after == [reward - 0.25 * count for reward, count in zip(before, turns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"evaluate": {"scenarios": 2, "concurrency": 1}}, {"agent": {"max_turns": 2}}, {"seed": 1}]
+)
+def test_an_evaluation_with_other_episodes_plays_them(context, change):
+    run_stage(Request("evaluate", EVALUATE), warm_with(context, Scripted(100)))
+    spec = {**EVALUATE, "reward": {**EVALUATE["reward"], "turn_cost": 0.25}, **change}
+    engine = Scripted(100)
+    seed = spec.pop("seed", 0)
+    run_stage(Request("evaluate", spec, seed=seed), warm_with(context, engine))
+    assert engine.answers >= 2
+
+
 @pytest.mark.parametrize(("failures", "warned"), [(3, False), (1, True)])
 def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, context, caplog, failures, warned):
     rows = [episode("s", i, outcome={}, failure=FAILURE if i < failures else None) for i in range(3)]
