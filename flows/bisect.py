@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError
+from components.errors import EspalierError, Problem, SpecError
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_error
@@ -30,6 +30,7 @@ from flows.terminal.interrupt import leave
 if TYPE_CHECKING:
     from flows.bisection.bisection import Bisection, BisectionResult
     from flows.bisection.ends import Ends
+    from flows.history.records import RunRecord
 
 METRICS = ("success", "reward", "turns")
 
@@ -45,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--metric", choices=METRICS, default="success", help="metric of the last evaluation (default: success)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print differences and planned steps; run nothing")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run settings of the records that start programs, contact servers, read files or run code of packages",
+    )
     parser.add_argument(
         "--max-hours", type=_hours, metavar="H", help="end before a step with which all steps would take longer"
     )
@@ -74,6 +80,7 @@ def bisect(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from flows.history.code import CodeRecords
 
     ends = read_ends(options.root, options.good, options.bad, options.metric)
+    _check_trust([ends.good.record, ends.bad.record], options.trust)
     edited = edited_stages(ends, CodeRecords(options.root))
     log = options.root / "logs" / f"bisect-{time.strftime('%Y%m%d-%H%M%S')}.log"
     with ExitStack() as stack:
@@ -88,6 +95,34 @@ def bisect(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             _say(line)
         result = bisection.planned() if options.dry_run else bisection.find()
     return to_json(ends, result), conclusion(ends, result)
+
+
+def _check_trust(records: Sequence[RunRecord], trust: bool) -> None:
+    """Print what of the records' settings reaches out of the runs, which may be another person's. Raises SpecError if
+    some does and is not trusted; nothing is imported before."""
+    from components.specs import validate
+    from components.specs.access import accesses
+    from flows.experiment.spec import ExperimentSpec
+
+    reaches: dict[str, str] = {}
+    for record in records:
+        if allow := record.spec.get("allow"):
+            reaches.setdefault(f"allow = {allow} runs code", record.short)
+            if not trust:
+                continue
+        own = {"root", "store", "deploy.target", "notify.url_variable"}  # replaced by those of the bisection
+        spec = validate(ExperimentSpec, record.spec, path=f"run {record.short}")
+        for reach in accesses(spec):
+            if reach.path not in own:
+                reaches.setdefault(str(reach), record.short)
+    lines = [f"{text} (run {short})" for text, short in reaches.items()]
+    if lines and not trust:
+        message = "; ".join(lines)
+        raise SpecError(
+            [Problem("--trust", f"{message}. Bisecting runs these settings: repeat it with --trust if you do")]
+        )
+    for line in lines:
+        _say(f"trusted: {line}")
 
 
 def to_json(ends: Ends, result: BisectionResult) -> dict[str, Any]:

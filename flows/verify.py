@@ -5,6 +5,9 @@ BUNDLE is a folder or archive of `flows.bundle`, or its `bundle.json`. The verdi
 last line gives the worst verdict and the first stage that has it. The exit code is 0 for `same` and
 `within_tolerance`, 1 for `different` and if nothing could be recomputed, 2 for an error in the command or a bundle with
 a changed file.
+
+What runs is printed first. A bundle starts no program, contacts no server, reads no path and loads no code of packages
+without `--trust`: stages that would are skipped.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from components.errors import ArtifactError, EspalierError, ResourceError, SpecError
-from flows.terminal.console import duration, printable
+from flows.terminal.console import duration, printable, printable_lines
 from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from flows.verification.bundle import Bundle
-    from flows.verification.verify import VerifiedStage
+    from flows.verification.verify import PlannedStage, VerifiedStage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--stage", action="append", default=[], metavar="LABEL", help='stage to verify, such as "train[3]"; repeatable'
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="also run stages that start programs, contact servers, read files or run code of packages",
+    )
     parser.add_argument("--work", type=Path, metavar="DIR", help="folder for recomputed artifacts (default: temporary)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
@@ -50,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             bundle, folder = stack.enter_context(opened_bundle(options.bundle))
             work = options.work or Path(stack.enter_context(TemporaryDirectory(prefix="verify-")))
-            print(printable("\n".join(_versions(bundle))), file=sys.stderr)
-            verification = Verification(bundle, folder, work.absolute(), _show)
+            print(printable_lines(_versions(bundle)), file=sys.stderr)
+            verification = Verification(bundle, folder, work.absolute(), options.trust, _show)
+            print(printable_lines(_outline(verification.planned(options.stage))), file=sys.stderr, flush=True)
             verdict = verification.verify(options.stage)
         except EspalierError as error:
-            print(error, file=sys.stderr)
+            print(printable_lines(str(error).splitlines()), file=sys.stderr)
             return 2 if isinstance(error, SpecError | ResourceError | ArtifactError) else 1
     first = next((result.label for result in verification.results if result.verdict == verdict), None)
     if options.json:
@@ -70,6 +79,15 @@ def _show(result: VerifiedStage) -> None:
         f"{result.label}: {result.verdict}, {duration(result.seconds)}{f': {result.detail}' if result.detail else ''}"
     )
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def _outline(planned: Sequence[PlannedStage]) -> list[str]:
+    """Return lines on what will run, and what of it reaches out of the bundle."""
+    running = [entry for entry in planned if not entry.skipped]
+    lines = [f"recomputes {len(running)} of {len(planned)} stages"]
+    reaches = {reach: entry.stage.label for entry in reversed(running) for reach in entry.reaches}
+    lines += [f"trusted, from {label} on: {reach}" for reach, label in reversed(reaches.items())]
+    return lines + [f"skips {entry.stage.label}: {entry.skipped}" for entry in planned if entry.skipped]
 
 
 def _versions(bundle: Bundle) -> list[str]:

@@ -13,6 +13,7 @@ from components.compute.process.spec import ProcessPlace
 from components.compute.training_group import Strategy
 from components.specs import Spec
 from components.specs.discovery import discover, union_of
+from components.specs.marks import FILES, PROGRAM
 
 __all__ = ["PLACES", "ComputeSpec", "Strategy"]
 
@@ -35,9 +36,9 @@ class ComputeSpec(Spec):
     """Place of stages without an entry in `stages`: a name from `places`."""
     stages: dict[str, str] = {}
     """Places of single stages: `{train: process}`."""
-    places: dict[str, AnyPlace] = {"local": LocalPlace(), "process": ProcessPlace()}
+    places: Annotated[dict[str, AnyPlace], PROGRAM] = {"local": LocalPlace(), "process": ProcessPlace()}
     """Places by name."""
-    config_file: str | None = None
+    config_file: Annotated[str | None, FILES] = None
     """Configuration file of the place of `compute=accelerate`; None for other options."""
     parallel: int = Field(1, ge=1)
     """Maximum number of independent stages of a recipe that run at the same time, each in its own process or on its

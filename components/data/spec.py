@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.errors import Problem
 from components.specs import Spec
+from components.specs.marks import FILES, SERVER
 
 Format = Literal["auto", "jsonl", "json", "parquet", "csv", "arrow"]
 FormName = Literal[
@@ -29,10 +30,10 @@ FormName = Literal[
 class SourceSpec(Spec):
     """Source of rows: files, or a dataset of Hugging Face."""
 
-    path: str | list[str] | None = Field(None, min_length=1)
+    path: Annotated[str | list[str] | None, FILES] = Field(None, min_length=1)
     """File, folder, glob pattern or URI (`s3://BUCKET/train/*.jsonl`), or a list of them. Compressed files (`.gz`,
     `.bz2`, `.xz`, `.zst`) are read as well. null: `dataset`."""
-    dataset: str | None = Field(None, min_length=1)
+    dataset: Annotated[str | None, SERVER] = Field(None, min_length=1)
     """Name of a dataset of the Hugging Face hub, such as `openai/gsm8k`; null: `path`."""
     config: str | None = None
     """Configuration of `dataset`, such as `main`; null: its only one."""
@@ -84,7 +85,7 @@ class DataSpec(SourceSpec):
     heldout: float | None = Field(None, gt=0, lt=1)
     """Share of the rows that are held out from training, chosen by their prompts: rows with equal prompts are in the
     same split. null: none."""
-    heldout_path: str | list[str] | None = Field(None, min_length=1)
+    heldout_path: Annotated[str | list[str] | None, FILES] = Field(None, min_length=1)
     """Files of held-out rows, as `path`. Rows of `path` with the same prompts fail the check `leaked`."""
     heldout_split: str | None = None
     """Split of held-out rows, of the same source; then `split` names the rows to train on."""

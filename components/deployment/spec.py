@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from components.deployment.targets.spec import TargetSpec
 from components.errors import Problem
 from components.specs import Spec
+from components.specs.marks import SERVER
 
 Format = Literal["merged", "adapter", "gguf"]
 Precision = Literal["f32", "f16"]
@@ -53,7 +54,7 @@ class DeploySpec(Spec):
     approve_timeout: float = Field(86400.0, gt=0)
     """Seconds to wait for approval. Then the run ends; running it again asks again."""
 
-    target: TargetSpec | None = None
+    target: Annotated[TargetSpec | None, SERVER] = None
     """Target to which a champion is deployed after the run; None deploys to none."""
     canary: CanarySpec = CanarySpec()
     """Check that a deployment must pass; otherwise the previous deployment stays or is restored."""

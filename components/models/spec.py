@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
 from components.errors import ArtifactError
 from components.specs import Spec
+from components.specs.marks import FILES, MODEL
 
 
 class LoraSpec(Spec):
@@ -79,7 +80,7 @@ class ArchitectureSpec(Spec):
 class LocalModelSpec(Spec):
     """A model that computes on this machine."""
 
-    name: str
+    name: Annotated[str, MODEL]
     """Hugging Face name, local folder, or (by source) name of a packaged or random model."""
     source: Literal["hub", "package", "random"] = "hub"
     """Source of the weights. `hub`: Hugging Face name or local folder. `package`: weights in the Python package
@@ -143,7 +144,7 @@ class ModelSpec(LocalModelSpec):
 class FrozenModelSpec(LocalModelSpec):
     """A model that is not trained: a judge or a teacher. Keys shared with `model` have the same meaning."""
 
-    adapter: str | None = None
+    adapter: Annotated[str | None, FILES] = None
     """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 
     @field_validator("adapter")

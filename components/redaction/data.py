@@ -39,7 +39,7 @@ _PAIR_LISTS = {"cookies", "env", "environ", "envs", "environment", "header", "he
 """Keys of lists of pairs, `[[Authorization, VALUE]]`."""
 
 _TARGETS = {"environment", "reward", "filter", "warmup.filter", "evaluate.reward", "calibrate.truth", "agent.function"}
-"""Config keys that take a `_target_`, whose arguments accept `env:NAME`."""
+"""Config keys that take a `_target_`, whose arguments accept `env:NAME` where they declare it."""
 
 
 @dataclass(frozen=True)
@@ -193,5 +193,5 @@ def _remedy(path: str) -> str | None:
     if head == "environment.judge":
         return "environment.judge.key_variable=NAME"
     if parts[0] in _TARGETS or head in _TARGETS:
-        return f"{path}=env:NAME, which an argument that is text takes"
+        return f"{path}=env:NAME, if the argument declares it (REFERENCE)"
     return None

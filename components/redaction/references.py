@@ -1,8 +1,8 @@
 """`env:NAME`: a value that is read from an environment variable at the moment of use.
 
 A configuration holds the reference, and so does everything that is stored, hashed or shown. A reference is a whole
-value. It works where a value may need to be a secret: in the arguments of a `_target_`, in `extra` of a judge, in
-`tracking.uri` and in `deploy.target.source`.
+value. It works where a value may need to be a secret: in arguments of a `_target_` with the mark `REFERENCE`
+(`components.specs.marks`), in `extra` of a judge or provider, in `tracking.uri` and in `deploy.target.source`.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ from pydantic import BeforeValidator
 
 from components.errors import Problem, SpecError
 from components.specs import Target
+from components.specs.marks import CODE
 
 
 def _expand_short_form(value: Any) -> Any:
     return {"_target_": value} if isinstance(value, str) else value
 
 
-Function = Annotated[Target, BeforeValidator(_expand_short_form)]
+Function = Annotated[Target, BeforeValidator(_expand_short_form), CODE]
 """Dotted path `package.module.name`, or `{_target_: package.module.name, argument: value}`. The function is called with
 one positional argument."""
 
@@ -27,7 +28,7 @@ class ColumnsTarget(Target):
     called_by_name = True
 
 
-ColumnsFunction = Annotated[ColumnsTarget, BeforeValidator(_expand_short_form)]
+ColumnsFunction = Annotated[ColumnsTarget, BeforeValidator(_expand_short_form), CODE]
 
 
 def build_function(function: Target | Callable[..., Any], place: str = "reward.function") -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from components.models.spec import TeacherSpec
 from components.rollout.formats import MAX_OBSERVATION, Name, Presentation
 from components.sandbox import Limits
 from components.specs import FieldError, Spec, Target
+from components.specs.marks import CODE
 
 RUNTIME_ARGUMENTS = ("scenario", "client", "base_url", "api_key", "model", "environment")
 """Parameters that a custom agent function may declare; the collector passes them at run time (`own_agent`)."""
@@ -81,7 +82,7 @@ class AgentSpec(Spec):
     """Maximum number of assistant messages per episode. The episode is truncated there."""
     max_tokens: int = Field(128, ge=1)
     """Maximum number of sampled tokens per message."""
-    function: OwnAgentTarget | None = None
+    function: Annotated[OwnAgentTarget | None, CODE] = None
     """Custom agent function that replaces the loop, as `my_package.agents.mine` or with arguments. `max_turns` then
     limits its number of calls. Its package must be in `allow`."""
     roles: RolesSpec | None = None

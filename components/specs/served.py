@@ -6,7 +6,7 @@ the environment variable of a key, never the key.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -16,6 +16,7 @@ from components.errors import BoundaryError, ResourceError
 from components.json_client import ClientTimeouts
 from components.redaction import secret_variable
 from components.specs.base import Spec
+from components.specs.marks import ENV_VARIABLE, SERVER
 
 SERVER_KEY_VARIABLE = "ESPALIER_SERVER_KEY"
 """Environment variable with the key of Espalier's own server (`python -m components.inference.server`)."""
@@ -59,11 +60,11 @@ class ModelEndpoint(Spec):
     key_path: ClassVar[str]
     """Key path of the section, for messages."""
 
-    url: str
+    url: Annotated[str, SERVER]
     """Base URL as OpenAI's clients take it (`base_url`): `http://127.0.0.1:8000/v1`."""
     model: str = Field(min_length=1)
     """Name of the model on the server."""
-    key_variable: str | None = Field(None, pattern=VARIABLE)
+    key_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable that holds the server's key; null sends none."""
 
     @field_validator("url")

@@ -33,8 +33,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to
 
 from components.errors import SpecError
 from components.exceptions import described
-from components.redaction import dereference
+from components.redaction import dereference, reference
 from components.specs.base import Spec, nearest, reject_texts_for_numbers
+from components.specs.marks import may_refer
 from components.specs.parameters import parameters_of, settable, takes_positional
 from components.specs.registered import registered_name
 from components.specs.source import source_digest, source_file
@@ -42,6 +43,10 @@ from components.specs.source import source_digest, source_file
 _NUMBERS: dict[str, Any] = {
     "numbers": model_validator(mode="before")(classmethod(reject_texts_for_numbers))  # type: ignore[arg-type]
 }
+_NO_REFERENCE = (
+    "this argument may not hold a reference to an environment variable (env:NAME); expected a plain value. In code of "
+    "your own, declare it: Annotated[str, components.specs.marks.REFERENCE]"
+)
 OWN_PACKAGE = "components"
 """Package from which a `_target_` is always accepted."""
 
@@ -111,13 +116,16 @@ class Target(Spec):
     def build(self, **runtime: Any) -> Any:
         """Return an instance of a class, or a `functools.partial` of a function.
 
-        An argument `env:NAME` is read from that environment variable; raises ResourceError if it is not set. `runtime`
+        `env:NAME` in an argument with the mark `REFERENCE` is read from that environment variable; raises ResourceError
+        if it is not set. `runtime`
         adds keyword arguments outside the configuration; it must not repeat a configured one."""
         assert not runtime.keys() & self.arguments.keys(), f"{self.target}: {runtime.keys() & self.arguments.keys()}"
         component = _import(self.target)
         parameters = parameters_of(component)
         arguments = {
-            name: value if _takes_target(parameters, name) else _built(value, f"{self.target}.{name}")
+            name: value
+            if _takes_target(parameters, name)
+            else _built(value, f"{self.target}.{name}", _may_refer(parameters, name))
             for name, value in copy.deepcopy(self.arguments).items()
         }
         if inspect.isclass(component):
@@ -280,7 +288,16 @@ def _check_arguments(
         raise PydanticCustomError("target", "{message}", {"message": reason}) from error
     checked = model.model_validate(arguments, context=context)
     names = {f"p{i}": name for i, name in enumerate(parameters)}
-    return {names[f]: getattr(checked, f) for f in names if f in checked.model_fields_set} | (checked.model_extra or {})
+    given = {names[f]: getattr(checked, f) for f in names if f in checked.model_fields_set}
+    given |= checked.model_extra or {}
+    every = parameters_of(component)
+    if errors := [
+        ((name,), value, PydanticCustomError("reference", _NO_REFERENCE))
+        for name, value in given.items()
+        if not _may_refer(every, name) and _holds_reference(value)
+    ]:
+        raise _invalid(errors)
+    return given
 
 
 def has_target(value: Any) -> bool:
@@ -299,6 +316,19 @@ def _takes_target(parameters: Mapping[str, inspect.Parameter], name: str) -> boo
     return name in parameters and _mentions(parameters[name].annotation, Target)
 
 
+def _may_refer(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+    """Return True for an argument that may hold `env:NAME`."""
+    free = [p for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+    return any(may_refer(p.annotation) for p in ([parameters[name]] if name in parameters else free))
+
+
+def _holds_reference(value: Any) -> bool:
+    """Return True if plain data has a reference; nested targets and specs check theirs."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_reference, value.values()))
+    return any(map(_holds_reference, value)) if isinstance(value, list | tuple) else reference(value) is not None
+
+
 def _nested(value: Any, info: ValidationInfo) -> Any:
     """Convert nested mappings to Target. The component that takes the built objects checks their types."""
     if isinstance(value, Mapping) and "_target_" in value:
@@ -310,7 +340,7 @@ def _nested(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-def _built(value: Any, path: str, dereferences: bool = True) -> Any:
+def _built(value: Any, path: str, dereferences: bool) -> Any:
     """Return an argument with targets built and `env:NAME` replaced. A spec keeps its references and resolves them
     itself: its key and its copies must not hold the value."""
     if isinstance(value, Target):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from components.redaction import dereference
 from components.specs import Spec
+from components.specs.marks import SERVER
 
 
 class TrackingSpec(Spec):
-    uri: str | None = None
+    uri: Annotated[str | None, SERVER] = None
     """MLflow tracking server or database. None uses SQLite under the run root: `<root>/mlflow/mlflow.db`. Give an
     address with a password as `env:NAME`, the environment variable from which it is read at the moment of use."""
     experiment: str | None = None

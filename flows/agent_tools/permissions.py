@@ -1,26 +1,26 @@
 """Permissions of an agent: the experiments that the operator offers, and the overrides that it may give.
 
 An agent's text is untrusted. The rules are those of served deployments (`flows.scheduling.parameters`): plain
-`key=value` overrides of the keys that `serve.overrides` lists. In addition, a list must not contain keys that choose
-code or a place of files (`FORBIDDEN`), and no value is a URL or a path outside of the root.
+`key=value` overrides of the keys that `serve.overrides` lists. In addition, no key chooses code, a program, a server, a
+path or an environment variable (`components.specs.access`), in the configuration of the operator or of the run, which
+may choose another option of a group. No value is a URL or a path outside of the root.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.errors import Problem, SpecError
 from components.redaction import mask_text
 from components.specs import nearest
+from components.specs.access import access_at
 from flows.experiment.spec import ExperimentSpec
 from flows.scheduling import parameters
 from flows.scheduling.parameters import ServedExperiment
 
-FORBIDDEN = ("allow", "root", "store", "tracking", "_target_", "command")
-"""Names that no part of a key in `serve.overrides` may have."""
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _STEP = re.compile(r"@[0-9]{1,6}")
 
@@ -36,7 +36,7 @@ class Permissions:
         for name, experiment in self._offered.items():
             try:
                 spec = self.specs[name] = parameters.resolve(experiment)
-                new = [_forbidden(key) for key in spec.serve.overrides if set(key.split(".")) & set(FORBIDDEN)]
+                new = list(_forbidden(spec, spec.serve.overrides))
             except SpecError as error:
                 new = list(error.problems)
             problems += [problem for problem in new if problem not in problems]
@@ -73,7 +73,9 @@ class Permissions:
         allowed = self.specs[experiment].serve.overrides
         if problems := list(parameters.not_allowed(overrides, allowed)) or list(self._outside(overrides)):
             raise SpecError(problems)
-        parameters.resolve(served, overrides)
+        spec = parameters.resolve(served, overrides)
+        if problems := list(_forbidden(spec, [line.partition("=")[0] for line in overrides])):
+            raise SpecError(problems)
         return [*served.lines, *overrides, *(["--config-dir", served.config_dir] if served.config_dir else [])]
 
     def _outside(self, overrides: Sequence[str]) -> Iterator[Problem]:
@@ -119,8 +121,12 @@ def policy_name(text: str) -> tuple[str, str]:
     return name, at + step
 
 
-def _forbidden(key: str) -> Problem:
-    return Problem("serve.overrides", f"{key!r}: an agent must not choose code or places of files; remove this key")
+def _forbidden(spec: ExperimentSpec, keys: Iterable[str]) -> Iterator[Problem]:
+    """Yield a problem for each key whose value reaches out of the run."""
+    for key in keys:
+        if (access := access_at(spec, key)) is not None:
+            message = f"{key!r} {access.text}, which an agent must not choose; remove this key"
+            yield Problem("serve.overrides", message)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -16,6 +17,7 @@ from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact, Store
 from components.errors import Problem, ResourceError, SpecError
 from components.specs import Spec
+from components.specs.marks import FILES
 from components.trajectories.feedback_episodes import Learns
 from flows.stages import EPISODE_KINDS
 
@@ -23,7 +25,7 @@ from flows.stages import EPISODE_KINDS
 class FeedbackSpec(Spec):
     """Training on human feedback about episodes, before the first round."""
 
-    path: str = Field(min_length=1)
+    path: Annotated[str, FILES] = Field(min_length=1)
     """File of answers, or folder of such files: `ROOT/feedback`, or the output of `flows.annotate --export`."""
     algorithm: FeedbackAlgorithmSpec
     """Algorithm: `sft` trains on corrections, and on scored episodes weighted by their scores; dpo, ipo and orpo on

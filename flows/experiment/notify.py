@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from components.specs import Spec
+from components.specs.marks import ENV_VARIABLE
 from components.specs.served import VARIABLE
 
 Event = Literal["ended", "failed", "approval", "guard", "budget"]
@@ -17,7 +18,7 @@ EVENTS: tuple[Event, ...] = ("ended", "failed", "approval", "guard", "budget")
 class NotifySpec(Spec):
     """Destinations of the events of a run. They do not affect results, so they are in no stage key."""
 
-    url_variable: str | None = Field(None, pattern=VARIABLE)
+    url_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable that holds the URL of a webhook, which gets a POST with a JSON body for each event. The URL
     is a secret, so the configuration names only its variable. null: no webhook."""
     prefect: bool = False

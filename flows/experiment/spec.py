@@ -26,7 +26,7 @@ from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
 from components.rollout.spec import AgentSpec, CollectSpec
-from components.specs import Spec, Target
+from components.specs import Spec, Target, marks
 from components.tracking.spec import TrackingSpec
 from flows.experiment import checks
 from flows.experiment.budget import BudgetSpec
@@ -51,10 +51,10 @@ class ExperimentSpec(Spec):
     """Seed of all random number generators of the run."""
     seeds: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(None, min_length=1)
     """Seeds of a sweep: one run for each, and means over them. It takes the place of `seed`. null: one run."""
-    root: str = Field(None, validate_default=True)
+    root: Annotated[str, marks.FILES] = Field(None, validate_default=True)
     """Folder for everything that a run writes: artifacts, MLflow and Prefect data, logs. Validation makes it absolute:
     a relative path is relative to the working directory; null means `runs` beside the code."""
-    store: str | None = None
+    store: Annotated[str | None, marks.FILES] = None
     """URI of an artifact store that several machines share, such as `s3://BUCKET/PREFIX`; the artifacts below `root`
     are then a working copy. Credentials come from the environment. null: artifacts exist below `root` only."""
     flow: FlowTarget = Field(default_factory=lambda: FlowTarget.model_validate({"_target_": DEFAULT_FLOW}))
@@ -109,7 +109,7 @@ class ExperimentSpec(Spec):
     compute: ComputeSpec = ComputeSpec()
     tracking: TrackingSpec = TrackingSpec()
     serve: ServeSpec = ServeSpec()
-    allow: list[str] = []
+    allow: Annotated[list[str], marks.CODE] = []
     """Packages of the user from which a `_target_` may come, besides `components`."""
 
     @field_validator("root", mode="before")

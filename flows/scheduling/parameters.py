@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import Problem, ResourceError, SpecError
+from components.redaction import reference
 from flows.experiment.spec import ExperimentSpec
 
 VARIABLE = "ESPALIER_DEPLOYMENTS"
@@ -164,6 +165,8 @@ def not_allowed(lines: Sequence[str], allowed: Sequence[str]) -> Iterator[Proble
         key = override.get_key_element()
         if override.type is not OverrideType.CHANGE or key not in allowed:
             yield Problem("overrides", f"{shown}: a run may not set this; {keys} (expected key=value)")
+        elif any(map(reference, _items(override.value()))):
+            yield Problem("overrides", f"{shown}: a run may not read environment variables; expected a plain value")
         elif override.is_sweep_override() or not _plain(override.value()) or _calls(line):
             yield Problem(
                 "overrides",
@@ -177,9 +180,13 @@ def _plain(value: Any) -> bool:
     A mapping could set keys that are not allowed, and an interpolation (`${oc.env:NAME}`) could reveal data of the
     operator. The check uses the parsed text, because `$\\{` parses to an interpolation, too.
     """
-    items = value if isinstance(value, list) else [value]
-    scalars = all(isinstance(item, str | int | float | bool | None) for item in items)
-    return scalars and not any(isinstance(item, str) and "$" in item and "{" in item for item in items)
+    scalars = all(isinstance(item, str | int | float | bool | None) for item in _items(value))
+    return scalars and not any(isinstance(item, str) and "$" in item and "{" in item for item in _items(value))
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items of a list; a list of the value if it is none."""
+    return value if isinstance(value, list) else [value]
 
 
 def _calls(line: str) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from components.artifacts import Draft
 from components.errors import Problem, ResourceError, SpecError
+from components.specs.marks import FILES
 from components.trajectories.feedback_episodes import Learns
 from components.trajectories.schema import SCHEMA_VERSION, Selection
 from flows.stages.base import Context, Inputs, Stage, StageSpec
 
 
 class FeedbackStage(StageSpec):
-    path: str
+    path: Annotated[str, FILES]
     """File of answers, or folder of such files; not part of the key."""
     answers: str
     """Digest of the answers."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from components.artifacts import Artifact, Draft
 from components.specs import Target
+from components.specs.marks import CODE
 from flows.stages.base import Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec
 
 SHARD = "shard"
@@ -25,7 +26,7 @@ SHARD_SECONDS = "shard_seconds"
 class ShardStage(StageSpec):
     stage: str
     """Name of the whole stage."""
-    spec: dict[str, Any]
+    spec: Annotated[dict[str, Any], CODE]
     """Data of the spec of the whole stage."""
     index: int = Field(ge=0)
     """Number of the shard, from 0."""

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -291,6 +291,11 @@ def silence_prefect() -> None:
 def printable(text: str) -> str:
     """Return the text with each unprintable character, such as a terminal control code, replaced by U+FFFD."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def printable_lines(lines: Iterable[str]) -> str:
+    """Return lines of foreign text as one text, each line printable."""
+    return "\n".join(map(printable, lines))
 
 
 def duration(seconds: float) -> str:

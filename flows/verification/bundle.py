@@ -12,14 +12,18 @@ Paths of the machine are left out of the configuration; secrets are masked in th
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
+import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -44,6 +48,13 @@ ARTIFACTS = "artifacts"
 ARCHIVE = ".tar.gz"
 FORMAT = 1
 Contents = Literal["needed", "all", "none"]
+MOST_EXPANSION = 50
+"""Limit on the unpacked size of an archive, as a multiple of its own."""
+SMALL = 64 * 1024**2
+"""Unpacked size in bytes that every archive may have."""
+MOST_FILES = 100_000
+LARGEST_READ = 1024**2
+"""Bytes of an archive that are read at once."""
 READS_FILES = ("import", "feedback")
 """Stages that read files which are no artifacts."""
 
@@ -63,8 +74,6 @@ class BundledStage:
     """`sha256` and `bytes` of each file."""
     metrics: dict[str, float]
     seconds: float
-    unrepeatable: str = ""
-    """Reason why the stage cannot be recomputed from artifacts alone; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +174,8 @@ def opened_bundle(path: Path) -> Iterator[tuple[Bundle, Path]]:
     if path.is_file() and path.name.endswith(ARCHIVE):
         with TemporaryDirectory() as scratch:
             try:
-                with tarfile.open(path) as archive:
-                    archive.extractall(scratch, filter="data")
-            except (tarfile.TarError, OSError, EOFError) as error:
+                _unpack(path, Path(scratch))
+            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
                 raise ResourceError(f"{path} is not a readable archive: {error}") from None
             files = list(Path(scratch).glob(f"*/{FILE}"))
             if len(files) != 1:
@@ -178,6 +186,53 @@ def opened_bundle(path: Path) -> Iterator[tuple[Bundle, Path]]:
         raise ResourceError(f"{path} does not exist; expected a bundle that flows.bundle wrote")
     file = path if path.is_file() else path / FILE
     yield _read(file), file.parent
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Unpack an archive of plain files and folders. Raises OSError for one that expands beyond the limits."""
+    limit = max(SMALL, MOST_EXPANSION * path.stat().st_size)
+    limit = min(limit, shutil.disk_usage(folder).free)
+    with (
+        gzip.open(path) as stream,
+        _Bounded(stream, limit) as bounded,
+        tarfile.open(fileobj=bounded, mode="r:") as archive,
+    ):
+        for number, member in enumerate(archive):
+            if number >= MOST_FILES:
+                raise OSError(f"more than {MOST_FILES:,} entries")
+            if not (member.isreg() or member.isdir()):
+                raise OSError(f"{member.name[:99]!r} is neither a file nor a folder")
+            if PurePath(member.name).is_absolute():
+                raise tarfile.AbsolutePathError(member)
+            archive.extract(member, folder, filter="data")
+
+
+class _Bounded(io.RawIOBase):
+    """Decompressed stream of which at most `limit` bytes can be read, and at most `LARGEST_READ` at once: the sizes in
+    the headers of an archive are its author's."""
+
+    def __init__(self, stream: gzip.GzipFile, limit: int):
+        self._stream, self._limit = stream, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= LARGEST_READ:
+            raise OSError(f"a header of {size:,} bytes")
+        self._check(self.tell() + size - 1)
+        return self._stream.read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check(offset)
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def _check(self, position: int) -> None:
+        if position >= self._limit + tarfile.RECORDSIZE:  # the end of an archive is padded
+            raise OSError(f"expands to more than {self._limit / 1e6:,.0f} MB")
 
 
 def _read(path: Path) -> Bundle:
@@ -196,6 +251,15 @@ def _read(path: Path) -> Bundle:
         bundle = TypeAdapter(Bundle).validate_python(data)
     except ValidationError as error:
         raise ArtifactDamaged(f"{path} is not valid: {first_problem(error)}") from None
+    for stage in bundle.stages:
+        if stage.request.get("stage") not in STAGES:
+            raise ArtifactDamaged(f"{path}: {stage.label[:99]!a} is no stage of this Espalier")
+        if not is_key(stage.key):
+            raise ArtifactDamaged(f"{path}: {stage.key[:50]!a} is not an artifact key")
+        try:
+            Request.from_json(stage.request)
+        except ResourceError as error:
+            raise ArtifactDamaged(f"{path}: {stage.label[:99]!a}: {error}") from None
     digests = {stage.key: stage.digest for stage in bundle.stages}
     for key, manifest in bundle.included.items():
         if not is_key(key):
@@ -233,15 +297,14 @@ def _bundled(stage: StageRecord, reader: StoreReader) -> BundledStage:
         files=manifest["files"],
         metrics=manifest["metrics"],
         seconds=manifest["seconds"],
-        unrepeatable=_unrepeatable(Request.from_json(stage.request)),
     )
 
 
-def _unrepeatable(request: Request) -> str:
-    """Return the reason why a request cannot be recomputed from artifacts alone; empty if it can."""
+def unrepeatable(request: Request) -> str:
+    """Return the reason why a request cannot be recomputed from artifacts alone; empty if it can. Raises SpecError."""
     if request.stage in READS_FILES:
         return "reads files that are not artifacts"
-    spec = validate(STAGES[request.stage].spec, request.spec, allow=request.allow)
+    spec = validate(STAGES[request.stage].spec, request.spec, path=request.stage, allow=request.allow)
     inference = getattr(spec, "inference", None)
     if inference is not None and not inference.loads_policies:
         return "samples from a model that another server holds"
@@ -261,7 +324,9 @@ def _keys(stages: list[BundledStage], contents: Contents) -> list[str]:
     """Return the keys of the artifacts to include."""
     if contents == "none":
         return []
-    needed = {stage.key for stage in stages if stage.unrepeatable or stage.kind == "evaluation"} | {_policy(stages)}
+    needed = {_policy(stages)} | {
+        stage.key for stage in stages if stage.kind == "evaluation" or unrepeatable(Request.from_json(stage.request))
+    }
     chosen = {stage.key for stage in stages} if contents == "all" else needed
     return sorted(key for key in chosen | _foreign_keys(stages) if key is not None)
 

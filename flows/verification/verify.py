@@ -3,6 +3,10 @@
 A stage is recomputed on its recorded inputs: those in the bundle, or those that were recomputed with equal digests.
 Where an input could only be recomputed with another content (another processor rounds otherwise), the stages after it
 run on the recomputed one, and of these only evaluations are judged: their success must lie in the recorded interval.
+
+The author of a bundle is not trusted. Without `trust`, a stage that would start programs, contact servers, read paths
+or run code that is not part of Espalier (`components.specs.access`) is skipped, and the bundle's list of allowed
+packages does not count.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from typing import Literal
 
 from components.artifacts import Artifact, Store
 from components.errors import ResourceError
+from components.specs.access import accesses
 from flows.stages.base import Context, Request
-from flows.stages.execute import recompute
-from flows.verification.bundle import ARTIFACTS, Bundle, BundledStage, artifact_of
+from flows.stages.execute import recompute, stage_and_spec
+from flows.verification.bundle import ARTIFACTS, Bundle, BundledStage, artifact_of, unrepeatable
 from flows.verification.content import compare_contents
 
+ONLY_TRUSTED = "runs only with --trust"
 Verdict = Literal["same", "within_tolerance", "different", "not_comparable", "skipped"]
 """`not_comparable`: recomputed on inputs that are not the recorded ones. `skipped`: not recomputed."""
 
@@ -34,6 +40,18 @@ class VerifiedStage:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class PlannedStage:
+    """Stage of a bundle before its verification."""
+
+    stage: BundledStage
+    request: Request
+    skipped: str = ""
+    """Reason why it will not be recomputed; empty if it will."""
+    reaches: Sequence[str] = ()
+    """Programs, servers, files and code that it uses."""
+
+
 @dataclass
 class Verification:
     """Verification of the stages of a bundle in a work folder, where recomputed artifacts are kept."""
@@ -43,6 +61,8 @@ class Verification:
     """Folder of the bundle."""
     work: Path
     """Root of the recomputation."""
+    trust: bool = False
+    """Run also stages that reach out of the bundle, with the packages that it allows."""
     on_stage: Callable[[VerifiedStage], None] = lambda stage: None
     results: list[VerifiedStage] = field(default_factory=list)
 
@@ -59,17 +79,32 @@ class Verification:
         verdict: `different`, else `within_tolerance`, else `same`; `skipped` if no stage could be compared.
 
         Raises ResourceError for a label that the bundle does not have."""
-        chosen = [self.bundle.stage(label) for label in labels] or self.bundle.stages
-        needed = self._needed([stage.key for stage in chosen])
         try:
-            for stage in self.bundle.stages:
-                if stage.key in needed:
-                    self._finish(self._verified(stage))
+            for planned in self.planned(labels):
+                self._finish(self._verified(planned))
         finally:
             self.context.warm.close()
         verdicts = {result.verdict for result in self.results}
         order: tuple[Verdict, ...] = ("different", "within_tolerance", "same")
         return next((verdict for verdict in order if verdict in verdicts), "skipped")
+
+    def planned(self, labels: Sequence[str] = ()) -> list[PlannedStage]:
+        """Return what `verify` will do with each stage. Raises ResourceError for a label that the bundle does not
+        have, and SpecError for a request that is not valid."""
+        chosen = [self.bundle.stage(label) for label in labels] or self.bundle.stages
+        needed = self._needed([stage.key for stage in chosen])
+        return [self._plan(stage) for stage in self.bundle.stages if stage.key in needed]
+
+    def _plan(self, stage: BundledStage) -> PlannedStage:
+        request = Request.from_json(stage.request)
+        reaches = [f"allow = {', '.join(request.allow)} runs code"] if request.allow else []
+        if reaches and not self.trust:  # validation already imports these packages
+            return PlannedStage(stage, request, f"{reaches[0]}; {ONLY_TRUSTED}")
+        if reason := unrepeatable(request):
+            return PlannedStage(stage, request, f"{reason}; its files match their digests")
+        reaches += [str(reach) for reach in accesses(stage_and_spec(request)[1])]
+        reason = f"{reaches[0]}; {ONLY_TRUSTED}" if reaches and not self.trust else ""
+        return PlannedStage(stage, request, reason, reaches)
 
     def _needed(self, keys: Sequence[str]) -> set[str]:
         """Return these keys and those of the stages that must be recomputed first, because the bundle does not include
@@ -89,11 +124,11 @@ class Verification:
         self.results.append(result)
         self.on_stage(result)
 
-    def _verified(self, stage: BundledStage) -> VerifiedStage:
+    def _verified(self, planned: PlannedStage) -> VerifiedStage:
         """Recompute a stage and compare it."""
-        if stage.unrepeatable:
-            return VerifiedStage(stage.label, "skipped", f"{stage.unrepeatable}; its files match their digests")
-        request = Request.from_json(stage.request)
+        stage, request = planned.stage, planned.request
+        if planned.skipped:
+            return VerifiedStage(stage.label, "skipped", planned.skipped)
         missing = [name for name, key in request.inputs.items() if key not in self._available]
         if missing:
             return VerifiedStage(stage.label, "skipped", f"no artifact for its input {', '.join(sorted(missing))}")

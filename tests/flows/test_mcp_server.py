@@ -242,8 +242,11 @@ def test_answers_contain_no_secret(monkeypatch):
         ([], "no experiment is given"),
         (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
         (["+experiment=smok"], "smok"),
-        (["+experiment=smoke", "serve.overrides=[rounds,root]"], "'root': an agent must not choose"),
-        (["+experiment=smoke", "serve.overrides=[environment._target_]"], "an agent must not choose"),
+        (
+            ["+experiment=smoke", "serve.overrides=[rounds,root]"],
+            "'root' reads or writes files, which an agent",
+        ),
+        (["+experiment=smoke", "serve.overrides=[environment._target_]"], "which an agent must not choose"),
     ],
 )
 def test_a_mistake_of_the_operator_is_reported_before_the_server_answers(capsys, arguments, message):

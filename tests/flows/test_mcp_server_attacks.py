@@ -67,12 +67,17 @@ def test_allowed_values_pass(permitted, root):
     assert arguments == ["+experiment=smoke", ALLOWED, f"root={root}", *lines]
 
 
+JUDGE = ("reward=ruler", "reward.model.url=http://h/v1", "reward.model.model=m")
+
+
 @pytest.mark.parametrize(
-    "key", ["allow", "root", "store", "tracking.uri", "environment._target_", "environment.command"]
-)
-def test_an_operator_cannot_offer_code_or_places(key):
-    with pytest.raises(SpecError, match=r"serve\.overrides"):
-        Permissions([ServedExperiment("smoke", "smoke", (f"serve.overrides=[{key}]",))])
+    "key",
+    ["allow", "root", "store", "tracking.uri", "environment._target_", "agent.function", "notify.url_variable",
+     "reward.model.url", "reward.model.key_variable"],
+)  # fmt: skip
+def test_an_operator_cannot_offer_what_reaches_out_of_a_run(key):
+    with pytest.raises(SpecError, match="which an agent must not choose"):
+        Permissions([ServedExperiment("smoke", "smoke", (f"serve.overrides=[{key}]", *JUDGE))])
 
 
 @pytest.mark.parametrize(

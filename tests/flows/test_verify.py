@@ -1,6 +1,8 @@
 """Bundles of runs, and their verification: equal bytes, a changed file, another result and where it begins."""
 
+import gzip
 import json
+import resource
 import shutil
 import tarfile
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from components.artifacts import Artifact, stage_key
+from components.artifacts.keys import json_digest
 from components.errors import ArtifactDamaged, ResourceError
 from flows import bundle as bundle_command
 from flows import verify as verify_command
@@ -136,13 +139,116 @@ def test_an_archive_is_a_bundle_too(run, tmp_path):
     assert verified(path, tmp_path)[0] == "same"
 
 
-def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "link"])
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name):
     with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "file", arcname="../outside")
+        member = tarfile.TarInfo(name)
+        if name == "link":
+            member.type, member.linkname = tarfile.SYMTYPE, "file"
+        archive.addfile(member)
     with pytest.raises(ResourceError, match="not a readable archive"), opened_bundle(tmp_path / "bad.tar.gz"):
         pass
     assert not (tmp_path.parent / "outside").exists()
+
+
+@pytest.mark.parametrize("part", ["content", "header"])
+def test_an_archive_that_expands_without_measure_is_refused(tmp_path, part):
+    """1.5 GB of zeros in 1.5 MB, as a file and as an extended header that tarfile reads at once."""
+    size = 1_500 * 1024**2
+    member = tarfile.TarInfo("run/zeros")
+    member.size = size
+    if part == "header":
+        member.type = tarfile.XHDTYPE
+    chunk = bytes(1024**2)
+    with gzip.open(tmp_path / "bomb.tar.gz", "wb", compresslevel=1) as archive:
+        archive.write(member.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(size // len(chunk)):
+            archive.write(chunk)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (
+        pytest.raises(ResourceError, match=r"expands to more than|a header of"),
+        opened_bundle(tmp_path / "bomb.tar.gz"),
+    ):
+        pass
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "kB"
+
+
+# --- a bundle of somebody else ---
+
+
+def hostile(tmp_path, part, allow=()):
+    """The start evaluation of the published bundle, with parts of its request replaced, and a valid digest."""
+    data = json.loads(PUBLISHED.read_text())
+    stage = next(stage for stage in data["stages"] if stage["request"]["stage"] == "evaluate")
+    stage["request"]["inputs"] = {}
+    stage["request"]["spec"] |= part
+    stage["request"]["allow"] = list(allow)
+    data |= {"stages": [stage], "included": {}}
+    del data["digest"], data["format"]
+    path = tmp_path / "evil"
+    path.mkdir()
+    (path / "bundle.json").write_text(json.dumps({"format": 1, "digest": json_digest(data), **data}))
+    return path
+
+
+def mcp(**arguments):
+    return {"_target_": "components.environments.adapters.mcp.Mcp", "scenarios": None, **arguments}
+
+
+HOSTILE = {
+    "program": ({"environment": mcp(command=["touch", "MARKER"])}, "starts a program"),
+    "server": ({"environment": mcp(url="http://127.0.0.1:1/mcp")}, "contacts a server"),
+    "file": ({"reward": {"_target_": "components.rewards.rules.human.Human", "path": "/etc"}}, "reads or writes files"),
+    "nested": (
+        {
+            "environment": {
+                "_target_": "components.environments.mixture.Mixture",
+                "environments": {"a": mcp(url="http://h")},
+            }
+        },
+        "contacts a server",
+    ),
+    "folder of a model": ({"model": {"name": "/srv/model"}}, "reads a model folder or downloads a model"),
+    "function that is no component": (
+        {"reward": {"_target_": "components.models.digests.folder_digest"}},
+        "runs code",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_bundle_reaches_nothing_without_trust(tmp_path, capsys, name):
+    part, access = HOSTILE[name]
+    marker = tmp_path / "marker"
+    part = json.loads(json.dumps(part).replace("MARKER", str(marker)))
+    path = hostile(tmp_path, part)
+    assert verify_command.main([str(path), "--work", str(tmp_path / "work")]) == 1
+    lines = capsys.readouterr()
+    assert "recomputes 0 of 1 stages" in lines.err
+    assert f"{access}; runs only with --trust" in lines.err
+    assert lines.out == "skipped\n"
+    assert not marker.exists()
+
+
+def test_packages_that_a_bundle_allows_are_not_imported_without_trust(tmp_path, capsys):
+    path = hostile(tmp_path, {"reward": {"_target_": "antigravity_of_the_test.reward"}}, ["antigravity_of_the_test"])
+    assert verify_command.main([str(path)]) == 1
+    assert "allow = antigravity_of_the_test runs code; runs only with --trust" in capsys.readouterr().err
+    assert verify_command.main([str(path), "--trust"]) == 2
+    assert "no module named 'antigravity_of_the_test'" in capsys.readouterr().err
+
+
+def test_what_runs_is_printed_before_it_runs(tmp_path):
+    with opened_bundle(hostile(tmp_path, {"environment": mcp(command=["touch", "x"])})) as (bundle, folder):
+        [planned] = Verification(bundle, folder, tmp_path / "work", trust=True).planned()
+    assert planned.skipped == ""
+    assert "environment.command = ['touch', 'x'] starts a program" in planned.reaches
+
+
+def test_the_published_bundle_needs_no_trust(tmp_path):
+    with opened_bundle(PUBLISHED) as (bundle, folder):
+        planned = Verification(bundle, folder, tmp_path / "work").planned()
+    assert [entry.stage.label for entry in planned if entry.skipped] == []
 
 
 def test_commands(run, tmp_path, capsys):

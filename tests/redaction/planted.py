@@ -4,26 +4,43 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from components.environments.protocol import Messages
 from components.environments.worlds.shop import Shop
+from components.specs.marks import REFERENCE
 from components.trajectories.schema import Scenario
 
 logger = logging.getLogger(__name__)
 
 
 class Holder:
-    def __init__(self, settings: Any = None, name: str = ""):
+    def __init__(self, settings: Annotated[Any, REFERENCE] = None, name: Annotated[str, REFERENCE] = ""):
         self.settings = settings
         self.name = name
+
+
+class Undeclared:
+    def __init__(self, value: Any = None):
+        self.value = value
+
+
+class Free:
+    def __init__(self, **values: Any):
+        self.values = values
 
 
 class World(Shop):
     """The shop with settings. With `note`, it writes the key that it was given there, logs it and says it in the error
     of one episode, as careless code does."""
 
-    def __init__(self, seed: int = 0, train: int = 512, heldout: int = 128, settings: Any = None):
+    def __init__(
+        self,
+        seed: int = 0,
+        train: int = 512,
+        heldout: int = 128,
+        settings: Annotated[Any, REFERENCE] = None,
+    ):
         super().__init__(seed, train, heldout)
         self.settings = settings
         self.note = Path(settings["note"]) if isinstance(settings, dict) and "note" in settings else None

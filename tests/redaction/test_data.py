@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from components.errors import ResourceError, SpecError
 from components.redaction import MASK, Secret, dereference, mask, mask_text, refuse_secrets, secrets_in
@@ -144,6 +145,14 @@ def test_a_reference_is_resolved_when_the_target_is_built_and_not_before(monkeyp
         spec.build()
 
 
+@pytest.mark.parametrize("value", ["env:PLANTED", ["env:PLANTED"], {"a": {"b": "env:PLANTED"}}])
+def test_an_argument_that_does_not_declare_it_may_not_hold_a_reference(monkeypatch, value):
+    monkeypatch.setenv("PLANTED", "zq81kd02mfp")
+    for target in ("tests.redaction.planted.Undeclared", "tests.redaction.planted.Free"):
+        with pytest.raises(ValidationError, match="may not hold a reference"):
+            Target.model_validate({"_target_": target, "value": value}, context={"allow": ["tests"]})
+
+
 def test_a_reference_stands_for_a_whole_value(monkeypatch):
     monkeypatch.setenv("PLANTED", "x")
     assert dereference({"a": "env:PLANTED", "b": "Bearer env:PLANTED", "c": 1}, "k") == {
@@ -154,7 +163,7 @@ def test_a_reference_stands_for_a_whole_value(monkeypatch):
 
 
 TAKEN = {
-    "environment.settings.api_key": "environment.settings.api_key=env:NAME, which an argument that is text takes",
+    "environment.settings.api_key": "environment.settings.api_key=env:NAME, if the argument declares it (REFERENCE)",
     "evaluate.reward.token": "evaluate.reward.token=env:NAME",
     "tracking.uri": "tracking.uri=env:NAME",
     "reward.model.api_key": "reward.model.key_variable=NAME",

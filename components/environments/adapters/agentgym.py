@@ -46,6 +46,7 @@ from components.environments.adapters.agentgym_server import (
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT, InvalidAction, call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
+from components.specs.marks import FILES, SERVER
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -91,12 +92,12 @@ class AgentGym:
             "webshop", "sqlgym", "webarena", "weather", "movie", "academia", "sheet", "todo", "alfworld", "sciworld",
             "babyai", "textcraft", "maze", "wordle", "searchqa",
         ],
-        url: str,
+        url: Annotated[str, SERVER],
         train: Listing = 200,
         heldout: Listing = 100,
         format: Literal["react", "tool", "plain"] = "react",
         system: str | None = None,
-        demonstrations: str | None = None,
+        demonstrations: Annotated[str | None, FILES] = None,
         max_turns: Annotated[int, Field(ge=1)] | None = None,
         threshold: float | None = None,
         step_errors: Literal["fail", "tell"] = "fail",

@@ -25,6 +25,7 @@ from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
 from components.environments.tools import InvalidAction, acts, shorten, with_commands
 from components.errors import EnvironmentFailed, ResourceError
+from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -71,7 +72,7 @@ class ALFWorld(RestorableActions):
 
     def __init__(
         self,
-        data: str | None = None,
+        data: Annotated[str | None, FILES] = None,
         tasks: Annotated[Sequence[Task], Field(min_length=1)] | None = None,
         unseen: bool = True,
         commands: bool = True,

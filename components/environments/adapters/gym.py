@@ -29,6 +29,7 @@ from components.environments.scenario_counts import Count
 from components.environments.tools import InvalidAction, acts, shorten
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
+from components.specs.marks import CODE, REFERENCE
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -87,9 +88,9 @@ class Gym(RestorableActions):
 
     def __init__(
         self,
-        id: str = "FrozenLake-v1",
+        id: Annotated[str, CODE] = "FrozenLake-v1",
         make: Callable[..., Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Annotated[Mapping[str, Any] | None, REFERENCE] = None,
         vary: Callable[[int], Variant] | None = None,
         actions: Sequence[str] | None = None,
         about: str | None = None,

@@ -30,6 +30,7 @@ from components.environments.scenario_counts import Count
 from components.environments.tool_tasks import content_digest, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, Problem, SpecError
+from components.specs.marks import ENV_VARIABLE, FILES, PROGRAM, SERVER
 from components.specs.registered import registered
 from components.specs.served import VARIABLE, check_address
 from components.specs.source import module_digest, script_digest
@@ -71,12 +72,12 @@ class Mcp:
 
     def __init__(
         self,
-        scenarios: str | None,
-        command: Sequence[str] | None = None,
-        url: str | None = None,
-        variables: Sequence[Variable] = (),
-        headers: Mapping[str, Variable] | None = None,
-        folder: str | None = None,
+        scenarios: Annotated[str | None, FILES],
+        command: Annotated[Sequence[str] | None, PROGRAM] = None,
+        url: Annotated[str | None, SERVER] = None,
+        variables: Annotated[Sequence[Variable], ENV_VARIABLE] = (),
+        headers: Annotated[Mapping[str, Variable] | None, ENV_VARIABLE] = None,
+        folder: Annotated[str | None, FILES] = None,
         tools: Sequence[str] | None = None,
         system: str = SYSTEM,
         success: Callable[..., Any] | None = None,

@@ -30,6 +30,7 @@ from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem
 from components.exceptions import PASSING, passes
 from components.json_text import reject_constant
 from components.retry import Backoff
+from components.specs.marks import REFERENCE, SERVER
 from components.specs.registered import registered
 from components.specs.served import check_address
 from components.trajectories.schema import Scenario
@@ -75,8 +76,8 @@ class OpenEnv:
     def __init__(
         self,
         name: str,
-        url: str,
-        reset: Mapping[str, Any] | None = None,
+        url: Annotated[str, SERVER],
+        reset: Annotated[Mapping[str, Any] | None, REFERENCE] = None,
         system: str = SYSTEM,
         render: Callable[[dict[str, Any]], str] | None = None,
         success: Annotated[float, Field(gt=0)] = 1.0,

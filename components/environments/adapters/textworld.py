@@ -30,6 +30,7 @@ from components.environments.scenario_counts import Count, scenario_numbers
 from components.environments.tools import InvalidAction, acts, shorten, with_commands
 from components.errors import EnvironmentFailed
 from components.json_process import JsonProgram, ProcessExited, RequestFailed
+from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -102,7 +103,7 @@ class TextWorld(RestorableActions):
         kinds: Annotated[Sequence[Kind], Field(min_length=1)] = ("quest", "coin_collector", "cooking"),
         difficulties: Annotated[Sequence[Annotated[int, Field(ge=1, le=5)]], Field(min_length=1)] = (1, 2, 3),
         commands: bool = True,
-        cache: str | None = None,
+        cache: Annotated[str | None, FILES] = None,
         make_timeout: Annotated[float, Field(gt=0)] = 120.0,
         seed: int = 0,
         train: Count = 64,

@@ -30,6 +30,7 @@ from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
+from components.specs.marks import CODE, ENV_VARIABLE, PROGRAM
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -64,16 +65,16 @@ class Verifiers:
 
     def __init__(
         self,
-        taskset: str | Mapping[str, Any],
-        env: Mapping[str, Any] | None = None,
-        folders: Sequence[str] = (),
+        taskset: Annotated[str | Mapping[str, Any], CODE],
+        env: Annotated[Mapping[str, Any] | None, CODE] = None,
+        folders: Annotated[Sequence[str], CODE] = (),
         tasks: Annotated[int, Field(ge=1)] = 10_000,
-        heldout_taskset: Mapping[str, Any] | None = None,
+        heldout_taskset: Annotated[Mapping[str, Any] | None, CODE] = None,
         train: Count | None = None,
         heldout: Count | None = None,
         success: float = 1.0,
-        python: str | None = None,
-        variables: Sequence[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = (),
+        python: Annotated[str | None, PROGRAM] = None,
+        variables: Annotated[Sequence[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]], ENV_VARIABLE] = (),
         start_timeout: Annotated[float, Field(gt=0)] = 300.0,
         timeout: Annotated[float, Field(gt=0)] = 300.0,
     ):

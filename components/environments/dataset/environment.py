@@ -27,6 +27,7 @@ from components.environments.worlds.calculator import evaluate, format_number
 from components.errors import Problem, SpecError
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check
+from components.specs.marks import FILES, SERVER
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -80,9 +81,9 @@ class Dataset(ToolEnvironment):
 
     def __init__(
         self,
-        path: str | list[str] | None = None,
-        heldout_path: str | list[str] | None = None,
-        dataset: str | None = None,
+        path: Annotated[str | list[str] | None, FILES] = None,
+        heldout_path: Annotated[str | list[str] | None, FILES] = None,
+        dataset: Annotated[str | None, SERVER] = None,
         config: str | None = None,
         revision: str | None = None,
         split: str | None = None,
@@ -101,7 +102,7 @@ class Dataset(ToolEnvironment):
         difficulty: Column | None = None,
         tools: Sequence[Literal["calculate", "python"]] = (),
         duplicates: Literal["refuse", "drop"] = "refuse",
-        cache: str | None = None,
+        cache: Annotated[str | None, FILES] = None,
     ):
         source = {"path": path, "dataset": dataset, "config": config, "revision": revision, "split": split}
         sources = _sources({**source, "format": format}, heldout_path, heldout_split, heldout_share, duplicates)

@@ -23,6 +23,7 @@ from components.environments.tau_bench.toolset import TRANSFER, Toolset
 from components.environments.tau_bench.user import GREETING, STOP, SimulatedUser, scripted_opening, scripted_reply
 from components.environments.tools import ToolEnvironment, call
 from components.errors import Problem, SpecError
+from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -51,7 +52,7 @@ class TauBench(RestorableState):
 
     def __init__(
         self,
-        data: str,
+        data: Annotated[str, FILES],
         domain: Literal["retail", "airline"] = "retail",
         heldout: Sequence[Literal["dev", "test"]] = ("test",),
         train_share: Annotated[float, Field(ge=0, lt=1)] = 0.5,

@@ -6,7 +6,7 @@ provider reports, and its cost by the configured or LiteLLM's price.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,6 +20,7 @@ from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
 from components.models.spec import ModelSpec
 from components.redaction import dereference
+from components.specs.marks import ENV_VARIABLE, SERVER
 from components.specs.provider import PriceSpec, check_extra
 from components.specs.served import VARIABLE
 
@@ -28,13 +29,13 @@ class LiteLLMSpec(EngineSpec):
     """A model of any provider that LiteLLM supports."""
 
     name: Literal["litellm"] = "litellm"
-    model: str = Field(pattern=PROVIDER_MODEL)
+    model: Annotated[str, SERVER] = Field(pattern=PROVIDER_MODEL)
     """Name in LiteLLM's form `PROVIDER/MODEL`: `anthropic/claude-sonnet-4-5`."""
-    key_variable: str | None = Field(None, pattern=VARIABLE)
+    key_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable that holds the provider's key; null uses LiteLLM's default variable."""
     price: PriceSpec | None = None
     """Price of the model; null uses LiteLLM's price table. Without either, the cost is unknown."""
-    extra: dict[str, Any] = {}
+    extra: Annotated[dict[str, Any], SERVER] = {}
     """Additional parameters of each request, such as `reasoning_effort`. With null, a default parameter is removed:
     `extra: {temperature: null}`. A secret is given by the name of its environment variable: `env:NAME`."""
     timeout: float = Field(300.0, gt=0)

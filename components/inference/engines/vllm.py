@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,6 +18,7 @@ from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
 from components.inference.vllm.command import RANKS, VLLM_PYTHON
 from components.models.spec import ModelSpec
+from components.specs.marks import ENV_VARIABLE, PROGRAM, SERVER
 from components.specs.served import VARIABLE, check_address, key_of
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ class VllmSpec(EngineSpec):
     key_path: ClassVar[str] = "inference"
 
     name: Literal["vllm"] = "vllm"
-    urls: list[str] = []
+    urls: Annotated[list[str], SERVER] = []
     """Existing servers, as `base_url` of OpenAI's clients. A request goes to the server with the fewest requests in
     flight; all requests of a conversation go to the same server. Empty: the run starts and stops a server."""
-    key_variable: str | None = Field(None, pattern=VARIABLE)
+    key_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable with the API key of the servers in `urls`; null sends no key."""
-    python: str | None = None
+    python: Annotated[str | None, PROGRAM] = None
     """Python interpreter of the environment with vLLM; null: `.venv-vllm/bin/python` beside the code (`make vllm`)."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the started server, on 127.0.0.1; 0 picks a free port."""
@@ -59,7 +60,7 @@ class VllmSpec(EngineSpec):
     sleep: bool = False
     """Sleep mode between stages: the server's weights move to CPU memory and its KV cache is dropped, so that the
     trainer has the whole GPU. Only on a GPU."""
-    arguments: dict[str, str | int | float | bool] = {}
+    arguments: Annotated[dict[str, str | int | float | bool], PROGRAM] = {}
     """Additional server options, such as `{tensor-parallel-size: 2}`. true is an option without a value."""
     start_timeout: float = Field(900.0, gt=0)
     """Time limit in seconds until the started server responds."""

@@ -24,6 +24,7 @@ from components.errors import ArtifactError, BoundaryError, JudgeError, Problem,
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.protocol import ModelReward, RewardResources
+from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 
@@ -60,7 +61,7 @@ class Learned:
 
     def __init__(
         self,
-        path: str | list[str],
+        path: Annotated[str | list[str], FILES],
         task: Any = None,
         task_weight: FiniteFloat = 1.0,
         weight: FiniteFloat = 1.0,

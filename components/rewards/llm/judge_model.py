@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,6 +18,7 @@ from components.rewards.llm.rate_limits import RateLimits
 from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec
+from components.specs.marks import SERVER
 from components.specs.provider import PriceSpec, check_extra
 
 NON_KEY_FIELDS = {
@@ -89,7 +90,7 @@ class PaidSpec(JudgeModelSpec):
     structured: Literal["schema", "object", "none"] = "schema"
     """Form in which JSON is requested: by its schema, as any JSON object, or in words alone. If a server rejects a
     form, the next one is used."""
-    extra: dict[str, Any] = {}
+    extra: Annotated[dict[str, Any], SERVER] = {}
     """Further parameters of each request, such as `reasoning_effort`. With null, a default parameter is removed:
     `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A
     secret is given by the name of its environment variable: `extra: {extra_headers: {Authorization: "env:NAME"}}`."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from components.errors import Problem, ResourceError, SpecError
+from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.feedback import Answer, PairChoice, Rating, content_digest, digest_of, read_all
 from components.trajectories.schema import Failure, Score, Trajectory
@@ -41,7 +42,7 @@ class Human:
     of people who rated or compared it; their notes are its explanation.
     """
 
-    def __init__(self, path: str, choices: Literal["bradley_terry", "share"] = "bradley_terry"):
+    def __init__(self, path: Annotated[str, FILES], choices: Literal["bradley_terry", "share"] = "bradley_terry"):
         self.choices = choices
         self._ratings: defaultdict[Episode, list[Rating]] = defaultdict(list)
         self._choices: defaultdict[Episode, list[PairChoice]] = defaultdict(list)

@@ -26,6 +26,7 @@ from pydantic import Field
 from components.errors import JudgeError, Problem, SpecError
 from components.rewards.judge import judge, reject_running_statistics
 from components.rewards.protocol import ModelReward
+from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Score, Trajectory
 from components.trajectories.step_labels import written
@@ -50,7 +51,12 @@ class Labelled:
     If every turn has a label, the labels are the step rewards.
     """
 
-    def __init__(self, path: str, name: Annotated[str, Field(pattern=r"^[\w-]+$")] = "labelled", task: Any = None):
+    def __init__(
+        self,
+        path: Annotated[str, FILES],
+        name: Annotated[str, Field(pattern=r"^[\w-]+$")] = "labelled",
+        task: Any = None,
+    ):
         if isinstance(task, ModelReward):
             message = f"{type(task).__name__} computes with a model; expected a reward that does not, or null"
             raise SpecError([Problem("reward.task", message)])

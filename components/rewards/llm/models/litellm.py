@@ -5,7 +5,7 @@ Retries and their delays are the same as for a judge behind a URL.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.models.served import AnswerFormat, UnsupportedFormat, about_format, of_completion
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
+from components.specs.marks import ENV_VARIABLE, SERVER
 from components.specs.served import VARIABLE
 
 
@@ -24,9 +25,9 @@ class LiteLLMJudge(PaidSpec):
     """Model of any provider that LiteLLM supports."""
 
     name: Literal["litellm"] = "litellm"
-    model: str = Field(pattern=PROVIDER_MODEL)
+    model: Annotated[str, SERVER] = Field(pattern=PROVIDER_MODEL)
     """Name in LiteLLM's form `PROVIDER/MODEL`: `anthropic/claude-sonnet-4-5`."""
-    key_variable: str | None = Field(None, pattern=VARIABLE)
+    key_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable that holds the provider's key; null uses LiteLLM's default variable."""
 
     @property
