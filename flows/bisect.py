@@ -117,10 +117,8 @@ def _check_trust(records: Sequence[RunRecord], trust: bool) -> None:
                 reaches.setdefault(str(reach), record.short)
     lines = [f"{text} (run {short})" for text, short in reaches.items()]
     if lines and not trust:
-        message = "; ".join(lines)
-        raise SpecError(
-            [Problem("--trust", f"{message}. Bisecting runs these settings: repeat it with --trust if you do")]
-        )
+        problem = f"{'; '.join(lines)}. These settings of the records run only with --trust"
+        raise SpecError([Problem("--trust", problem)])
     for line in lines:
         _say(f"trusted: {line}")
 

@@ -34,6 +34,7 @@ from tests.flows.pretend import pretend, spec_of
 HIGH, LOW, MIDDLE = "+" * 36 + "-" * 4, "+" * 4 + "-" * 36, "+" * 20 + "-" * 20
 NOISE = "+" * 35 + "-" * 5
 LEARNING, CAUSE = {"name": "grpo", "learning_rate": 1e-4}, {"name": "grpo", "learning_rate": 1.0}
+ADAPTERS = "components.environments.adapters"
 COLLECT = {"scenarios": 4, "group_size": 2}
 
 
@@ -229,6 +230,33 @@ def test_runs_that_cannot_be_bisected_are_refused_before_anything_runs(experimen
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert "Traceback" not in error
+    assert experiment.played == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"allow": ["planted_package"]}, "allow = ['planted_package'] runs code"),
+        (
+            {
+                "environment": {
+                    "_target_": "components.environments.adapters.mcp.Mcp",
+                    "scenarios": None,
+                    "command": ["id"],
+                }
+            },
+            "environment.command = ['id'] starts a program",
+        ),
+    ],
+)
+def test_a_record_of_somebody_else_runs_nothing_of_its_own_without_trust(experiment, capsys, change, text):
+    runs = experiment.run(algorithm=LEARNING), experiment.run(algorithm=CAUSE)
+    record = Records(experiment.root).get(runs[1].id)
+    Records(experiment.root).write(replace(record, spec={**record.spec, **change}))
+    assert main([*map(str, ids(experiment, *runs))]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert "only with --trust" in error
     assert experiment.played == []
 
 
