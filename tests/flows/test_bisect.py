@@ -329,7 +329,7 @@ def test_changed_data_are_named_with_their_digests(experiment, capsys):
     write(2)
     experiment.success = lambda spec: LOW
     bad = experiment.run(**offline)
-    result = bisect(capsys, *ids(experiment, good, bad))
+    result = bisect(capsys, "--trust", *ids(experiment, good, bad))
     assert (result["verdict"], result["cause"]["stage"]) == ("data", "import")
     (entry,) = result["cause"]["data"]
     assert entry["key"] == "content"
