@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
@@ -387,7 +387,7 @@ def _is_data(value: Any) -> bool:
     return True
 
 
-def _invalid(errors: list[tuple[tuple[str | int, ...], Any, PydanticCustomError]]) -> ValidationError:
+def _invalid(errors: Sequence[tuple[tuple[str | int, ...], Any, PydanticCustomError]]) -> ValidationError:
     details = [InitErrorDetails(type=error, loc=loc, input=value) for loc, value, error in errors]
     return ValidationError.from_exception_data("Target", details)
 
