@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
     from flows.advice.advice import Advice
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         situation = _situation(options)
         advice = advise(situation, options.overrides, options.config_dir)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     except (EOFError, KeyboardInterrupt):
         return 130

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from components.errors import EspalierError, ResourceError
 from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
     from flows.annotation.episodes import StageEpisodes
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _agreement(options, run)
         return _serve(options, run)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -203,7 +204,7 @@ def _people(root: Path, run: RunRecord, label: str):  # type: ignore[no-untyped-
     try:
         return HumanAssessments(store.connect(uri, root / "mlflow" / "artifacts"), run.id, label).tell
     except (MlflowException, ResourceError) as error:
-        print(f"answers are not sent to MLflow, only saved to the file: {error}", file=sys.stderr)
+        print_message(f"answers are not sent to MLflow, only saved to the file: {error}")
         return None
 
 
@@ -219,7 +220,7 @@ def _all(options: argparse.Namespace, run: RunRecord) -> list[StageEpisodes]:
         try:
             by_digest.setdefault(stage.digest, load(root, run, stage))
         except ResourceError as error:
-            print(f"skipped: {error}", file=sys.stderr)
+            print_message(f"skipped: {error}")
     if not by_digest:
         raise ResourceError(f"the episodes of run {run.short} are no longer in the store")
     return list(by_digest.values())

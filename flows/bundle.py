@@ -17,6 +17,7 @@ from flows.history.records import Records
 from flows.history.store_reader import open_reader
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
+from flows.terminal.exit_codes import print_message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = (options.out or options.root / "bundles" / f"{run.name}-{run.short}").absolute()
         bundle = write_bundle(run, open_reader(options.root, run.spec.get("store")), out, options.artifacts)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     size = sum(file.stat().st_size for file in ([out] if out.is_file() else out.rglob("*")) if file.is_file())
     summary = {

@@ -79,8 +79,7 @@ def calibrate(
         stack.enter_context(Interruption())
         stack.enter_context(redirect_stdout(sys.stderr))  # stdout carries the result only
         root = Path(spec.root)
-        root.mkdir(parents=True, exist_ok=True)
-        context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout, seed=spec.seed)
+        context = Context.created(root, spec.store, lock_timeout=spec.compute.lock_timeout, seed=spec.seed)
         context.store.check()
         stack.callback(context.warm.close)
         console = Console()

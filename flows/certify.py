@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import CertificateFailed, EspalierError
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.console import printable_lines
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 from flows.terminal.pages import write_page
@@ -64,8 +65,7 @@ def certify(
         stack.enter_context(Interruption())
         stack.enter_context(redirect_stdout(sys.stderr))  # stdout carries the result only
         root = Path(spec.root)
-        root.mkdir(parents=True, exist_ok=True)
-        context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
+        context = Context.created(root, spec.store, lock_timeout=spec.compute.lock_timeout)
         context.store.check()
         stack.callback(context.warm.close)
         spec.inference.check_prerequisites()
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(error)
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(data) if options.json else show(data), file=out, flush=True)
+    print(json.dumps(data) if options.json else printable_lines(show(data).splitlines()), file=out, flush=True)
     return 0 if data["passed"] else 1
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import EspalierError, ResourceError
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
+from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
     from components.environments.protocol import Environment, Messages
@@ -83,7 +84,7 @@ class ChatSession:
                 print("(stopped)")
                 self._episode = None
             except EspalierError as error:
-                print(f"error: {error}")
+                print(printable(f"error: {error}"))
                 self._episode = None
 
     def _handle(self, line: str) -> None:
@@ -124,7 +125,11 @@ class ChatSession:
             episode.see(step)
             _show(episode.talk.messages[before:])
             if step.done:
-                print(f"(the episode is over: {_format_outcome(episode.outcome)}; /reset starts a new conversation)")
+                print(
+                    printable(
+                        f"(the episode is over: {_format_outcome(episode.outcome)}; /reset starts a new conversation)"
+                    )
+                )
                 return
         if self._world is not None:
             print(f"(no answer within agent.max_turns = {max_turns})")
@@ -150,7 +155,7 @@ class ChatSession:
         episode.open([message for message in opening if message["role"] != "user"], tools)
         hint = f"; its user would say: {printable(users[0])}" if users else ""
         names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
-        print(f"(scenario {scenario.id}, tools: {names}{hint})")
+        print(printable(f"(scenario {scenario.id}, tools: {names}{hint})"))
         return episode
 
     async def _watch(self, scenario_id: str) -> None:
@@ -160,7 +165,7 @@ class ChatSession:
             return
         scenario = self._scenario(scenario_id)
         episode = self._new(scenario)
-        print(f"(scenario {scenario.id})")
+        print(printable(f"(scenario {scenario.id})"))
         async with episode.within():
             await episode.begin()
             _show(episode.talk.messages)
@@ -172,9 +177,9 @@ class ChatSession:
                     print("(a new context)")
                     _show(episode.talk.messages)
         if episode.failure is not None:
-            print(f"(failed, {episode.failure.boundary}: {episode.failure.message})")
+            print(printable(f"(failed, {episode.failure.boundary}: {episode.failure.message})"))
         elif episode.done:
-            print(f"(the episode is over: {_format_outcome(episode.outcome)})")
+            print(printable(f"(the episode is over: {_format_outcome(episode.outcome)})"))
         else:
             print(f"(the episode did not end within agent.max_turns = {self._world.agent.max_turns})")
         self._episode = None  # the environment serves one episode at a time
@@ -362,7 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with asyncio.Runner() as runner:
             ChatSession(engine, Sampling(options.temperature, max_tokens=max_tokens), world, runner).loop()
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)

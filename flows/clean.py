@@ -29,7 +29,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ from flows.release.retention import Retention
 from flows.stages.judge import ANSWERS
 from flows.stages.shard import SHARD
 from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_message
 
 KEY_LENGTH = 64
 """Characters of a stage key (sha256, hex)."""
@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = [run for run, _ in cleaner.retention.unregistered_runs(dropped)] if cleaner.forgotten else []
         deleted = cleaner.delete(deletable) if options.delete else []
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     if options.json:
         listed = {

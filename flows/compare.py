@@ -26,6 +26,7 @@ from flows.reporting.settings import MISSING
 from flows.reporting.sides import stated_sides
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import duration, printable
+from flows.terminal.exit_codes import print_message
 from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         html = options.html or options.root / "compare" / f"{'-'.join(run.short for run in comparison.runs)}.html"
         html = write_page(html, render(comparison))
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     print(
         json.dumps(to_json(comparison, html)) if options.json else show(comparison, html),

@@ -19,6 +19,7 @@ from components.deployment.targets.spec import local_target, restart_target
 from components.errors import EspalierError, ResourceError
 from flows.release.deployment_ledger import ActiveRelease, Ledger, ledgers, where
 from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_message
 
 
 def state(active: ActiveRelease) -> str:
@@ -131,10 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(stop(root, options.stop) if options.stop else start(root, options.start))
             return 0
     except ResourceError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     except EspalierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print_message(f"{type(error).__name__}: {error}")
         return 1
     deployments = [(ledger.name, active) for ledger in ledgers(root) if (active := ledger.active()) is not None]
     if options.json:

@@ -27,8 +27,10 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.artifacts.roots import private_root
 from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.console import printable_lines
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 from flows.terminal.pages import write_page
@@ -72,7 +74,7 @@ def evaluate(
         scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
         policies.check(resolved, scenarios)
         root = Path(spec.root)
-        root.mkdir(parents=True, exist_ok=True)
+        private_root(root)
         context.store.check()
         _check_weights(resolved, context)
         console = Console()
@@ -211,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(error)
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(result) if options.json else show(result), file=out, flush=True)
+    print(json.dumps(result) if options.json else printable_lines(show(result).splitlines()), file=out, flush=True)
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from components.errors import EspalierError, ResourceError
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader
 from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_message
 
 FORMS = (*(form for form in get_args(FormName) if form not in ("auto", "trajectories")), "parquet")
 """Forms of imports, which all can be written, and `parquet` for whole episodes."""
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = run(options)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     print(json.dumps(result) if options.json else "\n".join(f"{name}: {value}" for name, value in result.items()))
     return 0

@@ -22,6 +22,7 @@ from flows.planning.run_reasons import explain
 from flows.reporting.lineage import show, to_json
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
+from flows.terminal.exit_codes import print_message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lineage = Lineage(options.root, through=True)
         key = lineage.resolve(options.artifact)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     print(json.dumps(to_json(lineage, key)) if options.json else show(lineage, key), end="\n" if options.json else "")
     for problem in lineage.unread:

@@ -15,6 +15,7 @@ from flows.history.records import Records
 from flows.reporting.label_mirror import mirror, result
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
+from flows.terminal.exit_codes import print_message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run, labels = Records(options.root).get(options.run), Labels(options.root)
         changed = labels.clear_notes(run) if options.clear else labels.note(run, options.text)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     problem = mirror(options.root, run, changed)
     if problem:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
+from flows.terminal.console import printable_lines
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 from flows.terminal.pages import write_page
@@ -44,7 +45,7 @@ def qualify(
 
     hush()
     with redirect_stdout(sys.stderr):  # stdout carries the result only
-        checks = run_checks(spec, count, Context.at(spec.root, spec.store).cache)
+        checks = run_checks(spec, count, Context.created(spec.root, spec.store).cache)
     name = spec.environment.target.rpartition(".")[2]
     page = html or Path(spec.root) / FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
     page = write_page(page, render(spec.environment.target, checks, time.strftime("%Y-%m-%d %H:%M:%S"), overrides))
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(error)
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(data) if options.json else show(data), file=out, flush=True)
+    print(json.dumps(data) if options.json else printable_lines(show(data).splitlines()), file=out, flush=True)
     return 0 if data["passed"] else 1
 
 

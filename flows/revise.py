@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import EspalierError, ResourceError
 from components.specs import Target, validate
 from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
     from components.rewards.judges.constitution import Constitution, Revision
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _revise(options)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from components.errors import EspalierError
-from flows.terminal.exit_codes import describe_error
+from flows.terminal.exit_codes import describe_error, print_message
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+    print_message(message)
     raise SystemExit(code)
 
 

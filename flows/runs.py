@@ -28,6 +28,7 @@ from flows.reporting.run_list import (
 )
 from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
+from flows.terminal.exit_codes import print_message
 
 SHOWN_METRIC = "success"
 
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         filters = RunFilter(options.experiment, options.tag, since, options.state, conditions)
         runs = list_runs(options.root, filters, options.best)[: options.limit]
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     named = [*([options.best] if options.best else []), *(condition.metric for condition in conditions)]
     metrics = list(dict.fromkeys(named)) or [SHOWN_METRIC]

@@ -16,7 +16,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from components.environments.tool_tasks import DIFFICULTIES, Author, write_tasks
 from components.errors import EspalierError, ResourceError
 from components.specs.served import VARIABLE, check_address
 from components.specs.wording import first_problem
+from flows.terminal.exit_codes import print_message
 
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Valid name of an HTTP header."""
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = asyncio.run(write(address, author, tools=options.tool, **arguments))
         _save(options.out, tasks)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     counts = Counter(task["split"] for task in tasks)
     print(f"{options.out}: {counts['train']} training tasks, {counts['heldout']} held-out tasks")

@@ -34,7 +34,7 @@ from flows.orchestration.server import PORT
 from flows.scheduling import parameters
 from flows.scheduling.parameters import ServedExperiment
 from flows.terminal.arguments import refuse_root_option
-from flows.terminal.exit_codes import describe_error
+from flows.terminal.exit_codes import describe_error, print_message
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         message_and_code = describe_error(error)
         assert message_and_code is not None
         message, code = message_and_code
-        print(message, file=sys.stderr)
+        print_message(message)
         return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

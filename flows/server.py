@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from components.errors import EspalierError
 from flows.orchestration.server import PORT, start
 from flows.terminal.arguments import RootParser
-from flows.terminal.exit_codes import describe_error
+from flows.terminal.exit_codes import describe_error, print_message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message_and_code = describe_error(error)
         assert message_and_code is not None
         message, code = message_and_code
-        print(message, file=sys.stderr)
+        print_message(message)
         return code
     except KeyboardInterrupt:
         return 0

@@ -10,15 +10,13 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from components.artifacts.roots import private_root
-from components.errors import EspalierError, GuardTriggered, ResourceError
+from components.errors import EspalierError, GuardTriggered
 from components.redaction import refuse_secrets
 from flows.execution import notification
 from flows.execution.overlap import BackgroundRunner, Sequential
@@ -37,18 +35,6 @@ from flows.stages.base import Context
 from flows.terminal.overrides import mask_overrides
 
 logger = logging.getLogger(__name__)
-
-
-def _check_writable(root: Path) -> None:
-    """Raise ResourceError if the root is not writable."""
-    try:
-        private_root(root)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise ResourceError(
-            f"root={root}: not writable: {error.strerror or error}. Choose another folder: root=DIR"
-        ) from None
 
 
 def run(
@@ -81,10 +67,9 @@ def run(
     check_keys(spec)
     refuse(notification.lacking(spec))
     approval.check(spec)
-    _check_writable(root)
+    context = Context.created(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     tracking_uri = spec.tracking.uri or local_uri(root)
     check_tracking(tracking_uri)
-    context = Context.at(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     context.store.check()
     spec = teachers.resolve(spec, context.store)
     starting_point = StartingPoint.resolve(spec, context.store)

@@ -42,7 +42,7 @@ from components.compute.spec import Strategy
 from components.errors import EspalierError, ResourceError
 from components.exceptions import FirstTraceback, log_traceback
 from flows.terminal.arguments import RootParser
-from flows.terminal.exit_codes import describe_error
+from flows.terminal.exit_codes import describe_error, print_message
 from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.run is None:
                 send({"error": error_to_json(error)})
             else:
-                print(error, file=sys.stderr)
+                print_message(error)
             message_and_code = describe_error(error)
             assert message_and_code is not None
             return message_and_code[1]
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.run is None:
                     send({"error": error_to_json(EspalierError(message))})
                 else:
-                    print(message, file=sys.stderr)
+                    print_message(message)
                 return code
             logging.getLogger(__name__).exception("the stage failed")
             send({"error": {"type": type(error).__name__, "message": str(error)}})

@@ -14,6 +14,7 @@ from flows.history.labels import Labels
 from flows.history.records import Records
 from flows.reporting.label_mirror import mirror, result
 from flows.terminal.arguments import RootParser
+from flows.terminal.exit_codes import print_message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run, labels = Records(options.root).get(options.run), Labels(options.root)
         changed = labels.untag(run, options.tags) if options.remove else labels.tag(run, options.tags)
     except EspalierError as error:
-        print(error, file=sys.stderr)
+        print_message(error)
         return 2
     problem = mirror(options.root, run, changed)
     if problem:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from components.errors import ArtifactError, EspalierError, ResourceError, SpecError
 from flows.terminal.console import duration, printable, printable_lines
+from flows.terminal.exit_codes import print_message
 from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(printable_lines(_outline(verification.planned(options.stage))), file=sys.stderr, flush=True)
             verdict = verification.verify(options.stage)
         except EspalierError as error:
-            print(printable_lines(str(error).splitlines()), file=sys.stderr)
+            print_message(error)
             return 2 if isinstance(error, SpecError | ResourceError | ArtifactError) else 1
     first = next((result.label for result in verification.results if result.verdict == verdict), None)
     if options.json:

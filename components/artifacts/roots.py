@@ -18,7 +18,15 @@ def private_root(root: Path) -> None:
     user can write to it, and OSError if it cannot be created."""
     root.parent.mkdir(parents=True, exist_ok=True)
     root.mkdir(mode=0o700, exist_ok=True)
-    status = root.stat()
+    check_root(root)
+
+
+def check_root(root: Path) -> None:
+    """Raise ResourceError if the folder exists and another user owns it or every user can write to it."""
+    try:
+        status = root.stat()
+    except OSError:
+        return  # its first writer reports it
     if status.st_uid != os.geteuid():
         raise ResourceError(
             f"root = {root}: belongs to user {status.st_uid}, expected {os.geteuid()}, who runs this command. Its "

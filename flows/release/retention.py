@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ from components.json_text import parse_json
 from components.redaction import mask_text
 from flows.history.records import RunRecord
 from flows.release.deployment_ledger import ActiveRelease, ledgers
+from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -205,7 +205,7 @@ class Retention:
         runs = [run for run in store.runs if not (self.give_up and run in self.forgotten)]
         if store.runs and not runs and store.uri not in _remembered(self.root):
             self._stores.remove(store)
-            print(f"deletions are not recorded in MLflow: {error}", file=sys.stderr)
+            print_message(f"deletions are not recorded in MLflow: {error}")
             return
         forget = " ".join(f"--forget {run.short}" for run in runs)
         remedy = f"forget its runs: {forget} --forget-champion" if runs else f"remove it from {self.root / STORES}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from components.artifacts import Artifact, Draft, Store
+from components.artifacts.roots import check_root, private_root
 from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
@@ -174,9 +176,25 @@ class Context:
 
     @classmethod
     def at(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:
-        """Return the context of the run root `root`. store: URI of the remote artifact store, if there is one."""
+        """Return the context of the run root `root`. store: URI of the remote artifact store, if there is one. Raises
+        ResourceError for a root that is not private (`components.artifacts.roots`)."""
         root = Path(root).absolute()
+        check_root(root)
         return cls(Store(root / "artifacts", store), root / "models", **options)
+
+    @classmethod
+    def created(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:
+        """Return the context of the run root `root`, which is created if it does not exist. Raises ResourceError if it
+        is not private or not writable."""
+        try:
+            private_root(Path(root).absolute())
+            with tempfile.TemporaryFile(dir=root):
+                pass
+        except OSError as error:
+            raise ResourceError(
+                f"root={root}: not writable: {error.strerror or error}. Choose another folder: root=DIR"
+            ) from None
+        return cls.at(root, store, **options)
 
 
 @dataclass(frozen=True)

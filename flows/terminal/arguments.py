@@ -1,6 +1,6 @@
 """Command-line parser for `root=DIR`, the folder of the runs, in the syntax of Hydra's overrides.
 
-At module level this file imports the standard library only.
+At module level this file imports light modules only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from components.artifacts.roots import check_root
+from components.errors import ResourceError
 
 DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "runs"
 KEY = "root="
@@ -41,6 +44,10 @@ class RootParser(argparse.ArgumentParser):
             namespace.root = self._folder(roots[-1].removeprefix(KEY)) if roots else self._default_root
             if namespace.root is None:
                 self.error("root=DIR is required")
+            try:
+                check_root(namespace.root)
+            except ResourceError as error:
+                self.error(str(error))
         return namespace, extras
 
     def format_usage(self) -> str:

@@ -88,7 +88,7 @@ class Console:
 
     def line(self, text: str, style: str = "") -> None:
         """Print one line verbatim, without markup."""
-        self.rich.print(text, style=style, markup=False)
+        self.rich.print(printable_lines(text.splitlines()), style=style, markup=False)
         logger.info(text)
 
     def table(self, table: Table) -> None:
@@ -233,12 +233,12 @@ class MaskingFormatter(logging.Formatter):
 
 
 class _Brief(MaskingFormatter):
-    """Formatter that omits stack traces; the log file has them."""
+    """Formatter for the terminal: omits stack traces, which the log file has, and control codes."""
 
     def format(self, record: logging.LogRecord) -> str:
         record = copy.copy(record)
         record.exc_info = record.exc_text = record.stack_info = None
-        return super().format(record)
+        return printable_lines(super().format(record).splitlines())
 
 
 class _File(logging.FileHandler):

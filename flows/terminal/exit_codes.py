@@ -7,6 +7,7 @@ import sys
 from components.errors import EspalierError, ResourceError, SpecError
 from components.exceptions import described, out_of_space, place
 from components.redaction import mask_text
+from flows.terminal.console import printable_lines
 
 
 def describe_error(error: BaseException) -> tuple[str, int] | None:
@@ -31,5 +32,11 @@ def print_error(error: EspalierError) -> int:
     message_and_code = describe_error(error)
     assert message_and_code is not None
     message, code = message_and_code
-    print(message, file=sys.stderr)
+    print_message(message)
     return code
+
+
+def print_message(message: object) -> None:
+    """Print a message that may quote foreign text, such as the answer of a server, on stderr: secrets masked, control
+    codes of terminals replaced."""
+    print(printable_lines(mask_text(str(message)).splitlines()), file=sys.stderr, flush=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 
 from components.artifacts.roots import private_root
 from components.errors import ResourceError
 from flows.orchestration.server import client_environment
+from flows.stages.base import Context
 
 pytestmark = pytest.mark.security
 
@@ -43,3 +47,34 @@ def test_world_writable_root_is_rejected(tmp_path, mode):
     root.chmod(mode)
     with pytest.raises(ResourceError, match=rf"every user can write to it \(mode {mode:o}\)"):
         private_root(root)
+
+
+WITH_EXPERIMENT = ("calibrate", "certify", "evaluate", "qualify", "plan", "run")
+WITH_ROOT = ("runs", "lineage", "clean", "compare", "bisect")
+
+
+@pytest.mark.parametrize("name", [*WITH_EXPERIMENT, *WITH_ROOT])
+def test_every_command_refuses_a_root_that_is_not_private(tmp_path, capsys, monkeypatch, name):
+    root = tmp_path / "runs"
+    root.mkdir()
+    root.chmod(0o777)
+    arguments = ["+experiment=smoke"] if name in WITH_EXPERIMENT else []
+    arguments += {"evaluate": ["policies=[base]"], "lineage": ["latest"], "bisect": ["a", "b"]}.get(name, [])
+    monkeypatch.setattr("sys.argv", [name, *arguments, f"root={root}"])
+    main = importlib.import_module(f"flows.{name}").main
+    try:
+        code = main() if name == "run" else main([*arguments, f"root={root}"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert "every user can write to it (mode 777)" in capsys.readouterr().err
+    assert list(root.iterdir()) == []
+
+
+def test_commands_that_create_the_root_make_it_private(tmp_path):
+    context = Context.created(tmp_path / "a" / "runs")
+    assert stat.S_IMODE((tmp_path / "a" / "runs").stat().st_mode) == 0o700
+    assert context.store.root == tmp_path / "a" / "runs" / "artifacts"
+    flows = Path(__file__).parents[2] / "flows"
+    made = [path.name for path in flows.glob("*.py") if re.search(r"\broot\.mkdir\(", path.read_text())]
+    assert made == []

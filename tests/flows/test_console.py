@@ -3,11 +3,14 @@
 import io
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
+from components.errors import ResourceError
 from flows.terminal import console
-from flows.terminal.console import duration, logging_to
+from flows.terminal.console import Console, duration, logging_to
+from flows.terminal.exit_codes import print_error
 
 
 def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):
@@ -94,3 +97,30 @@ def test_stages_at_the_same_time_have_a_bar_each_in_one_display(monkeypatch):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2Jgone\x9b31m"
+
+
+def test_errors_with_foreign_text_have_no_control_codes(capsys):
+    print_error(ResourceError(f"the server answered: {ESCAPE}\nsecond line"))
+    shown = capsys.readouterr().err
+    assert not set("\x1b\x07\x9b") & set(shown)
+    assert "gone" in shown
+    assert shown.endswith("\nsecond line\n")
+
+
+def test_lines_and_warnings_of_a_run_have_no_control_codes(tmp_path):
+    stream = io.StringIO()
+    shown = Console(stream)
+    with logging_to(tmp_path / "log", shown):
+        shown.line(ESCAPE)
+        logging.getLogger("somebody").warning(ESCAPE)
+    assert not set("\x1b\x07\x9b") & set(stream.getvalue())
+    assert stream.getvalue().count("gone") == 2
+
+
+def test_all_commands_use_the_one_printer_for_errors():
+    flows = Path(__file__).parents[2] / "flows"
+    printed = re.compile(r"print\((error|str\(error\)|message|f\"[^\"]*\{error\})")
+    assert [path.name for path in flows.rglob("*.py") if printed.search(path.read_text())] == []
