@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from docs.recorded import Recorded
 
 

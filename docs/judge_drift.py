@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from components.evaluation.judge_drift import Scores, level, p_values
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from docs.generated import Generated, table
 from docs.results import ROOT
 

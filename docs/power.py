@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.evaluation.metrics import wilson
 from components.evaluation.power import Outcomes, signal_interval, signal_share
+from components.evaluation.proportions import wilson
 from docs.generated import Generated, table
 from docs.results import ROOT
 from flows.history.records import Records, RunRecord

@@ -20,7 +20,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from components.evaluation.sequential import log_capital
 from components.evaluation.spec import EvaluateSpec
 from docs.generated import Generated, table

@@ -23,9 +23,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from components.evaluation.proportions import newcombe, wilson
 from components.evaluation.sequential import METHOD as SEQUENCE
 from components.evaluation.sequential import confidence_sequence, paired_sequence
 from components.trajectories.groups import by_scenario
@@ -41,7 +42,6 @@ MOST_DRAWN = 4_000_000
 SEED = 0
 """Seed of the bootstrap; the same episodes give the same interval."""
 
-_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _EMPTY = {"mean": None, "low": None, "high": None, "n": 0}
 
 
@@ -165,18 +165,6 @@ def mean_by_scenario(
     }
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a proportion; n > 0.
-
-    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
-    """
-    p, shrink = successes / n, 1 + _Z**2 / n
-    centre = (p + _Z**2 / (2 * n)) / shrink
-    half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / shrink
-    # At the ends the limit is exactly 0 or 1; rounding errors could exceed it.
-    return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
-
-
 def mean_interval(values: Sequence[float]) -> dict[str, Any]:
     """Return the mean, its 95 % interval by Student's t distribution (`low`, `high`), and the number `n` of independent
     values, such as the results of several seeds. The interval is None for one value."""
@@ -189,33 +177,14 @@ def mean_interval(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
 
 
-def newcombe(*, both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
-    """Return the 95 % interval of p_after - p_before from the counts of pairs.
-
-    The counts are successes in both, after only (gained), before only (lost) and in neither; at least one pair.
-
-    With Wilson's limits l, u of each proportion and φ the correlation of the pairs (continuity-corrected if positive,
-    0 if a margin is empty):
-
-        low  = d - √((pₐ-lₐ)² - 2φ(pₐ-lₐ)(u_b-p_b) + (u_b-p_b)²)
-        high = d + √((uₐ-pₐ)² - 2φ(uₐ-pₐ)(p_b-l_b) + (p_b-l_b)²)
-    """
-    n = both + gained + lost + neither
-    after, before = (both + gained) / n, (both + lost) / n
-    low_after, high_after = wilson(both + gained, n)
-    low_before, high_before = wilson(both + lost, n)
-    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
-    association = both * neither - gained * lost
-    corrected = association if association < 0 else max(association - n / 2, 0)
-    phi = corrected / math.sqrt(margins) if margins else 0.0
-
-    def distance(x: float, y: float) -> float:
-        return math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0))
-
-    difference = after - before
-    low = difference - distance(after - low_after, high_before - before)
-    high = difference + distance(high_after - after, before - low_before)
-    return low, high
+def seeds_interval(values: Sequence[float], inner: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return `mean_interval` of the results of several seeds, widened to include the mean of the intervals within each
+    seed (`inner`): equal results of two seeds do not make the few scenarios of each certain."""
+    measure = mean_interval(values)
+    if measure["low"] is not None and len(inner) == len(values):
+        measure["low"] = min(measure["low"], fmean(low for low, _ in inner))
+        measure["high"] = max(measure["high"], fmean(high for _, high in inner))
+    return measure
 
 
 def bootstrap(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | tuple[None, None]:

@@ -12,6 +12,11 @@ Biometrics Bulletin 2:110). The interval is Student's t. This is the quasi-F tes
 paired, and the variances over the seeds of both sides are added, as in Welch's test. The estimate is at least the
 larger of the variance over seeds and that over scenarios, so subtracting the residual cannot make it too small.
 
+The interval includes that within the seeds, which does not vanish if all observed outcomes are equal: Newcombe's paired
+interval on the pooled outcomes. Its number of pairs is n m divided by the design effect (Kish 1965), the ratio of the
+variance over scenarios to that of independent outcomes: n m if each seed's outcomes are independent, m if all seeds
+agree on every scenario.
+
 A bootstrap over seeds is not used: with three seeds its intervals are far too narrow.
 """
 
@@ -19,9 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
+
+from components.evaluation.proportions import newcombe
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -98,7 +105,25 @@ def seeded_effect(before: Sequence[Sequence[float]], after: Sequence[Sequence[fl
     over_seeds = [float(table.mean(axis=1).var(ddof=1)) / len(table) for table in tables]
     residuals = [_residual(table) for table in tables]
     parts = _parts(over_seeds, over_scenarios, residuals, [len(table) for table in tables], count)
-    return _effect(float(difference_C.mean()), parts, _freedom(over_seeds, over_scenarios, residuals, tables))
+    effect = _effect(float(difference_C.mean()), parts, _freedom(over_seeds, over_scenarios, residuals, tables))
+    rates = [np.asarray(side, float).mean(axis=0).clip(0.0, 1.0) for side in (before, after)]
+    return _with_inner(effect, rates[0], rates[1], over_scenarios, sum(residuals), min(map(len, tables)))
+
+
+def _with_inner(
+    effect: Effect, before_C: Any, after_C: Any, over_scenarios: float, residual: float, seeds: int
+) -> Effect:
+    """Return the effect with an interval that includes the one within the seeds. before_C, after_C: success rates by
+    scenario over the seeds."""
+    design = min(max(over_scenarios / residual, 1.0), seeds) if residual else seeds
+    count = seeds / design  # pairs for each scenario
+    low, high = newcombe(
+        both=count * float((before_C * after_C).sum()),
+        gained=count * float(((1 - before_C) * after_C).sum()),
+        lost=count * float((before_C * (1 - after_C)).sum()),
+        neither=count * float(((1 - before_C) * (1 - after_C)).sum()),
+    )
+    return replace(effect, low=min(effect.low, low), high=max(effect.high, high))
 
 
 def _residual(table: Any) -> float:
@@ -158,6 +183,9 @@ def more_seeds(effect: Effect) -> int | None:
     """Return the number of further seeds on each side with which the observed effect is decided at 80 % power, given
     the observed variance. None if more than MOST_SEEDS would be needed, because the scenarios limit the precision or
     the effect is too small."""
+
+    if not effect.parts.variance():
+        return None  # no variation is observed, so it predicts nothing
 
     def enough(more: int) -> bool:
         error = math.sqrt(effect.parts.variance(more))
@@ -285,4 +313,4 @@ def _advice(effect: Effect, further: int | None) -> str:
     if effect.difference and effect.parts.scenarios:
         needed = scenarios_for(effect)
         return f"more seeds alone cannot decide it: an effect of this size needs at least {needed} held-out scenarios"
-    return f"no effect is observed that {MOST_SEEDS} more seeds could decide"
+    return "the outcomes are too equal to say how many seeds would decide it: evaluate on more held-out scenarios"

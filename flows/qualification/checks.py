@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from components.environments.protocol import Environment, Restorable, Solver
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from components.evaluation.qualification_page import FAILED, PASSED, SKIPPED, QualificationCheck
 from components.trajectories.schema import Scenario
 from flows.qualification.exploits import chance, exploits

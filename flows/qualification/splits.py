@@ -12,7 +12,7 @@ import random
 import time
 
 from components.data.fingerprints import SimilarTexts
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from components.evaluation.qualification_page import QualificationCheck
 from components.trajectories.schema import Scenario
 from flows.qualification.checks import Qualification, result

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.evaluation.metrics import mean_interval
+from components.evaluation.metrics import seeds_interval
 from flows.sweeps.points import Point
 
 MEASURES = ("success_start", "success_sft", "success", "gain", "reward", "seconds")
@@ -56,5 +56,15 @@ def seed_of(point: Point) -> int | None:
 
 def _summary(common: list[str], points: Sequence[Point]) -> SeedGroup:
     seeds = [int(override[5:]) for point in points for override in point.overrides if _SEED.fullmatch(override)]
-    values = {name: [value for point in points if (value := point.value(name)) is not None] for name in MEASURES}
-    return SeedGroup(common, seeds, {name: mean_interval(numbers) for name, numbers in values.items() if numbers})
+    measures = {name: measure for name in MEASURES if (measure := measure_over_seeds(points, name)) is not None}
+    return SeedGroup(common, seeds, measures)
+
+
+def measure_over_seeds(points: Sequence[Point], name: str) -> dict[str, Any] | None:
+    """Return the mean of a measure over points of different seeds, with an interval that includes those within each
+    seed. None without a value."""
+    known = [(value, point.result or {}) for point in points if (value := point.value(name)) is not None]
+    if not known:
+        return None
+    inner = [interval for _, result in known if (interval := result.get(f"{name}_interval"))]
+    return seeds_interval([value for value, _ in known], inner)

@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.evaluation.metrics import bootstrap, mean_interval, newcombe
+from components.evaluation.metrics import bootstrap, mean_interval
+from components.evaluation.proportions import newcombe
 from components.evaluation.verdict import outcome, seeded_effect
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader, open_reader
 from flows.reporting.sides import success_by_scenario
 from flows.sweeps.points import Point
-from flows.sweeps.seeds import common_overrides, seed_of
+from flows.sweeps.seeds import common_overrides, measure_over_seeds, seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,12 @@ class Setting:
 
     def measure(self, name: str) -> dict[str, Any] | None:
         """Return the mean over the finished points with its interval over seeds; None without a value."""
-        values = [value for point in self.finished if (value := point.value(name)) is not None]
-        if not values:
-            return None
-        measure = mean_interval(values)
-        if len(values) == 1 and (own := (self.finished[0].result or {}).get(f"{name}_interval")):
+        measure = measure_over_seeds(self.finished, name)
+        if (
+            measure is not None
+            and measure["n"] == 1
+            and (own := (self.finished[0].result or {}).get(f"{name}_interval"))
+        ):
             measure |= {"low": own[0], "high": own[1]}  # over scenarios
         return measure
 

@@ -6,7 +6,7 @@ import json
 import random
 from itertools import pairwise
 
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from docs import judge_drift
 
 

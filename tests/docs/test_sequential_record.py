@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 from docs import sequential
 
 

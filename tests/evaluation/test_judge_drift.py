@@ -20,7 +20,7 @@ from components.evaluation.judge_drift import (
     signed_rank_p,
     smallest_p,
 )
-from components.evaluation.metrics import wilson
+from components.evaluation.proportions import wilson
 
 GROUPS = [["a/0", "a/1", "a/2"], ["b/0", "b/1"]]
 FIRST = {"a/0": 0.1, "a/1": 0.5, "a/2": 0.9, "b/0": 0.5, "b/1": 0.5}

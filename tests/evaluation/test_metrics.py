@@ -18,12 +18,11 @@ from components.evaluation.metrics import (
     all_of_k,
     any_of_k,
     bootstrap,
-    newcombe,
     paired_difference,
     pass_at_k,
     summarise,
-    wilson,
 )
+from components.evaluation.proportions import newcombe, wilson
 from components.trajectories.schema import Failure
 from components.trajectories.stored import InMemoryEpisodes
 from tests.trajectories.builders import FAILURE, episode

@@ -109,3 +109,13 @@ def test_the_time_of_a_plan_is_that_of_all_seeds(tmp_path, monkeypatch):
     first, second = spec_of(tmp_path, seed=1), spec_of(tmp_path, seed=2)
     assert plan(first, second).seconds == plan(first).seconds + plan(second).seconds
     assert plan(first, first).seconds == plan(first).seconds > 0
+
+
+def test_the_interval_over_seeds_includes_those_within_each():
+    """Two seeds without a success in 8 scenarios: Wilson's interval of each, not [0, 0]."""
+    from components.evaluation.metrics import seeds_interval
+
+    upper = 0.3244
+    assert seeds_interval([0.0, 0.0], [(0.0, upper), (0.0, upper)])["high"] == pytest.approx(upper)
+    wide = seeds_interval([0.2, 0.8], [(0.1, 0.3), (0.7, 0.9)])
+    assert {**wide} == {**mean_interval([0.2, 0.8])}
