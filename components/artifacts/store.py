@@ -168,9 +168,17 @@ class Store:
                 del self._holders[key]
 
     def scratch(self, key: str) -> Path:
-        """Return a folder for checkpoints of an unfinished stage. It survives the stage's death; commit removes it."""
+        """Return a folder for checkpoints of an unfinished stage. It survives the stage's death; commit removes it.
+
+        Its contents are as untrusted as an artifact. What no stage leaves there is removed with a warning: links, pipes
+        and other special files, and folders with a file's suffix. Readers check the files."""
         path = self.root / ".scratch" / _checked(key)
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            _remove_foreign(path)
         path.mkdir(parents=True, exist_ok=True)
+        for entry in path.iterdir():
+            if entry.is_symlink() or not (entry.is_file() or (entry.is_dir() and not entry.suffix)):
+                _remove_foreign(entry)
         return path
 
     @contextlib.contextmanager
@@ -358,6 +366,15 @@ def _checked(key: str) -> str:
     if not is_key(key):
         raise ArtifactError(f"{key!a} is not an artifact key; expected letters, digits, - and _")
     return key
+
+
+def _remove_foreign(path: Path) -> None:
+    """Remove an entry of a scratch folder that no stage writes; never what a link points to."""
+    logger.warning("%s is none of the files that a stage leaves there; it is removed", path)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def sync_tree(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,12 @@ class FinishedEpisodes:
         for trajectory in read_trajectories(path):
             ids.append(trajectory.id)
             yield trajectory
-        self.seconds.update(read_json(path.with_suffix(".json")))
+        seconds = read_json(path.with_suffix(".json"))
+        if not isinstance(seconds, dict) or not all(
+            isinstance(seconds.get(name), int | float) and math.isfinite(seconds[name]) for name in ids
+        ):
+            raise ValueError(f"{path.with_suffix('.json')}: expected the seconds of each episode")
+        self.seconds.update({name: seconds[name] for name in ids})
         self._places.update({name: (path, row) for row, name in enumerate(ids)})
 
 

@@ -22,8 +22,8 @@ FLUSH_ROWS = 4096
 class Shards(Generic[Row]):
     """Finished rows in files `NAME-00000.parquet` and so on.
 
-    `write` must be atomic: a file appears under its name only when it is complete. `read` raises ValueError for a file
-    that it cannot read. The stage calls `flush` at its end, also after an error.
+    `write` must be atomic: a file appears under its name only when it is complete. Files of earlier attempts are
+    untrusted: those that `read` cannot read are removed. The stage calls `flush` at its end, also after an error.
     """
 
     def __init__(
@@ -44,16 +44,17 @@ class Shards(Generic[Row]):
         self._timer: threading.Timer | None = None
 
     def read(self) -> Iterator[Row]:
-        """Yield the rows of earlier attempts in their original order. Call it before the first `add`. An incomplete
-        file (after a crash of the machine) is removed with a warning, and its rows are recomputed."""
+        """Yield the rows of earlier attempts in their original order. Call it before the first `add`. A damaged file
+        is removed with a warning, and its rows are recomputed."""
         for path in sorted(self.folder.glob(f"{self.name}-*.parquet")):
-            self._next = int(path.stem.rpartition("-")[2]) + 1
             try:
+                number = int(path.stem.removeprefix(f"{self.name}-"))
                 rows = list(self._read(path))
-            except ValueError as error:
-                log.warning("a file of finished rows is damaged; its rows are recomputed: %s", error)
+            except Exception as error:  # noqa: BLE001  what a reader raises depends on where the file is damaged
+                log.warning("%s is damaged; its rows are recomputed: %s: %s", path, type(error).__name__, error)
                 path.unlink()
             else:
+                self._next = max(self._next, number + 1)
                 yield from rows
 
     def add(self, rows: Sequence[Row]) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from components.algorithms.loop import resume
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.sft.spec import SFTSpec
+from components.errors import ArtifactDamaged
 from tests.algorithms.builders import MODEL, batch, demonstrations, train
 from tests.algorithms.test_checkpoint import DROPOUT, FILES, ROOT, differing
 
@@ -174,6 +176,44 @@ def test_a_damaged_state_is_not_used(base_dir, tmp_path, undisturbed, file, capl
     out = run(base_dir, "grpo", tmp_path, recorded.append)
     assert differing(undisturbed["grpo"], out) == []
     assert str(state) in caplog.text
+
+
+@pytest.mark.parametrize("content", [None, b"garbage", "shorter"])
+def test_damaged_measurements_name_the_folder_to_remove(base_dir, tmp_path, content):
+    stopped_after(base_dir, "ppo, head", tmp_path, 5)
+    file = tmp_path / "scratch" / "before.safetensors"
+    file.unlink()
+    if content == "shorter":
+        save_file({"old": torch.zeros(3)}, file)
+    elif content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ArtifactDamaged, match=f"remove {tmp_path / 'scratch'} to start it again"):
+        run(base_dir, "ppo, head", tmp_path)
+
+
+def test_garbage_beside_the_state_is_ignored(base_dir, tmp_path, undisturbed, caplog):
+    stopped_after(base_dir, "grpo", tmp_path, 2)
+    folder = tmp_path / "scratch" / "unfinished"
+    (folder / "99999999").touch()
+    for number, record in enumerate(([], {"files": {}, "steps": []}, {"files": 1})):
+        (folder / f"9000000{number}").mkdir()
+        (folder / f"9000000{number}" / resume.STEPS).write_text(json.dumps(record))
+    empty = folder / "90000009"
+    empty.mkdir()
+    (empty / resume.STEPS).write_text(json.dumps({"files": resume._digests(empty, []), "steps": []}))
+    (tmp_path / "scratch" / "guards.jsonl").write_bytes(b'1\n[]\n{"step": "x"}\n\xff\n' + b"[" * 100_000)
+    assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
+    assert caplog.text.count("cannot be used, the training resumes from an earlier state") == 5
+
+
+def test_a_state_of_another_training_names_the_folder_to_remove(base_dir, tmp_path):
+    stopped_after(base_dir, "grpo", tmp_path, 2)
+    [state] = (tmp_path / "scratch" / "unfinished").iterdir()
+    (state / "trainer.json").write_text("{}")
+    steps = json.loads((state / resume.STEPS).read_text())["steps"]
+    (state / resume.STEPS).write_text(json.dumps({"files": resume._digests(state, steps), "steps": steps}))
+    with pytest.raises(ArtifactDamaged, match="is no state of this training"):
+        run(base_dir, "grpo", tmp_path)
 
 
 def test_a_save_that_fails_costs_a_warning(base_dir, tmp_path, undisturbed, monkeypatch, caplog):

@@ -228,6 +228,61 @@ def test_a_collect_that_dies_keeps_its_finished_episodes(context):
     assert not list((context.store.root / ".scratch").iterdir())
 
 
+def test_garbage_in_the_scratch_folder_is_removed_and_recomputed(context, tmp_path, caplog):
+    """The scratch folder is as untrusted as an artifact: no file there ends the stage."""
+    request = Request("collect", {**COLLECT, "collect": {"scenarios": 6, "group_size": 2, "concurrency": 1}})
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(request, warm_with(context, Scripted(11)))
+    gc.collect()
+    scratch = context.store.root / ".scratch" / request_key(request, context)
+    rows = list(FinishedEpisodes(scratch).finished.values())
+    assert len(rows) == 11
+    for path in scratch.glob("episodes-*"):
+        path.unlink()
+    files = FinishedEpisodes(scratch)
+    for number, row in enumerate(rows):  # a file each
+        files.add(row, 1.0)
+        files.flush()
+        assert (scratch / f"episodes-{number:05d}.parquet").is_file()
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "kept").touch()
+
+    def file(number: int, suffix: str = "parquet") -> Path:
+        return scratch / f"episodes-{number:05d}.{suffix}"
+
+    file(1).write_bytes(file(1).read_bytes()[:-9])  # a broken footer
+    file(2, "json").unlink()
+    for number, times in enumerate(([1.0], {}, dict.fromkeys([rows[5].id], "1")), 3):
+        file(number, "json").write_text(json.dumps(times))
+    file(6).unlink(), file(6).mkdir(), (file(6) / "inside").touch()
+    file(7).unlink(), file(7).symlink_to(outside / "kept")
+    file(8).unlink(), os.mkfifo(file(8))
+    write_scores(file(9), [Score("a/0", 17.0)])
+    file(10).rename(scratch / "episodes-other.parquet")
+    (scratch / "failed-00000.parquet").mkdir()
+    (scratch / "live.jsonl").unlink(missing_ok=True)
+    (scratch / "live.jsonl").mkdir()
+    (scratch / "folder").symlink_to(outside, target_is_directory=True)
+    whole = Scripted(100)
+    artifact, _ = run_stage(request, warm_with(context, whole))
+    assert (artifact.metrics["resumed"], whole.answers) == (1, 11)
+    assert "episodes-00001.parquet is damaged; its rows are recomputed" in caplog.text
+    undisturbed, _ = run_stage(request, warm_with(type(context).at(tmp_path / "other"), Scripted(100)))
+    assert undisturbed.digest == artifact.digest
+    assert (outside / "kept").is_file()
+
+
+def test_a_scratch_folder_that_is_none_is_replaced(context, tmp_path):
+    (tmp_path / "outside").mkdir()
+    for name, make in {"link": lambda path: path.symlink_to(tmp_path / "outside"), "file": Path.touch}.items():
+        key = request_key(Request("collect", {**COLLECT, "collect": {"scenarios": 1}}, seed=len(name)), context)
+        folder = context.store.root / ".scratch" / key
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        make(folder)
+        assert context.store.scratch(key).is_dir()
+        assert not folder.is_symlink()
+
+
 def test_demonstrations_judge_and_filter_from_end_to_end(context):
     shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
     assert shown.metrics["success"] == 1

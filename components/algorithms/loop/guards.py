@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from components.algorithms.loop import checkpoint, distributed
 from components.algorithms.spec import Action
 from components.errors import TrainingDiverged
+from components.json_text import parse_json
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import write_trajectories
 
@@ -115,12 +116,12 @@ class TrainingGuards:
         if not self._file.exists():
             return []
         records: dict[tuple[int, str], dict[str, Any]] = {}
-        for line in self._file.read_text(encoding="utf-8").splitlines():
+        for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                record = json.loads(line)
-            except ValueError:  # truncated by a kill; the step was not saved either and is repeated
+                record = parse_json(line)
+                records[int(record["step"]), str(record["guard"])] = record
+            except (ValueError, TypeError, KeyError):  # truncated by a kill (the step is repeated), or damaged
                 continue
-            records[record["step"], record["guard"]] = record
         return [records[key] for key in sorted(records)]
 
 

@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from components.algorithms.loop import checkpoint, distributed
 from components.algorithms.loop.guards import STRIKES, TrainingGuards
 from components.algorithms.policy.policy import Policy
 from components.algorithms.trainer import TrainedModule
 from components.artifacts import sync_tree
-from components.errors import ResourceError
+from components.errors import ArtifactDamaged, ResourceError
 from components.json_text import read_json
 
 log = logging.getLogger(__name__)
@@ -96,23 +97,33 @@ class UnfinishedTraining:
             (folder / STRIKES).write_text("".join(json.dumps(strike) + "\n" for strike in strikes))
 
     def _restore(self) -> None:
+        if self._folder.exists() and not self._folder.is_dir():
+            log.warning("%s is no folder of a training; it is removed", self._folder)
+            self._folder.unlink(missing_ok=True)  # by all processes of a training
         for folder in sorted(self._folder.glob("[0-9]*"), reverse=True):
             try:
                 record = read_json(folder / STEPS)
                 if record["files"] != _digests(folder, record["steps"]):
                     raise ValueError("its files do not match their digests")
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                last = int(record["steps"][-1]["step"])
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 log.warning("%s cannot be used, the training resumes from an earlier state: %s", folder, error)
                 continue
-            self._policy.load(self._policy.folder(folder))
-            if self._critic is not None:
-                self._critic.load(folder / checkpoint.CRITIC)
-            state = {"optimizer": self._optimizer, "names": self._names, "loss_scale": self._policy.loss_scale}
-            checkpoint.load_state(folder, algorithm=self._algorithm, **state)
+            try:
+                self._policy.load(self._policy.folder(folder))
+                if self._critic is not None:
+                    self._critic.load(folder / checkpoint.CRITIC)
+                state = {"optimizer": self._optimizer, "names": self._names, "loss_scale": self._policy.loss_scale}
+                checkpoint.load_state(folder, algorithm=self._algorithm, **state)
+            except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+                raise ArtifactDamaged(
+                    f"{folder} is no state of this training ({type(error).__name__}: {error}); remove {self._folder} "
+                    "to start the training again"
+                ) from None
             self._random, self._scale = checkpoint.random_states(), self._policy.loss_scale.state()
             self.steps = record["steps"]
             self._saved_steps = len(self.steps)
-            log.info("training resumes after gradient step %d", self.steps[-1]["step"])
+            log.info("training resumes after gradient step %d", last)
             return
 
     def record_step(self, metrics: dict[str, float]) -> None:

@@ -67,8 +67,7 @@ class ReferenceLogprobs:
         critic: ValueCritic | None = None,
     ) -> None:
         """Measure all trajectories or, if `first` is False, read the measurements from before the first gradient step.
-        Raises ArtifactDamaged if their file is missing."""
-        from safetensors.torch import load_file
+        Raises ArtifactDamaged if their file is missing or damaged."""
 
         def logprobs(packed: Pack, cut: Cut) -> tuple[torch.Tensor]:
             return (policy.logprobs(packed, cut)[0],)
@@ -86,13 +85,28 @@ class ReferenceLogprobs:
                 with policy.as_reference():
                     flat |= measure_columns(("reference",), logprobs)
             self._write(flat)
-        elif self._file.is_file():
-            flat = load_file(self._file)
         else:
-            raise ArtifactDamaged(
-                f"{self._file} is missing: the training cannot be resumed; remove {self._file.parent}"
-            )
+            flat = self._saved(trajectories)
         self._take(flat, trajectories)
+
+    def _saved(self, trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
+        """Return the columns of the file, which an earlier attempt wrote. Raises ArtifactDamaged."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        sampled = sum(
+            sum(trajectory.histories[history].sampled_mask()) for trajectory, history in _places(trajectories)
+        )
+        try:
+            flat = load_file(self._file)
+            if "old" not in flat or any(tuple(column.shape) != (sampled,) for column in flat.values()):
+                raise ValueError(f"expected a number for each of the {sampled} sampled tokens")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ArtifactDamaged(
+                f"{self._file} is missing or damaged ({error}): the training cannot be resumed; remove "
+                f"{self._file.parent} to start it again"
+            ) from None
+        return flat
 
     def measure_values(
         self, critic: ValueCritic, trajectories: Sequence[Trajectory], most_tokens: int, *, padded: bool
