@@ -128,7 +128,7 @@ def run(
         tracker = stack.enter_context(tracking.track(spec, overrides, sweep))
         interruption.last_words.append(lambda: tracker.finish("KILLED"))
         records = Records(root)
-        dead = tracking.close_dead(records, tracker)
+        dead = tracking.close_dead(records, tracker, spec.tracking.uri)
         record = stack.enter_context(
             recording(
                 root,

@@ -46,6 +46,9 @@ class DeploySpec(Spec):
     """Number of held-out prompts on which exports and policy are compared."""
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """Name in the model registry and of files; None uses the experiment's name."""
+    register_model: bool = True
+    """Register the export in MLflow's model registry, where it can become champion. false for test runs, which
+    `size=tiny` sets."""
     margin: float = Field(0.0, ge=0, lt=1)
     """Minimum gain in held-out success over the current champion, on the same scenarios, for the policy to replace it;
     with 0 any gain suffices. The first version of a name becomes champion without a comparison."""
@@ -73,3 +76,5 @@ class DeploySpec(Spec):
             yield Problem(
                 "formats", f"{formats}: deploy.mode=serve serves the merged model; expected merged among them"
             )
+        if parts.get("target") is not None and not parts.get("register_model", True):
+            yield Problem("register_model", "false: only a champion is deployed; expected true, or deploy.target=null")

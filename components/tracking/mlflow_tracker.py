@@ -109,6 +109,12 @@ class Tracker:
             return f"open {self.url}"
         return ui_command(self.uri)
 
+    def running(self, tag: str, value: str) -> list[str]:
+        """Return the ids of the runs with status RUNNING whose tag has this value, in all experiments."""
+        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        query = f"attributes.status = 'RUNNING' AND tags.`{tag}` = '{value}'"
+        return [run.info.run_id for run in self.client.search_runs(experiments, query)]
+
     # Configuration
 
     def log_config(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OWNER = "espalier.owner"
+"""Tag of an MLflow run: the process that must end it."""
+OWNERS = "mlflow/owners"
+"""Folder of the lock files of owners, below the root."""
+_OWNED: dict[tuple[str, str, int], str] = {}
+"""Names of this process, by root, store and process id: a forked process owns nothing yet."""
 PARENT_LIMIT = 120.0
 """Seconds to wait for another run of the sweep that creates the parent run."""
 
@@ -32,7 +41,7 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
 
     root = Path(spec.root)
     parent = parent_run(root, spec, sweep) if sweep else None
-    tags = {"seed": str(spec.seed), **({"sweep": sweep} if sweep else {})}
+    tags = {"seed": str(spec.seed), OWNER: owner(root, spec), **({"sweep": sweep} if sweep else {})}
     name = " ".join(overrides) if sweep and overrides else None
     with Tracker.open(root, spec.tracking, spec.name, parent_run_id=parent, tags=tags, run_name=name) as tracker:
         tracker.log_config(
@@ -53,9 +62,10 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
                 tracker.client.set_terminated(parent, status)
 
 
-def close_dead(records: Records, tracker: Tracker) -> list[RunRecord]:
-    """Mark runs that were killed before they could report it as KILLED in MLflow. Close their records, except those of
-    Prefect runs, which are returned: the caller closes them after it has updated Prefect."""
+def close_dead(records: Records, tracker: Tracker, uri: str | None = None) -> list[RunRecord]:
+    """Mark runs of killed processes as KILLED in MLflow, also those without a record: parents of sweeps, and runs
+    killed before the record was written. Close the records, except those of Prefect runs, which are returned: the
+    caller closes them after it has updated Prefect. uri: `tracking.uri`."""
     from mlflow.exceptions import MlflowException
 
     prefect_runs = []
@@ -69,7 +79,45 @@ def close_dead(records: Records, tracker: Tracker) -> list[RunRecord]:
             prefect_runs.append(run)
         else:
             records.close(run)
+    _close_owned(records.root, tracker, uri)
     return prefect_runs
+
+
+def owner(root: Path, spec: ExperimentSpec) -> str:
+    """Return the name of this process as the owner of MLflow runs. It holds a lock file of this name until it ends, and
+    the file has the address of the store."""
+    uri = spec.tracking.uri or ""
+    key = (str(root), uri, os.getpid())
+    if key not in _OWNED:
+        folder = root / OWNERS
+        folder.mkdir(parents=True, exist_ok=True)
+        name = uuid.uuid4().hex
+        part = folder / f".{name}"
+        lock = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)  # held until the process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, mask_text(uri).encode())
+        part.rename(folder / name)  # appears locked
+        _OWNED[key] = name
+    return _OWNED[key]
+
+
+def _close_owned(root: Path, tracker: Tracker, uri: str | None) -> None:
+    """Mark the RUNNING runs of processes that have ended as KILLED. Runs in another store wait for a run there."""
+    from mlflow.exceptions import MlflowException
+
+    for path in sorted((root / OWNERS).glob("[0-9a-f]*")):
+        try:
+            with open(path, encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if file.read() != mask_text(uri or ""):
+                    continue
+            for run in tracker.running(OWNER, path.name):
+                tracker.client.set_terminated(run, "KILLED", end_time=int(path.stat().st_mtime * 1000))
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            continue  # the process is alive
+        except (OSError, MlflowException) as error:
+            logger.info("runs of %s are not closed in MLflow: %s", path.name, mask_text(str(error)))
 
 
 def conclude_sweep(
@@ -106,6 +154,12 @@ def parent_run(root: Path, spec: ExperimentSpec, sweep: str) -> str:
     with open(folder / ".lock", "a+") as lock:
         lock_file(lock, f"the MLflow run of sweep {sweep}", PARENT_LIMIT)
         if not id_file.is_file():
-            parent = Tracker.open(root, spec.tracking, spec.name, tags={"sweep": sweep}, run_name=f"sweep {sweep}")
+            parent = Tracker.open(
+                root,
+                spec.tracking,
+                spec.name,
+                tags={"sweep": sweep, OWNER: owner(root, spec)},
+                run_name=f"sweep {sweep}",
+            )
             id_file.write_text(parent.run_id)
         return id_file.read_text()

@@ -10,7 +10,8 @@ from flows.reporting.results import ReleaseResult
 
 
 def register(execution: Execution, outcome: RunOutcome) -> tuple[ReleaseResult, EspalierError | None]:
-    """Register the export, decide on the champion, and deploy it if `deploy.target` is set.
+    """Register the export unless `deploy.register_model` is false, decide on the champion, and deploy it if
+    `deploy.target` is set.
 
     The second value is the error of a deployment that was rolled back; the policy then stays registered.
     """
@@ -20,7 +21,7 @@ def register(execution: Execution, outcome: RunOutcome) -> tuple[ReleaseResult, 
     assert tracker is not None
     digest = policy_digest(outcome.checkpoint.path) if outcome.checkpoint else None
     tracker.outbox.drain(spec.tracking.patience)
-    if outcome.export is None or digest is None:
+    if outcome.export is None or digest is None or not spec.deploy.register_model:
         return ReleaseResult(digest), None
     name = spec.deploy.name or spec.name
     tags = champion.tags(execution, outcome)

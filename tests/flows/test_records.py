@@ -13,7 +13,7 @@ import pytest
 
 from components.errors import ResourceError
 from flows.history.records import Records, RunRecord, recording
-from tests.flows.pretend import pretend
+from tests.flows.pretend import pretend, spec_of
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -110,6 +110,41 @@ def test_a_killed_run_is_closed_at_once_unless_prefect_has_to_be_told(tmp_path):
             assert [one.id for one in close_dead(records, now)] == [killed.run_id]
         assert now.client.get_run(killed.run_id).info.status == "KILLED"
     assert [(one.id, one.status) for one in records.all()] == [("f" * 32, "KILLED"), (killed.run_id, "RUNNING")]
+
+
+OWNING = """
+import os, sys
+from flows.execution import tracking
+from tests.flows.pretend import spec_of
+spec = spec_of(sys.argv[1])
+if sys.argv[2] == "parent":
+    print(tracking.parent_run(tracking.Path(spec.root), spec, "swept"), flush=True)
+else:
+    with tracking.track(spec, [], None) as tracker:
+        print(tracker.run_id, flush=True)
+        sys.stdin.readline()
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("kind", ["run without a record", "parent"])
+def test_the_next_run_closes_what_a_killed_process_owned(tmp_path, kind):
+    """A run that was killed before its record was written, and the parent of a sweep, which has no record."""
+    from flows.execution.tracking import OWNERS, close_dead, track
+
+    command = [sys.executable, "-c", OWNING, str(tmp_path), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        run_id = child.stdout.readline().strip()
+        with track(spec_of(tmp_path), [], None) as now:
+            close_dead(Records(tmp_path), now)
+            assert now.client.get_run(run_id).info.status == "RUNNING", "its process is alive"
+            child.kill()
+            child.wait()
+            close_dead(Records(tmp_path), now)
+            assert now.client.get_run(run_id).info.status == "KILLED"
+            assert now.client.get_run(now.run_id).info.status == "RUNNING"
+    assert len(list((tmp_path / OWNERS).iterdir())) == 1, "that of this process"
 
 
 def test_secrets_are_masked(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from components.errors import SpecError
 from flows.experiment.compose import check, compose
 from flows.planning.plan import plan
+from flows.release import registration
 from tests.test_configs import EXPERIMENTS, PROMPTS, needed, skip_without_package
 
 OFFLINE = ("sft", "dpo", "ipo", "kto", "orpo", "ranking")
@@ -94,3 +96,21 @@ def test_a_tiny_experiment_runs(name, tmp_path):
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["rounds"] == 1
     assert result["stages"]["train[1]"] == "ran"
+
+
+def test_a_test_run_registers_nothing_and_deploys_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("components.algorithms.train.policy_digest", lambda path: "digest")
+    tracker = Mock()
+    outcome = Mock(export=tmp_path)
+    for lines, registers in ((["size=tiny"], False), ([], True)):
+        spec = compose(["+experiment=tic_tac_toe", *lines])
+        execution = Mock(spec=None)
+        execution.spec, execution.tracker = spec, tracker
+        with monkeypatch.context() as patch:
+            patch.setattr(registration.champion, "tags", lambda *_: {})
+            patch.setattr(registration.champion, "decide", Mock())
+            result, error = registration.register(execution, outcome)
+        assert tracker.register_model.called == registers
+        assert (result.policy_digest, error) == ("digest", None)
+    with pytest.raises(SpecError, match=r"deploy\.register_model"):
+        compose(["+experiment=tic_tac_toe", "deploy=local", "deploy.register_model=false"])
