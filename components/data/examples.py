@@ -6,6 +6,7 @@ completion is one candidate, a preference pair two, a ranked list as many as it 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -73,6 +74,14 @@ class DataExample:
             shown.append((message.role, message.content))
         return shown
 
+    def shared_scenario(self) -> str:
+        """Return the id of the scenario that the row shares with others: `group`, or that of all single answers with
+        its name and its prompt; empty without one."""
+        if self.group or not self.name or len(self.candidates) > 1:
+            return self.group
+        prompt = json.dumps(self.prompt()).encode()
+        return f"{self.name.replace('~', '-')}~{hashlib.blake2b(prompt, digest_size=6).hexdigest()}"
+
     def content(self) -> bytes:
         """Return everything that training reads, as canonical text: equal examples have equal content."""
         parts: list[Any] = [self.tools]
@@ -94,10 +103,11 @@ class DataExample:
 
     def scored(self, number: int, split: str) -> Iterator[tuple[Trajectory, Score]]:
         """Yield the trajectories with their scores. number: number of the row in its source, which makes ids unique."""
-        name = self.group or "~".join(part for part in (self.name.replace("~", "-"), f"row-{number}") if part)
+        name = self.shared_scenario() or "~".join(filter(None, (self.name.replace("~", "-"), f"row-{number}")))
         scenario = Scenario(name, self.input, split, self.type, self.difficulty)
         for sample, candidate in enumerate(self.candidates):
-            own = f"{candidate.name}~row-{number}" if candidate.name else f"{name}/{sample}"
+            alone = not candidate.name and not self.shared_scenario()
+            own = f"{name}/{sample}" if alone else f"{candidate.name or name}~row-{number}"
             trajectory = Trajectory(
                 own, scenario, sample, candidate.histories, self.tools, outcome=_outcome(candidate), policy=IMPORTED
             )

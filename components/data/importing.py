@@ -11,17 +11,18 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from components.data.examples import DataExample, RowProblem
-from components.data.fingerprints import Fingerprints, SimilarTexts, fingerprint
+from components.data.fingerprints import MOST_FINGERPRINTS, Fingerprints, SimilarTexts, fingerprint
 from components.data.forms import FORMS, Form, recognise, score_form
 from components.data.sources import BrokenRow, DataRow, rows
 from components.data.spec import DataSpec, SourceSpec
 from components.data.tokens import TokenChecks
+from components.data.unused_columns import UnusedColumns
 from components.errors import Problem, SpecError
 from components.specs import nearest
 from components.trajectories.store import scored_writer
@@ -62,7 +63,7 @@ class CheckResult:
             self.examples.append({"source": row.source, "number": row.number, "reason": reason})
 
 
-COUNTS = ("rows", "examples", "heldout", "episodes", "rejected")
+COUNTS = ("rows", "examples", "heldout", "episodes", "rejected", "comparable")
 """Fields of a report that are counts."""
 
 
@@ -81,32 +82,58 @@ class ImportReport:
     """Trajectories that are trained on; a preference pair has two."""
     rejected: int = 0
     """Trajectories of these with a reward of at most 0.5, such as the rejected answer of a pair."""
+    comparable: int = 0
+    """Prompts that are trained on with answers of different rewards: pairs, ranked answers, and conversations with a
+    common id and prompt."""
+    similar: CheckResult = field(default_factory=CheckResult)
+    """Rows that almost repeat an earlier row and are used."""
+    unused: dict[str, int] = field(default_factory=dict)
+    """Rows with a value by column, of the columns that the form does not read."""
     checks: dict[str, CheckResult] = field(default_factory=lambda: {name: CheckResult() for name in CHECKS})
 
     def dropped(self) -> int:
         """Return the number of rows that were left out."""
         return self.rows - self.examples - self.heldout
 
+    def unusable(self) -> int:
+        """Return the number of rows that were left out for another reason than a repetition, which loses nothing."""
+        return self.dropped() - sum(self.checks[name].count for name in ("duplicate", "near_duplicate"))
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""
-        checks = {name: {"count": result.count, "examples": result.examples} for name, result in self.checks.items()}
+        checks = {name: asdict(result) for name, result in self.checks.items()}
         counts = {name: getattr(self, name) for name in COUNTS}
-        return {"form": self.form, **counts, "dropped": self.dropped(), "checks": checks}
+        notes = {"similar": asdict(self.similar), "unused": self.unused}
+        return {"form": self.form, **counts, "dropped": self.dropped(), "checks": checks, **notes}
 
     def metrics(self) -> dict[str, float]:
         """Return the counts as metrics."""
         counts = {f"dropped/{name}": float(result.count) for name, result in self.checks.items() if result.count}
         own = {name: float(getattr(self, name)) for name in COUNTS}
-        return {**own, "dropped": float(self.dropped()), **counts, f"form/{self.form}": float(self.examples)}
+        own |= {"dropped": float(self.dropped()), "similar": float(self.similar.count)}
+        return {**own, **counts, f"form/{self.form}": float(self.examples)}
+
+    def first_dropped(self) -> str:
+        """Return the first row that was dropped, with its place and the reason; empty if none was."""
+        failed = [(name, result.examples[0]) for name, result in self.checks.items() if result.count]
+        places = [(row["source"], row["number"], f"{_place(row)}: {row['reason']} ({name})") for name, row in failed]
+        return min(places)[2] if places else ""
 
 
 def resolve_form(spec: DataSpec, path: str = "data") -> str:
     """Return the form of the data: `spec.form`, or the recognised one. path: key of the spec, for messages. Raises
     SpecError for a form that does not fit the first rows, and ResourceError if the source cannot be read."""
-    first = [row.values for row in islice(rows(spec, lambda broken: None), RECOGNISED_FROM)]
+    broken: list[BrokenRow] = []
+    read = islice(rows(spec, lambda row: None if broken else broken.append(row)), RECOGNISED_FROM)
+    first = [spec.without_ignored(row.values) for row in read]
     names = ", ".join(dict.fromkeys(name for values in first for name in values)) or "none"
     if not first:
-        raise SpecError([Problem(f"{path}.path", "the source has no rows that can be read")])
+        reason = (
+            f"no row can be read; the first is {broken[0]}"
+            if broken
+            else f"{', '.join(spec.paths) or spec.dataset} is empty"
+        )
+        raise SpecError([Problem(f"{path}.path" if spec.path is not None else f"{path}.dataset", reason)])
     if spec.form != "auto":
         form = FORMS[spec.form]
         unknown = [name for name in spec.mapped if name not in form.names()]
@@ -123,6 +150,11 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
         return spec.form
     name = recognise(first, spec.mapped)
     if name is None:
+        fitting = [form for form in FORMS.values() if form.fits(first[0], spec.mapped)]
+        reasons = "; ".join(f"{form.name}: {_reason(form, first[0], spec)}" for form in fitting)
+        if fitting:
+            message = f"auto: no form reads the first rows, which have the columns {names} ({reasons})"
+            raise SpecError([Problem(f"{path}.form", message)])
         forms = "; ".join(f"{form.name} ({', '.join(form.columns)})" for form in FORMS.values())
         raise SpecError(
             [
@@ -137,7 +169,7 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
     return name
 
 
-def _reason(form: Form, values: dict[str, Any], spec: DataSpec) -> str:
+def _reason(form: Form, values: Mapping[str, Any], spec: DataSpec) -> str:
     try:
         form.example(values, spec.mapped)
     except RowProblem as problem:
@@ -163,7 +195,7 @@ def problems_of_part(
                 continue
             on_row(number + 1)
             try:
-                example = form.example(row.values, spec.mapped)
+                example = form.example(spec.without_ignored(row.values), spec.mapped)
                 check_example(example)
                 _check_tokens(example, tokens)
             except RowProblem as problem:
@@ -187,6 +219,9 @@ class DataImport:
         self._problems = problems or {}
         self._on_row = on_row
         self._held_prompts = Fingerprints()
+        self._unused = UnusedColumns()
+        self._ignored: set[str] = set()
+        self._rewards: dict[str, float | None] = {}
         self.report = ImportReport(spec.form)
 
     def write(self, folder: Path) -> ImportReport:
@@ -199,12 +234,36 @@ class DataImport:
                 (folder / HELDOUT).mkdir()
                 add[HELDOUT] = stack.enter_context(scored_writer(folder / HELDOUT))
             for number, (split, example) in enumerate(self._examples(source), 1):
+                self.report.comparable += split == "train" and self._is_comparable(example)
                 for trajectory, score in example.scored(number, split):
                     add[split](trajectory, score)
                     self.report.episodes += split == "train"
                     self.report.rejected += split == "train" and not trajectory.success
+        self.report.unused = self._unused.counts()
         self._finish(HELDOUT in add)
+        if dropped := self.report.first_dropped():
+            log.warning("dropped %d of %d rows; the first is %s", self.report.dropped(), self.report.rows, dropped)
+        if self.report.unused:
+            log.info("columns that the form %s does not read: %s", self._form.name, ", ".join(self.report.unused))
         return self.report
+
+    def _is_comparable(self, example: DataExample) -> bool:
+        """Return True if a row completes the first comparison of its prompt: answers of different rewards."""
+        rewards = [candidate.reward for candidate in example.candidates]
+        if len(rewards) > 1:
+            return len(set(rewards)) > 1
+        group = example.shared_scenario()
+        if not group or rewards[0] is None:
+            return False
+        if group not in self._rewards:
+            if len(self._rewards) < MOST_FINGERPRINTS:
+                self._rewards[group] = rewards[0]
+            return False
+        earlier = self._rewards[group]
+        if earlier is None or earlier == rewards[0]:
+            return False
+        self._rewards[group] = None  # counted
+        return True
 
     def _examples(self, heldout: SourceSpec | None) -> Iterator[tuple[str, DataExample]]:
         """Yield the examples that pass the checks, each with its split; held-out sources come first."""
@@ -232,7 +291,10 @@ class DataImport:
         for number, row in enumerate(rows(source, on_broken), 1):
             self._count()
             try:
-                example = self._form.example(row.values, self._spec.mapped)
+                self._ignored |= row.values.keys() & set(self._spec.ignore)
+                values = self._spec.without_ignored(row.values)
+                example = self._form.example(values, self._spec.mapped)
+                self._unused.add(values, example.input)
                 check_example(example)
                 if (recorded := self._problems.get(row.place)) is not None:
                     raise RowProblem(recorded[1], recorded[0])
@@ -257,27 +319,48 @@ class DataImport:
             reason = f"almost the text of row {known} of those that can be read"
             if self._spec.near_duplicates == "problem":
                 raise RowProblem(reason, "near_duplicate")
-            self.report.checks["near_duplicate"].add(row, reason)
+            self.report.similar.add(row, reason)
 
     def _finish(self, has_heldout: bool) -> None:
         """Raise SpecError if the import ends here."""
         report, strict = self.report, self._spec.on_problem == "strict"
         problems = []
-        if strict or report.dropped() > self._spec.max_dropped * report.rows or not report.examples:
+        if strict or report.unusable() > self._spec.max_dropped * report.rows or not report.examples:
             problems = [
-                Problem("data.path", _check_message(name, result))
+                Problem("data.path", _check_message(name, result, strict=strict))
                 for name, result in report.checks.items()
-                if result.count and (name != "near_duplicate" or self._spec.near_duplicates == "problem")
+                if result.count
             ]
-        if not strict and report.rows and report.dropped() > self._spec.max_dropped * report.rows:
-            message = f"{self._spec.max_dropped:g}: {report.dropped()} of {report.rows} rows fail a check"
+        if not strict and report.rows and report.unusable() > self._spec.max_dropped * report.rows:
+            message = f"{self._spec.max_dropped:g}: {report.unusable()} of {report.rows} rows fail a check"
             problems.append(Problem("data.max_dropped", f"{message}. Correct the rows, or raise data.max_dropped"))
         if not report.examples:
             problems.append(Problem("data.path", "no row is left to train on"))
+        problems += self._column_problems()
         if has_heldout and not report.heldout:
             problems.append(Problem(f"data.{self._heldout_key()}", "the held-out split is empty"))
         if problems:
             raise SpecError(problems)
+
+    def _column_problems(self) -> Iterator[Problem]:
+        """Yield a problem for each unread column that may be a label, and for each ignored one that no row has."""
+        for name in self._spec.ignore:
+            if name not in self._ignored:
+                yield Problem("data.ignore", f"{name!r}: no row has this column", nearest(name, self.report.unused))
+        for column in self._unused.suspected():
+            mapped = {**self._spec.mapped, "label": column.name}
+            keep = f"data.ignore={[*self._spec.ignore, column.name]}".replace("'", "")
+            advice = f"Leave it out: {keep}"
+            if score_form(FORMS["thumbs"], [column.example], mapped):
+                columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in mapped.items())
+                advice = (
+                    f"If it says whether the answer is good: data.form=thumbs 'data.columns={{{columns}}}'. {advice}"
+                )
+            yield Problem(
+                "data.columns",
+                f"the form {self._form.name} does not read the column {column}, which may be a label: good and bad "
+                f"answers would be trained on alike. {advice}",
+            )
 
     def _heldout_key(self) -> str:
         names = ("heldout", "heldout_path", "heldout_split")
@@ -318,11 +401,13 @@ def _prompt(example: DataExample) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
-def _check_message(name: str, result: CheckResult) -> str:
+def _place(row: Mapping[str, Any]) -> str:
+    return f"{row['source']}:{row['number']}"
+
+
+def _check_message(name: str, result: CheckResult, *, strict: bool) -> str:
     """Return a check's count and examples as a message."""
-    rows_shown = "; ".join(f"{item['source']}:{item['number']} ({item['reason']})" for item in result.examples)
+    rows_shown = "; ".join(f"{_place(row)} ({row['reason']})" for row in result.examples)
     more = f"; and {result.count - len(result.examples)} more" if result.count > len(result.examples) else ""
-    return (
-        f"{name}: {result.count} rows {CHECKS[name]}: {rows_shown}{more}. Correct them, or leave them out with "
-        "data.on_problem=drop"
-    )
+    advice = ". Correct them, or leave them out with data.on_problem=drop" if strict else ""
+    return f"{name}: {result.count} rows {CHECKS[name]}: {rows_shown}{more}{advice}"

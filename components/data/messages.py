@@ -101,8 +101,12 @@ def _text(where: str, content: Any) -> str:
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RowProblem(f"{where}: content of type {kind!r:.40}; expected text")
+            kind = str(part.get("type") if isinstance(part, Mapping) else type(part).__name__)
+            medium = next((medium for medium in ("image", "audio", "video") if medium in kind), None)
+            text = f"contains {medium}" if medium else "has content"
+            raise RowProblem(
+                f"{where} {text} of type {kind!r:.40}; expected text: models here read and write text only"
+            )
         parts.append(text)
     return "".join(parts)
 

@@ -29,6 +29,8 @@ LONGEST_LINE = 64 * 2**20
 """Maximum length of a line, in bytes."""
 PARQUET_BATCH = 256
 """Rows of a Parquet or Arrow file that are in memory at a time."""
+_START = 4096
+"""Bytes at the beginning of a file that its encoding is recognised from."""
 _UNDECODED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as the error handler `surrogateescape` decodes them."""
 
@@ -93,7 +95,24 @@ def _rows(spec: SourceSpec, on_broken: OnBroken) -> Iterator[DataRow]:
             yield DataRow(number, name, json_data(values))
         return
     for file in data_files(spec):
-        yield from _READERS[file.format](file, on_broken)
+        if _has_content(file):
+            yield from _READERS[file.format](file, on_broken)
+
+
+def _has_content(file: DataFile) -> bool:
+    """Return False for an empty file. Raises ResourceError for text that is not UTF-8 from its beginning, and for a
+    JSON array in a file of JSON Lines."""
+    with file.open() as stream, reading(file.uri):
+        start = stream.read(_START)
+    if file.format not in ("jsonl", "json", "csv"):
+        return True
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start:
+        advice = "the text is UTF-16 or UTF-32, or no text; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 FILE"
+        raise ResourceError(f"{file.uri}: {advice}")
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if file.format == "jsonl" and text.startswith(b"[") and text[1:].lstrip()[:1] in (b"{", b""):
+        raise ResourceError(f"{file.uri}: holds a JSON array, not one object a line. Set data.format=json")
+    return bool(text) or file.format == "csv"  # a table has a header
 
 
 def _refuse(broken: BrokenRow) -> None:
@@ -119,12 +138,20 @@ def _jsonl(file: DataFile, on_broken: OnBroken) -> Iterator[DataRow]:
             try:
                 values = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                on_broken(BrokenRow(number, file.uri, f"invalid JSON: {error}"))
+                on_broken(BrokenRow(number, file.uri, _invalid_json(line, error)))
                 continue
             if isinstance(values, dict):
                 yield DataRow(number, file.uri, values)
             else:
                 on_broken(BrokenRow(number, file.uri, _not_an_object(values)))
+
+
+def _invalid_json(line: bytes, error: ValueError) -> str:
+    try:
+        line.decode()
+    except UnicodeDecodeError as undecoded:
+        return f"the text is not UTF-8: byte 0x{line[undecoded.start]:02x} at position {undecoded.start}"
+    return f"invalid JSON: {error}"
 
 
 def _line(stream: IO[bytes], file: DataFile) -> bytes:

@@ -75,11 +75,14 @@ class DataSpec(SourceSpec):
     columns: dict[str, str] | None = None
     """Columns of the data by the names that the form uses: `{prompt: question, completion: answer}`. null: the columns
     have common names."""
+    ignore: list[str] = []
+    """Columns that are not imported. A column that the form does not read and that looks like a label (true or false,
+    two values, or the name of a label) ends the import until it is mapped in `columns` or named here."""
     on_problem: Literal["drop", "strict"] = "drop"
     """Treatment of rows that fail a check: `drop` leaves them out and counts them, `strict` ends the import with all
     counts and examples."""
-    max_dropped: float = Field(0.5, ge=0, le=1)
-    """Maximum share of the rows that may be dropped; more end the import."""
+    max_dropped: float = Field(0.1, ge=0, le=1)
+    """Maximum share of the rows that may be dropped, repetitions not counted; more end the import."""
     near_duplicates: Literal["ignore", "count", "problem"] = "count"
     """Rows whose text is almost that of an earlier row: not searched, counted and used, or treated by `on_problem`."""
     heldout: float | None = Field(None, gt=0, lt=1)
@@ -94,6 +97,12 @@ class DataSpec(SourceSpec):
     def mapped(self) -> dict[str, str]:
         """Columns of the data by the names that the form uses."""
         return self.columns or {}
+
+    def without_ignored(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the columns of a row without the ignored ones."""
+        if not self.ignore:
+            return values
+        return {name: value for name, value in values.items() if name not in self.ignore}
 
     @property
     def holds_out(self) -> bool:

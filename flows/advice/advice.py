@@ -153,8 +153,6 @@ def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list
         notes.append(f"replace {FILE} by your data, or give it as --data FILE to have its content recognized")
     if not rule.rounds and situation.environment is None:
         notes.append("set environment=NAME to one that tests what you train for; the evaluations play it")
-    if rule.method == "reward model + PPO":
-        notes.append("its reward model learns from the reward of new episodes; your preferences themselves train DPO")
     amounts = {"demonstrations": situation.labels, "preferences": situation.preferences}
     for name, amount in amounts.items():
         if 0 < amount < FEW and not rule.rounds:

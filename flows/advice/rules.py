@@ -121,15 +121,6 @@ RULES = (
         warms_up=True,
     ),
     MethodRule(
-        "reward model + PPO",
-        "ranked answers, or pairs and an environment without success",
-        lambda it: it.environment is not None and it.form in ("pairs", "ranked"),
-        "Preferences that are to generalize to new episodes are learned by a reward model; PPO then optimizes it with "
-        "a KL penalty that keeps the policy where the reward model is reliable.",
-        lambda it: ["algorithm=ppo", "reward_model=bradley_terry", "filter=everything"],
-        warms_up=True,
-    ),
-    MethodRule(
         "RULER + GRPO",
         "an environment without success, and a judge",
         lambda it: it.environment is not None and it.judge is not None,

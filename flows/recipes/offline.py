@@ -24,15 +24,28 @@ def offline(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     the algorithm learns nothing from the data, or would imitate rejected answers."""
     data = run.filter(run.import_data())
     _check_imitation(spec, data)
+    _check_comparisons(spec, data)
     policy, _ = run.warm_up(run.begin(pretrains=True))
     run.validate(data, policy, "before", policy.step - 1)
     policy = run.train([data], "data", algorithm=spec.algorithm, start=policy)
     if policy.checkpoint is not None and policy.checkpoint.metrics.get("skipped"):
-        needed = " or ".join(NEEDED[kind] for kind in spec.algorithm.feedback_kinds)
-        text = f"algorithm={spec.algorithm.name} learns nothing from this data; it needs {needed}"
-        raise SpecError([Problem("data", text)])
+        raise _learns_nothing(spec)
     run.validate(data, policy, "after")
     return policy
+
+
+def _learns_nothing(spec: ExperimentSpec) -> SpecError:
+    needed = " or ".join(NEEDED[kind] for kind in spec.algorithm.feedback_kinds)
+    return SpecError(
+        [Problem("data", f"algorithm={spec.algorithm.name} learns nothing from this data; it needs {needed}")]
+    )
+
+
+def _check_comparisons(spec: ExperimentSpec, data: Episodes) -> None:
+    """Raise SpecError if the algorithm compares answers to one prompt, and no prompt has answers of different rewards.
+    In a plan the number is unknown."""
+    if spec.algorithm.feedback_kinds == ("choices",) and data.trajectories.metrics.get("comparable") == 0:
+        raise _learns_nothing(spec)
 
 
 def _check_imitation(spec: ExperimentSpec, data: Episodes) -> None:

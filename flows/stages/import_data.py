@@ -116,14 +116,17 @@ def _write(
 
 
 def summary_text(metrics: Mapping[str, float]) -> str:
-    """Return the form and the counts of an import as text: `form thumbs: used 90 of 100 rows (6 too_long, 4 empty)`."""
+    """Return the form and the counts of an import as text: `form thumbs: used 90 of 100 rows; dropped
+    6 too_long, 4 empty`."""
     if "examples" not in metrics:
         return ""
     form = next((name.removeprefix("form/") for name in metrics if name.startswith("form/")), "unknown")
     used = f"form {form}: used {metrics['examples']:.0f} of {metrics['rows']:.0f} rows"
     heldout = f", {metrics['heldout']:.0f} held out" if metrics.get("heldout") else ""
     counts = counted(reasons(metrics))
-    return f"{used}{heldout} ({counts})" if counts else f"{used}{heldout}"
+    dropped = f"; dropped {counts}" if counts else ""
+    similar = f"; near duplicates among the used rows: {metrics['similar']:.0f}" if metrics.get("similar") else ""
+    return f"{used}{heldout}{dropped}{similar}"
 
 
 def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context: Context) -> int:
@@ -137,7 +140,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    1,
+    2,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer, prepare
 from components.specs import validate
 from components.trajectories.chat import ChatFormat
+from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import count_trajectories, load_scored, read_trajectories
 from tests.data.rows import FORMS, WEATHER, openai
@@ -118,7 +120,8 @@ def test_near_duplicates_are_counted_dropped_or_ignored(importing):
     text = " ".join(WORDS[:25])
     rows = [{"prompt": text + end, "completion": "Yes."} for end in (".", "!")]
     report, trajectories, _ = importing(rows)
-    assert (counts(report), len(trajectories), report.dropped()) == ({"near_duplicate": 1}, 2, 0)
+    assert (counts(report), report.similar.count, len(trajectories), report.dropped()) == ({}, 1, 2, 0)
+    assert not any(name.startswith("dropped/") for name in report.metrics())
     report, trajectories, _ = importing(rows, near_duplicates="problem")
     assert (counts(report), len(trajectories), report.dropped()) == ({"near_duplicate": 1}, 1, 1)
     assert counts(importing(rows, near_duplicates="ignore")[0]) == {}
@@ -163,7 +166,73 @@ def test_tools_and_untrained_messages_are_stored(importing):
     _, trajectories, _ = importing(FORMS["agenttraj"])
     trained = [message.trained for message in trajectories[0].histories[0].messages if message.role == "assistant"]
     assert trained == [False, True]
-    assert trajectories[2].scenario.id == "shop_2~row-3"
+    assert scenario_of(trajectories[2].scenario.id) == "shop_2"
+    assert {trajectory.scenario.type for trajectory in trajectories} == {"shop"}
+
+
+def test_scored_conversations_with_an_id_and_a_prompt_in_common_are_one_scenario(importing):
+    rows = [{"id": "q", "prompt": prompt, "completion": f"a {n}", "reward": n} for n in (0, 1) for prompt in "xyx"]
+    report, trajectories, _ = importing(rows)
+    groups = Counter((scenario_of(item.group), item.histories[0].messages[0].content) for item in trajectories)
+    assert groups == {("q", "x"): 2, ("q", "y"): 2}  # two rows are duplicates
+    assert len({item.group for item in trajectories}) == report.comparable == 2
+    assert len({item.id for item in trajectories}) == 4
+    assert importing(GOOD)[0].comparable == 0
+    assert importing(FORMS["preference"])[0].comparable == 4
+
+
+def judged(column: str, *values: Any) -> list[dict[str, Any]]:
+    return [{"prompt": f"p {n}", "response": f"r {n}", column: values[n % len(values)]} for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"), [("is_good", (True, False)), ("rating", ("up", "down")), ("label", "yn")]
+)
+def test_usual_names_of_labels_are_read_as_thumbs(importing, column, values):
+    report, trajectories, _ = importing(judged(column, *values))
+    assert report.form == "thumbs"
+    assert [item.reward for item in trajectories] == [1.0, 0.0] * 3
+    talks = [{"messages": openai(n), "tools": [WEATHER], column: values[n % 2]} for n in range(2)]
+    assert [item.reward for item in importing(talks)[1]] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("usable", (True,)), ("verdict", ("ok", "nok")), ("flagged", (1, None)), ("rating", ("up", "so-so", "down"))],
+)
+def test_a_column_that_may_be_a_label_ends_the_import_until_it_is_named(importing, column, values):
+    rows = judged(column, *values)
+    with pytest.raises(SpecError, match=rf"data\.columns: the form \w+ does not read the column '{column}'") as error:
+        importing(rows)
+    assert f"data.ignore=[{column}]" in str(error.value)
+    assert ("data.columns={label: " in str(error.value)) == (column != "verdict")
+    assert importing(rows, ignore=[column])[0].examples == 6
+    report, trajectories, _ = importing([{**row, "note": f"n {n}"} for n, row in enumerate(rows)], ignore=[column])
+    assert report.to_json()["unused"] == {"note": 6}
+    assert column not in trajectories[0].scenario.input
+
+
+def test_an_ignored_column_that_no_row_has_is_a_mistake(importing):
+    with pytest.raises(SpecError, match=r"data\.ignore: 'nots': no row has this column.*Did you mean 'note'"):
+        importing([{**GOOD[0], "note": "a"}], ignore=["nots"])
+
+
+def test_the_first_dropped_row_is_logged_with_its_place(importing, caplog):
+    importing([*GOOD, BAD["malformed"], BAD["empty"]])
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("dropped 2 of 8 rows; the first is ")
+    assert ".jsonl:7: invalid JSON" in line
+
+
+def test_an_image_is_named_as_the_reason(tmp_path):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "What?"}, picture]},
+        {"role": "assistant", "content": "A"},
+    ]
+    path = write(tmp_path / "a.jsonl", [{"messages": talk}] * 2)
+    with pytest.raises(SpecError, match=r"messages: message 0 contains image of type 'image_url'; expected text"):
+        resolve_form(DataSpec(path=str(path)))
 
 
 def test_an_unknown_form_names_columns_and_forms(tmp_path):
@@ -173,7 +242,7 @@ def test_an_unknown_form_names_columns_and_forms(tmp_path):
     message = str(error.value)
     assert "data.form: auto: no form fits the columns text, lang" in message
     assert "prompt_completion (prompt, completion)" in message
-    with pytest.raises(SpecError, match=r"data\.form: thumbs: does not fit the rows \(column 'prompt' is missing\)"):
+    with pytest.raises(SpecError, match=r"data\.form: thumbs: does not fit the rows \(column 'label' is missing\)"):
         resolve_form(DataSpec(path=str(path), form="thumbs"))
     with pytest.raises(SpecError, match=r"columns\.promt: no such column .*Did you mean 'prompt'"):
         resolve_form(DataSpec(path=str(path), form="thumbs", columns={"promt": "text"}))
@@ -183,8 +252,10 @@ def test_an_unknown_form_names_columns_and_forms(tmp_path):
 
 
 def test_a_source_without_rows_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="no rows that can be read"):
+    with pytest.raises(SpecError, match=r"no row can be read; the first is .*a\.jsonl:2: expected a JSON object"):
         resolve_form(DataSpec(path=str(write(tmp_path / "a.jsonl", ["", "[1]"]))))
+    with pytest.raises(SpecError, match=r"data\.path: .*b\.jsonl is empty"):
+        resolve_form(DataSpec(path=str(write(tmp_path / "b.jsonl", []))))
 
 
 def test_settings_that_exclude_each_other_are_refused():
@@ -204,8 +275,7 @@ def test_any_texts_are_trained_on_or_counted(rows, importing):
     report, trajectories, _ = importing([*rows, GOOD[0]])
     assert report.rows == len(rows) + 1
     assert report.examples == len(trajectories)
-    dropped = {name: count for name, count in counts(report).items() if name != "near_duplicate"}
-    assert sum(dropped.values()) == report.dropped()
+    assert sum(counts(report).values()) == report.dropped()
 
 
 def test_forgotten_fingerprints_bound_the_memory():

@@ -178,6 +178,9 @@ UNREADABLE = {
     "a.csv": b"",
     "b.csv": b"a,a\n1,2\n",
     "a.txt": b"text",
+    "c.jsonl": b'[{"a": 1},\n {"a": 2}]',
+    "d.jsonl": '{"a": "b"}'.encode("utf-16"),
+    "c.csv": "a,b\n1,2\n".encode("utf-16"),
 }
 
 

@@ -24,9 +24,8 @@ SITUATIONS = {
     "on-policy distillation": Situation(environment="shop", teacher="organisation/large"),
     "process reward + RL": Situation(environment="tictactoe", sparse=True),
     "SFT + GRPO": Situation(environment="retail"),
-    "reward model + PPO": Situation(environment="shop", success=False, preferences=500, form="ranked"),
     "RULER + GRPO": Situation(environment="shop", success=False, judge="openai/gpt-5-mini"),
-    "DPO on rankings": Situation(preferences=500, form="ranked"),
+    "DPO on rankings": Situation(environment="shop", success=False, preferences=500, form="ranked"),
     "DPO": Situation(preferences=500, form="pairs"),
     "KTO": Situation(preferences=500, form="thumbs"),
     "SFT": Situation(labels=500),
@@ -210,8 +209,8 @@ def test_a_file_becomes_part_of_the_command(tmp_path, capsys):
     ("text", "message"),
     [
         ('{"chosen": 1}\n', "no form fits the columns chosen"),
-        ("", "no rows"),
-        ("[1, 2", "no rows"),
+        ("", "is empty"),
+        ("[1, 2", "no row can be read"),
     ],
 )
 def test_a_file_without_known_rows_is_refused(tmp_path, capsys, text, message):

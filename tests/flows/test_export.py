@@ -100,8 +100,8 @@ def test_an_export_imports_as_the_same_examples(form, tmp_path, capsys):
     made, again = imported(context, out)
     assert made.spec["data"]["form"] == ("trajectories" if form == "parquet" else form)
     expected = content(first[1])
-    if form == "agenttraj":  # it has no column for the type
-        expected = [(*item[:4], "", item[5]) for item in expected]
+    if form == "agenttraj":  # the type is the beginning of item_id
+        expected = [(*item[:4], "shop", item[5]) for item in expected]
     assert content(again) == expected
 
 

@@ -16,6 +16,8 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.store import load_scored, read_trajectories
 from flows.experiment.compose import compose
 from flows.experiment.requests import Requests
+from flows.recipes.offline import offline
+from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import request_key, run_stage
@@ -78,6 +80,34 @@ def test_each_form_is_imported_and_trained_on(context, tmp_path, form):
     assert all(entry["grad_norm"] > 0 for entry in log)
     examples_per_row = 3 if form == "ranking" else 1
     assert checkpoint.metrics["examples"] == 4 * examples_per_row
+
+
+def test_pairs_are_checked_right_after_the_import(tmp_path, context):
+    path = write(tmp_path / "a.jsonl", samples.FORMS["messages"])
+    spec = spec_of(context.cache.parent, model=MODEL, algorithm=ALGORITHMS["preference"], data={"path": str(path)})
+    spec = spec.model_copy(update={"flow": compose(["flow=offline", "algorithm=dpo", f"data.path={path}"]).flow})
+    called = []
+
+    def call(label, step, request):
+        called.append(label)
+        return run_stage(request, context)[0]
+
+    with pytest.raises(SpecError, match="data: algorithm=dpo learns nothing from this data; it needs preference pairs"):
+        offline(Run(spec, call), spec)
+    assert called == ["import", "filter[import]"]
+
+
+def test_preferences_are_learned_from_scored_conversations_of_one_id(context, tmp_path):
+    rows = [
+        {"id": f"q{n}", "prompt": f"p {n}", "completion": f"a {n} {good}", "reward": good}
+        for n in (1, 2)
+        for good in (0, 1)
+    ]
+    made = requests(context.cache.parent, write(tmp_path / "a.jsonl", rows), ALGORITHMS["preference"])
+    artifact, _ = run_stage(made.import_data(), context)
+    fed = dict.fromkeys(("trajectories", "scores", "selection"), artifact)
+    checkpoint, _ = run_stage(made.train(fed, 1, start=None, reference=None), context)
+    assert checkpoint.metrics["examples"] == 2
 
 
 def test_a_reward_model_learns_from_imported_pairs(context, tmp_path):
@@ -163,7 +193,10 @@ def test_the_summary_names_form_rows_and_checks():
     assert summary_text({}) == ""
     counts = {"rows": 10.0, "examples": 6.0, "heldout": 1.0, "dropped": 3.0, "form/thumbs": 6.0}
     metrics = {**counts, "dropped/empty": 1.0, "dropped/too_long": 2.0}
-    assert summary_text(metrics) == "form thumbs: used 6 of 10 rows, 1 held out (2 too_long, 1 empty)"
+    assert summary_text(metrics) == "form thumbs: used 6 of 10 rows, 1 held out; dropped 2 too_long, 1 empty"
+    repeated = {**counts, "dropped": 0.0, "similar": 5.0}
+    expected = "form thumbs: used 6 of 10 rows, 1 held out; near duplicates among the used rows: 5"
+    assert summary_text(repeated) == expected
 
 
 def test_every_form_is_tested():

@@ -18,7 +18,9 @@ def _read(columns: RowColumns) -> DataExample:
     name = columns.label("item_id") or columns.text("item_id")
     reward = columns.number("reward")
     messages = read_messages(columns.need("conversations"))
-    return DataExample([conversation(messages, 1.0 if reward is None else reward)], name=name)
+    world, _, number = name.rpartition("_")  # webshop_4545
+    type_ = columns.label("type") or (world if number.isdecimal() else "")
+    return DataExample([conversation(messages, 1.0 if reward is None else reward)], name=name, type=type_)
 
 
 def _write(group: Sequence[Trajectory]) -> Records:

@@ -35,6 +35,14 @@ class Form:
         """Return the names that `data.columns` may map."""
         return [*self.columns, *self.more, *OPTIONAL]
 
+    def fits(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> bool:
+        """Return True if a row has the required columns."""
+        columns = RowColumns(values, self.columns, mapped)
+        try:
+            return all(columns.get(name) is not None for name in self.columns)
+        except RowProblem:
+            return False
+
     def example(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> DataExample:
         """Return the example of a row. mapped: the user's columns by our names. Raises RowProblem."""
         columns = RowColumns(values, {**self.columns, **self.more}, mapped)
