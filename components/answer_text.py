@@ -6,13 +6,42 @@ import re
 
 NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 """Number with an optional sign, thousands separators, decimals and exponent."""
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_RUN = re.compile(r"((?:[\w./+–−-]|(?<=\d)[,:](?=\d))++)([ \u00a0]?\\?%)?")
+"""Characters that may belong to one number, and a percent sign after them."""
+_VALUE = re.compile(rf"([-+–−]?(?:{_DIGITS})(?:[eE][-+]?\d+)?)(?:/({_DIGITS}))?(?:[-/]?[^\W\d_]++)*+")
+"""Number, or fraction, with a unit."""
 _LEAD = re.compile(r"^\W*(?:####|(?:the )?(?:final )?answer(?: is)?\s*[:=]?)\s*", re.IGNORECASE)
+
+
+def numbers(text: str) -> list[float | None]:
+    """Return the numbers in a text, in order.
+
+    Signs, thousands separators, decimals, exponents, slashes (`1/2`) and percent signs (`50%` is 0.5) belong to a
+    number, and a unit may follow it. None stands for what begins like a number and is none: a date, a version, a range,
+    a list without spaces. Digits of a word, such as `x7`, are no number."""
+    runs = [match for match in _RUN.finditer(text) if match[1].lstrip("_+-–−./")[:1].isdecimal()]
+    return [_value(match[1].strip("_").rstrip("_.+-–−/"), match[2] is not None) for match in runs]
 
 
 def last_number(text: str) -> float | None:
     """Return the last number in a text; None if there is none."""
-    numbers = NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None
+    return next((number for number in reversed(numbers(text)) if number is not None), None)
+
+
+def only_number(text: str) -> float | None:
+    """Return the number of a text with exactly one; None for any other text."""
+    candidates = numbers(text)
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _value(run: str, percent: bool) -> float | None:
+    match = _VALUE.fullmatch(run)
+    if match is None:
+        return None
+    value = float(re.sub("[–−]", "-", match[1]).replace(",", "")) / (100.0 if percent else 1.0)
+    divisor = 1.0 if match[2] is None else float(match[2].replace(",", ""))
+    return value / divisor if divisor else None
 
 
 def last_line(text: str) -> str:

@@ -255,6 +255,8 @@ def _checked(score: Score, trajectory: Trajectory) -> Score:
 
 def number(value: Any, name: str) -> float:
     """Return the value as a finite float. Raises JudgeError otherwise. name: what the message calls the value."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of NumPy, also of bool, or a tensor
+        value = value.item()
     if not isinstance(value, Real):
         raise JudgeError(f"{name} is {_described(value)}, expected a number")
     if not math.isfinite(value):

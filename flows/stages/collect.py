@@ -252,7 +252,7 @@ def count_rows(spec: CollectStage, inputs: Mapping[str, Artifact | None], contex
 
 STAGE = Stage(
     "collect",
-    7,
+    8,
     CollectStage,
     "trajectories",
     SCHEMA_VERSION,

@@ -268,7 +268,7 @@ def count_rows(spec: EvaluateStage, inputs: Mapping[str, Artifact | None], conte
 
 STAGE = Stage(
     "evaluate",
-    8,
+    9,
     EvaluateStage,
     "evaluation",
     SCHEMA_VERSION,

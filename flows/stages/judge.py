@@ -371,7 +371,7 @@ class Tally:
 
 STAGE = Stage(
     "judge",
-    4,
+    5,
     JudgeStage,
     "scores",
     SCHEMA_VERSION,

@@ -19,6 +19,7 @@ import pytest
 
 from components.environments import tool_tasks
 from components.environments.adapters import mcp as module
+from components.environments.adapters import mcp_session
 from components.environments.adapters.mcp import Mcp
 from components.environments.adapters.mcp_judge import Judge
 from components.environments.tools import call
@@ -545,3 +546,23 @@ def test_missing_credentials_name_the_status_and_the_key(file):
         between.faults = iter([status(401)])
         with pytest.raises(EnvironmentFailed, match=hint):
             play(Mcp(file, url=url))
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "shown"),
+    [
+        (["two lamps"], {"lamps": 2}, 'two lamps\n{"lamps": 2}'),
+        (['{"lamps":2}'], {"lamps": 2}, '{"lamps":2}'),  # repeated as JSON
+        (["lamp", "chair"], {"result": ["lamp", "chair"]}, "lamp\nchair"),  # as the SDK writes a list
+        (["20"], {"result": 20}, "20"),
+        (["20"], {"result": "20"}, "20"),
+        (["20"], {"result": 21}, '20\n{"result": 21}'),
+        ([], {"result": []}, '{"result": []}'),
+        (["two lamps"], None, "two lamps"),
+    ],
+)
+def test_structured_content_is_shown_once(texts, structured, shown):
+    from mcp import types
+
+    content = [types.TextContent(type="text", text=text) for text in texts]
+    assert mcp_session._text(types.CallToolResult(content=content, structured_content=structured)) == shown

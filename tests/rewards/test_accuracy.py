@@ -125,6 +125,25 @@ class TestExact:
     def test_what_does_not_count_is_taken_out_of_both(self, options, given, right):
         assert reward_of(Exact(**options), "Paris France", given) == float(right)
 
+    @pytest.mark.parametrize(
+        ("expected", "given"),
+        [
+            ("5", "-5"),
+            ("3.14", "314"),
+            ("12", "1/2"),
+            ("50", "50%"),
+            ("5", ".5"),
+            ("3,14", "314"),
+            ("202407", "2024-07"),
+        ],
+    )
+    def test_punctuation_of_a_number_always_counts(self, expected, given):
+        assert reward_of(Exact(punctuation=False), expected, given) == 0.0
+        assert reward_of(Exact(punctuation=False), given, f"({given}).") == 1.0
+
+    def test_thousands_separators_are_punctuation(self):
+        assert reward_of(Exact(punctuation=False), "1234567", "1,234,567") == 1.0
+
     def test_composed_and_decomposed_letters_are_the_same(self):
         assert reward_of(Exact(case=True, space=True), "caf\u00e9", "cafe\u0301") == 1.0
 
@@ -158,8 +177,18 @@ class TestNumeric:
             ("x = 1,234,567.50 euros", 1234567.5),
             ("-3.5e2", -350.0),
             ("\u22127", -7.0),
-            ("from 3-5", 5.0),
-            ("12,34", 34.0),
+            ("from 3-5", None),
+            ("12,34", None),
+            ("x7 and v1.7 of 2024-07 at 3:45", None),
+            ("1,2,3,4,5,6,7", None),
+            ("1, 2, 3", 3.0),
+            ("It is 5 (of 2024-07).", 5.0),
+            ("3/4", 0.75),
+            ("1/0", None),
+            ("50%", 0.5),
+            (r"50 \%", 0.5),
+            ("Answer:42km/h", 42.0),
+            ("_-7_.", -7.0),
             (".5", 0.5),
             ("first 1 then 2.", 2.0),
             ("none", None),
@@ -169,6 +198,10 @@ class TestNumeric:
     )
     def test_the_last_number_of_a_text(self, text, number):
         assert last_number(text) == number
+
+    @pytest.mark.parametrize(("text", "right"), [("It is 7.", 1.0), ("7 or 8", 0.0), ("8, so 7", 0.0), ("x7", 0.0)])
+    def test_only_refuses_several_numbers(self, text, right):
+        assert reward_of(Numeric(number="only"), 7, text) == right
 
     def test_expected_may_be_text_with_a_number(self):
         assert reward_of(Numeric(), "thus #### 1,200", "1200") == 1.0

@@ -12,8 +12,8 @@ from components.trajectories.schema import History, Message, Scenario, ToolCall,
 from flows.experiment.compose import check
 
 
-def worker(subgoal: str, *arguments: str) -> History:
-    calls = [ToolCall(f"c{number}", "act", text) for number, text in enumerate(arguments)]
+def worker(subgoal: str, *arguments: str, tool: str = "act") -> History:
+    calls = [ToolCall(f"c{number}", tool, text) for number, text in enumerate(arguments)]
     return History(
         [Message("system", "Work."), Message("user", subgoal), Message("assistant", "", calls)], agent="worker"
     )
@@ -21,7 +21,9 @@ def worker(subgoal: str, *arguments: str) -> History:
 
 def episode(*workers: History, success: bool = True) -> Trajectory:
     planner = History([Message("user", "Win."), *(Message("assistant", "Go.") for _ in workers)], agent="planner")
-    return Trajectory("s/0", Scenario("s", {}, "train"), 0, [planner, *workers], outcome={"success": success})
+    act = {"name": "act", "parameters": {"type": "object", "properties": {"action": {"type": "string"}}}}
+    tools = [{"type": "function", "function": function} for function in (act, {"name": "rest"})]
+    return Trajectory("s/0", Scenario("s", {}, "train"), 0, [planner, *workers], tools, outcome={"success": success})
 
 
 RIGHT, WRONG = worker("Play 5.", '{"action": "5"}'), worker("Play 5.", '{"action": "6"}')
@@ -69,6 +71,10 @@ def test_a_role_without_a_turn_has_no_reward_and_a_role_without_a_reward_is_an_e
         (worker("Play 5.", "5"), 0.0),
         (worker("Play 5.", '{"action": " "}'), 0.0),
         (worker("order K1, item lamp", '{"order": "K1", "item": "lamp"}'), 1.0),
+        (worker("Play 5.", "{}"), 0.0),
+        (worker("Play 5.", '{"action": "5"}', tool="invented"), 0.0),
+        (worker("Then rest.", "{}", tool="rest"), 1.0),
+        (worker("Play 5.", "{}", tool="rest"), 0.0),
         (worker("wait 3", '{"minutes": 3}', '{"minutes": 4}'), 0.0),
     ],
 )

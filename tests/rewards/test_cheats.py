@@ -544,6 +544,8 @@ class TestWriting:
             "<think></think><answer>b</answer>",
             "<think> \n\t</think><answer>b</answer>",
             "<think>\u200b\u2060\ufeff</think><answer>b</answer>",
+            "<think>\u3164\u2800</think><answer>b</answer>",
+            "<think>\u034f\ufe0f</think><answer>b</answer>",
             "<think>\u00ad\u00a0</think><answer>b</answer>",
             "<THINK>a</THINK><answer>b</answer>",
             "<think>a</think><answer>b</answer><think>c</think>",

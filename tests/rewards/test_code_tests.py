@@ -270,7 +270,8 @@ class TestForms:
         for starts in ([False], [False, True]):  # the program's fails, the test's
             left[:] = starts
             score = scored(ADD, TESTS[2:], seconds=60.0)
-            assert (score.reward, score.failure.message) == (None, "no memory for a process")
+            assert score.reward is None
+            assert score.failure.message.startswith("no memory for a process")
         left[:] = [True, True]
         assert scored(ADD, TESTS[2:], seconds=60.0).reward == 1.0
 
@@ -326,3 +327,21 @@ def test_without_a_sandbox_it_says_what_to_install(monkeypatch):
 def test_a_field_of_nothing_is_refused():
     with pytest.raises(SpecError, match=r"reward\.tests"):
         CodeTests("scenario.tests")
+
+
+def test_a_program_reads_no_text_of_an_exception_of_its_test():
+    peeks = """
+def add(a, b, check=None):
+    try:
+        check(0)
+    except Exception as error:
+        digits = [int(word) for word in str(error).split() if word.isdecimal()]
+        return digits[0] if digits else None
+"""
+    test = """
+def check(value):
+    if value != 7:
+        raise ValueError(f"expected 7 but got {value}")
+assert add(3, 4, check=check) == 7
+"""
+    assert scored(f"```python{peeks}```", [test]).reward == 0.0

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from aiohttp import web
 
 from components import aio
@@ -102,7 +103,9 @@ def test_what_is_no_finite_number_is_unscored(value, said):
     assert score.failure is not None
 
 
-@pytest.mark.parametrize("value", [1, True, np.float32(0.5), np.int64(3), Fraction(1, 4)])
+@pytest.mark.parametrize(
+    "value", [1, True, np.float32(0.5), np.int64(3), np.bool_(True), np.array(0.5), torch.tensor(0.5), Fraction(1, 4)]
+)
 def test_numbers_of_any_kind_become_floats(value, tmp_path):
     scores = judge(lambda _: value, [episode()])
     assert scores == [Score("s/0", float(value))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -221,7 +222,14 @@ class TestToolUse:
         wasted = {(2, 1, 2): 2}.get(counts, counts[1] + counts[2])
         useful = counts[0] - wasted
         most = max(counts[0], useful if needed is None else needed)
-        assert score.reward == pytest.approx(min(useful, useful if needed is None else needed) / most if most else 1.0)
+        without_calls = float(needed == 0)  # unknown needs: the episode did not succeed
+        assert score.reward == pytest.approx(
+            min(useful, useful if needed is None else needed) / most if most else without_calls
+        )
+
+    def test_an_episode_that_succeeds_without_a_call_needed_none(self):
+        succeeded, failed = (replace(called(needed=None), outcome={"success": success}) for success in (True, False))
+        assert [score.reward for score in judged(ToolUse(), succeeded, failed)] == [1.0, 0.0]
 
     def test_a_list_is_as_many_calls(self):
         assert judged(ToolUse("needed"), called(FIND, needed=["find", "send"]))[0].reward == 0.5
@@ -372,6 +380,17 @@ class TestMathematics:
 
     def test_what_was_expected_and_cannot_be_read_leaves_the_episode_unscored(self, rule):
         assert "cannot be read as mathematics" in of(rule, "3", answer="$$").failure.message
+
+    @pytest.mark.parametrize(
+        "expected", ["Paris", "New York", "$yes$", r"\text{Paris}", "Washington D.C.", "not a number"]
+    )
+    def test_a_truth_in_words_leaves_the_episode_unscored(self, rule, expected):
+        score = of(rule, f"It is {expected}.", answer=expected)
+        assert "cannot be read as mathematics" in score.failure.message
+
+    @pytest.mark.parametrize("expected", ["x", "abc", "$ab$", r"\pi", r"\sin(x)", "3 apples", r"\text{(A)}", r"\alpha"])
+    def test_letters_that_are_mathematics_are_compared(self, rule, expected):
+        assert of(rule, f"${expected}$", answer=expected).failure is None
 
 
 def test_without_math_verify_it_says_what_to_install(monkeypatch):

@@ -83,7 +83,7 @@ def test_an_environment_that_raises_is_data(place, make, instances):
     for trajectory in trajectories:
         failure = trajectory.failure
         assert (failure.boundary, failure.kind) == ("environment", "EnvironmentFailed")
-        assert failure.message == f"{place}: KeyError: 'no such order'"
+        assert failure.message.startswith(f"{place}: KeyError: 'no such order'")
         assert not trajectory.success
     assert len(instances) == 2  # each episode after a failure has a new one
     assert all(environment.closed for environment in instances)
@@ -139,7 +139,7 @@ def test_an_engine_that_raises_is_data(error, kind, message, instances):
     (trajectory, other) = collect(Parrot(fail=raises(error)), Echo, scenarios(1), concurrency=1)
     assert trajectory.failure == other.failure
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("engine", kind)
-    assert trajectory.failure.message == message
+    assert trajectory.failure.message.startswith(message)
     assert trajectory.histories[0].messages[0].content == "Say 0."
     assert len(instances) == 1  # the environment did nothing wrong
 

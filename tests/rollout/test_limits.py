@@ -300,7 +300,7 @@ def test_an_environment_that_is_not_built_fails_its_episode_only(error, kind, bu
     trajectories = collect(Parrot(), make, scenarios(3), group_size=1, concurrency=1, retries=2)
     assert [trajectory.failure and trajectory.failure.kind for trajectory in trajectories] == [None, kind, None]
     assert trajectories[1].failure.boundary == "environment"
-    assert trajectories[1].failure.message == f"build: {type(error).__name__}: {error}"
+    assert trajectories[1].failure.message.startswith(f"build: {type(error).__name__}: {error} (tests/rollout/")
     assert (trajectories[1].scenario.id, trajectories[1].policy, trajectories[1].metrics["turns"]) == (
         "s1",
         "base",

@@ -298,11 +298,30 @@ async def _http(
 
 
 def _text(answer: Any) -> str:
-    """Return a result as text; parts that are not text are replaced by their type."""
+    """Return a result as text: its parts, those that are not text by their type, then the structured content unless the
+    parts repeat it."""
     parts = [_part_text(part) for part in answer.content]
-    if not parts and answer.structured_content is not None:
-        return json.dumps(answer.structured_content)
+    structured = answer.structured_content
+    if structured is not None and not _repeats(parts, structured):
+        parts.append(json.dumps(structured))
     return "\n".join(parts)
+
+
+def _repeats(parts: list[str], structured: Any) -> bool:
+    """Return True if the parts hold the structured content: as JSON, or, as the SDK writes a result that is no object,
+    with its items as parts and `{"result": ...}` as structured content."""
+    values = [_from_json(part) for part in parts]
+    if structured in values:
+        return True
+    bare = structured.get("result") if isinstance(structured, dict) and set(structured) == {"result"} else None
+    return bool(parts) and bare is not None and bare in (*values, *parts, values, parts)
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _part_text(part: Any) -> str:

@@ -10,15 +10,20 @@ import math
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.answer_text import last_number
+from components.answer_text import last_number, only_number
 from components.errors import JudgeError, Problem, SpecError
 from components.rewards.rules.answers import AnswerReader, as_text, check_field, field
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
+
+_IN_NUMBERS = re.compile(
+    r"(?<!\w)-(?=\.?\d)|(?<!\d)\.(?=\d)|(?<=\d),(?=\d)(?!\d{3}(?!\d))|(?<=\d)[-./:](?=\d)|(?<=\d)%"
+)
+"""Punctuation that belongs to a number."""
 
 
 class AnswerComparison(ABC):
@@ -67,7 +72,7 @@ class Exact(AnswerComparison):
         case: Distinguish upper and lower case.
         space: Compare whitespace; if false, runs of whitespace count as one space, and leading and trailing ones are
             ignored.
-        punctuation: Compare punctuation.
+        punctuation: Compare punctuation; if false, only that of numbers counts: signs, points, slashes, percent signs.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class Exact(AnswerComparison):
         if not self.case:
             text = text.casefold()
         if not self.punctuation and not punctuation:
-            text = "".join(character for character in text if not unicodedata.category(character).startswith("P"))
+            text = _without_punctuation(text)
         return text if self.space else " ".join(text.split())
 
 
@@ -101,10 +106,12 @@ class Exact(AnswerComparison):
 class Numeric(AnswerComparison):
     """Equality of numbers: |answer - expected| <= max(absolute, relative · |expected|).
 
-    The last number of the answer counts. Thousands separators, units and signs around it are ignored.
+    A number has its sign, decimals, exponent, slash (`1/2` is 0.5) and percent sign (`50%` is 0.5); a unit may follow.
+    Digits in a word, a date, a version or a list without spaces are no number (`components.answer_text`).
 
     Args:
         answer, expected: See `AnswerComparison`.
+        number: `last` takes the last number of the answer, `only` counts an answer with several numbers as wrong.
         absolute, relative: Tolerances, 0 or more; `relative` refers to the expected number.
     """
 
@@ -112,17 +119,19 @@ class Numeric(AnswerComparison):
         self,
         answer: str = "text",
         expected: str = "answer",
+        number: Literal["last", "only"] = "last",
         absolute: Annotated[float, Field(ge=0)] = 1e-6,
         relative: Annotated[float, Field(ge=0)] = 0.0,
     ):
         super().__init__(answer, expected)
+        self.number = number
         self.absolute, self.relative = absolute, relative
 
     def same(self, answer: str, expected: Any) -> bool:
         target = expected if isinstance(expected, int | float) else last_number(as_text(expected))
         if target is None or isinstance(expected, bool) or not math.isfinite(target):
             raise JudgeError(f"what was expected, {expected!r:.100}, is no number")
-        number = last_number(answer)
+        number = last_number(answer) if self.number == "last" else only_number(answer)
         return number is not None and abs(number - target) <= max(self.absolute, self.relative * abs(target))
 
 
@@ -166,6 +175,16 @@ class Choice(AnswerComparison):
             return alone[1].upper()
         marked = [next(filter(None, groups)) for groups in self._marked.findall(text)]
         return marked[-1].upper() if marked else None
+
+
+def _without_punctuation(text: str) -> str:
+    """Return the text without punctuation, except for what belongs to a number; thousands separators do not."""
+    kept = {at for match in _IN_NUMBERS.finditer(text) for at in range(*match.span())}
+    return "".join(
+        character
+        for at, character in enumerate(text)
+        if at in kept or not unicodedata.category(character).startswith("P")
+    )
 
 
 def _nfc(text: str) -> str:

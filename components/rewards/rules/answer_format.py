@@ -14,6 +14,10 @@ from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
+_INVISIBLE = "\u115f\u1160\u2800\u3164\uffa0"
+"""Characters without a glyph that Unicode counts as letters or symbols: the fillers of Hangul, and the empty Braille
+pattern."""
+
 
 @registered("reward.pattern")
 class Matches:
@@ -89,15 +93,16 @@ class Tags:
             inside, closed, remaining = remaining.partition(f"</{tag}>")
             if not opened or not closed:
                 return f"<{tag}> is missing, not closed, or not in its place"
-            if before.strip():
+            if not _blank(before):
                 return f"text before <{tag}>"
             if self.filled and _blank(inside):
                 return f"<{tag}> is empty"
             if nested := [other for other in self.tags if f"<{other}>" in inside or f"</{other}>" in inside]:
                 return f"<{nested[0]}> inside of <{tag}>"
-        return "text after the last tag" if remaining.strip() else ""
+        return "" if _blank(remaining) else "text after the last tag"
 
 
 def _blank(text: str) -> bool:
-    """Return True if a text is invisible: whitespace, or zero-width characters such as U+200B."""
-    return all(unicodedata.category(character)[0] in "ZC" for character in text)
+    """Return True if a text is invisible: whitespace, and characters without a glyph, such as U+200B, U+3164 or a
+    combining mark with nothing to combine with."""
+    return all(unicodedata.category(character)[0] in "ZCM" or character in _INVISIBLE for character in text)

@@ -2,13 +2,15 @@
 
 `1/2`, `0.5` and `\\frac{1}{2}` are equal, and so are sets, intervals, matrices and equations in different notations.
 Parsing and comparing a model's expression can take forever, so it runs in a subprocess. A comparison that exceeds its
-time limit counts as wrong: the score is 0 and the explanation states the reason. If the expected answer cannot be
-parsed, the episode is unscored.
+time limit counts as wrong: the score is 0 and the explanation states the reason. If the expected answer is no
+mathematics (`Paris`), the episode is unscored.
 """
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from string import ascii_lowercase
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -19,6 +21,11 @@ from components.rewards.rules.answers import as_text
 from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
+
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|boxed)\s*\{([^{}]*)\}")
+_WORDS_ONLY = re.compile(r"[^\W\d_][^\d_=+*/^<>\\{}|]*")
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_NAMES = "sin cos tan cot sec csc log exp sqrt lim max min gcd lcm mod det inf infinity alpha beta gamma theta"
 
 
 @registered("reward.math")
@@ -65,11 +72,19 @@ def verified(answer: str, expected: str, digits: int) -> bool | None:
     limits of math-verify are alarms, which work only in a main thread."""
     from math_verify import parse, verify
 
-    target = parse(_marked(expected), parsing_timeout=None)
+    target = None if _is_prose(expected) else parse(_marked(expected), parsing_timeout=None)
     if not target:
         return None
     parsed = parse(answer, parsing_timeout=None)
     return bool(verify(target, parsed, float_rounding=digits, timeout_seconds=None))
+
+
+def _is_prose(text: str) -> bool:
+    """Return True for words, which math-verify reads as products of letters: a text without digits and operators that
+    has a word of three or more letters, other than a function, a constant or letters in alphabetical order."""
+    bare = _TEXT_COMMAND.sub(r"\1", text.replace("$", "")).strip()
+    words = _WORD.findall(bare) if _WORDS_ONLY.fullmatch(bare) else []
+    return any(word.lower() not in _NAMES.split() and word.lower() not in ascii_lowercase for word in words)
 
 
 def _marked(text: str) -> str:

@@ -1,10 +1,12 @@
 """Efficiency of tool use.
 
-    efficiency = min(n - w, m) / max(n, m)        1 where n = m = 0
+    efficiency = min(n - w, m) / max(n, m)
 
 n is the number of calls, w the number of wasted ones: repeated calls (the same tool, arguments and result as before)
 and failed ones. m is the number of needed calls; if it is unknown, m = n - w, so efficiency is the share of calls that
 were not wasted. It is 1 if exactly the needed calls were made, and lower for each wasted, superfluous or missing call.
+
+Without any call, efficiency is 1 if none was needed (m = 0; if m is unknown: if the episode succeeded), else 0.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class ToolUse:
         useful = calls - wasted
         needed = useful if self.needed is None else _count(field(trajectory, self.needed), self.needed)
         most = max(calls, needed)
-        efficiency = min(useful, needed) / most if most else 1.0
+        efficiency = min(useful, needed) / most if most else float(self.needed is not None or trajectory.success)
         parts = {"calls": float(calls), "repeated": float(repeated), "failed": float(failed)}
         return Score(trajectory.id, efficiency, parts)
 
