@@ -76,5 +76,3 @@ class DeploySpec(Spec):
             yield Problem(
                 "formats", f"{formats}: deploy.mode=serve serves the merged model; expected merged among them"
             )
-        if parts.get("target") is not None and not parts.get("register_model", True):
-            yield Problem("register_model", "false: only a champion is deployed; expected true, or deploy.target=null")
