@@ -30,6 +30,7 @@ from components.json_text import read_json
 from components.models import quantized, random_weights
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.files import save
+from components.models.folder_limits import check_config, check_tokenizer
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -146,13 +147,19 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
 
     if quantization != "none":
         return quantized.load(base_dir, dtype=dtype, device=device)
-    model = AutoModelForCausalLM.from_pretrained(
-        base_dir,
-        dtype=getattr(torch, dtype),
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
+    check_config(Path(base_dir))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            base_dir,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of an odd config
+        raise ResourceError(
+            f"the model in {base_dir} cannot be built: {type(error).__name__}: {error!s:.1000}"
+        ) from error
     model = model.to(device).eval()
     if model.device.type == "cuda":
         fused_norms.fuse(model)
@@ -163,6 +170,7 @@ def vocabulary(base_dir: Path) -> dict[str, int]:
     """Return the token ids of the tokenizer in `base_dir`, by token."""
     from transformers import AutoTokenizer
 
+    check_tokenizer(Path(base_dir))
     return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False).get_vocab()
 
 
@@ -178,6 +186,7 @@ def load_tokenizer(base_dir: Path) -> Any:
     """Return the tokenizer in `base_dir`. Raises ResourceError if it has no chat template."""
     from transformers import AutoTokenizer
 
+    check_tokenizer(Path(base_dir))
     tokenizer = AutoTokenizer.from_pretrained(base_dir, clean_up_tokenization_spaces=False, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise ResourceError(

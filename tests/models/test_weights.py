@@ -20,7 +20,7 @@ import pytest
 from components.errors import ResourceError, WaitTimeout
 from components.models import weights
 from components.models.spec import ModelSpec
-from components.models.weights import check_weights, folder, load_tokenizer, packaged_models, prepare
+from components.models.weights import check_weights, folder, load_model, load_tokenizer, packaged_models, prepare
 from tests.deployment.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -200,9 +200,36 @@ def test_code_that_comes_with_a_model_is_not_run(base_dir, tmp_path):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (copied / "config.json").write_text(json.dumps(config))
     (copied / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(ValueError, match="trust_remote_code"):
+    with pytest.raises(ResourceError, match="trust_remote_code"):
         weights.load_model(copied)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1e[+]06: its safetensors files have"),
+        ({"vocab_size": 10**12}, "vocab_size = 1e[+]12: its safetensors files have"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers = 'two': expected a positive integer"),
+        ({"model_type": "nothing"}, "cannot be built: ValueError"),
+        ({"num_attention_heads": 0}, "cannot be built: ZeroDivisionError"),
+    ],
+)
+def test_a_config_that_does_not_fit_its_weights_is_refused(base_dir, tmp_path, changes, message):
+    other = shutil.copytree(base_dir, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ResourceError, match=message):
+        load_model(other)
+
+
+def test_a_tokenizer_with_millions_of_added_tokens_is_refused(base_dir, tmp_path):
+    other = shutil.copytree(base_dir, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [{"id": 300 + n, "content": f"<{n}>"} for n in range(100_001)]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ResourceError, match=r"tokenizer\.json adds 100001 tokens; expected 100000 at most"):
+        load_tokenizer(other)
 
 
 def test_a_tokenizer_without_chat_template(base_dir, tmp_path):
