@@ -44,14 +44,15 @@ def line_chart(
         return ""
     ticks, place_x, place_y = scales
     runs, dots = _points(dict(zip(xs, ys, strict=True)), "dot", "Round", lambda _, y: text(y), place_x, place_y)
-    base = place_y(max(ticks[0], min(0.0, ticks[-1])))
+    filled = ticks[0] <= 0.0 <= ticks[-1]  # an area that does not begin at 0 would overstate changes
+    base = place_y(0.0)
     shapes = []
     for run in runs:
         points = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
         if len(run) > 1:
-            shapes.append(
-                f'<path class="area" d="M{run[0][0]:.1f} {base:.1f} L{points} L{run[-1][0]:.1f} {base:.1f} Z"/>'
-            )
+            if filled:
+                area = f"M{run[0][0]:.1f} {base:.1f} L{points} L{run[-1][0]:.1f} {base:.1f} Z"
+                shapes.append(f'<path class="area" d="{area}"/>')
             shapes.append(f'<path class="line" d="M{points}"/>')
     return svg(name, [*axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *dots])
 
@@ -131,11 +132,16 @@ def _scales(
     finite = [y for y in ys if y is not None and math.isfinite(y)]
     if not finite:
         return None
-    ticks = nice_ticks(
-        min([*finite, low] if low is not None else finite), max([*finite, high] if high is not None else finite)
-    )
-    if low is not None and high is not None:  # a share: the axis ends where the share does
-        ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
+    lowest, highest = min(finite), max(finite)
+    bottom = lowest if low is None else min(lowest, low)
+    top = highest if high is None else max(highest, high)
+    if low is not None and not top > bottom:
+        top = bottom + (abs(bottom) or 1.0)
+    ticks = nice_ticks(bottom, top)
+    if low is not None and lowest >= low:  # nothing lies beyond a bound
+        ticks = [tick for tick in ticks if tick >= low - 1e-9]
+    if high is not None and highest <= high:
+        ticks = [tick for tick in ticks if tick <= high + 1e-9]
     return ticks, _scale_x(xs), scale_y(ticks)
 
 

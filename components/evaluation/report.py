@@ -238,7 +238,11 @@ def _headline(report: Report) -> dict[str, str] | None:
     first, last = measured[0], measured[-1]
     headline = {"label": last.label, "value": percent(last.summary["success"]["mean"]), "change": "", "verdict": ""}
     if first is not last:
-        headline["change"] = f"from {percent(first.summary['success']['mean'])} ({first.label})"
+        compared = next(iter(report.differences), "").partition(" against ")[2]  # the verdict's baseline comes first
+        before = [item for item in measured[:-1] if item.label == compared]
+        before += [first] if first not in before else []
+        texts = (f"{percent(item.summary['success']['mean'])} ({item.label})" for item in before)
+        headline["change"] = f"from {', '.join(texts)}"
     if report.differences:
         title, difference = next(iter(report.differences.items()))
         shift = f"{title[:1].upper()}{title[1:]}: {points(difference['difference'])} points"

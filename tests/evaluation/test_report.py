@@ -261,6 +261,13 @@ def test_ticks_are_round_numbers_that_cover_the_data(low, high, ticks):
     assert plots.nice_ticks(low, high) == pytest.approx(ticks)
 
 
+def test_a_share_that_is_always_0_has_no_axis_below_0_and_a_cut_axis_no_area():
+    shares = plots.line_chart([1, 2], [0.0, 0.0], name="clipped", text=str, low=0.0, high=None)
+    assert ">-" not in shares
+    assert 'class="area"' in shares
+    assert 'class="area"' not in plots.line_chart([1, 2], [5.1, 5.4], name="entropy", text=str, low=None, high=None)
+
+
 def test_a_line_breaks_where_a_value_is_missing():
     ys = [0.0, 1.0, None, float("nan"), 2.0, 3.0, float("inf")]
     svg = plots.line_chart(range(1, 8), ys, name="a <b>", text=str, low=None, high=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -68,8 +69,26 @@ def test_only_the_overrides_that_differ_are_columns(root, capsys):
     assert data["runs"][1]["metrics"] == {"success": 0.75, "seconds": 60.0}
     assert runs.main([f"root={root}", "--experiment", "shop"]) == 0
     head, first, *_ = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "started", "experiment", "seed", "state", "success", "lr", "tags", "notes"]
+    assert head.split() == ["run", "started", "experiment", "seed", "state", "success", "lr"]
     assert first.split()[-2:] == ["0.5", "1e-4"]
+
+
+def test_columns_fit_the_width_and_wide_shows_all(tmp_path, capsys):
+    keys = [f"algorithm.section.key_{index}" for index in range(30)]
+    for number in range(1, 31):
+        lines = [f"{key}={number}" for key in dict.fromkeys((keys[0], keys[number - 1]))]
+        record(tmp_path, number, overrides=["+experiment=shop", f"model.name={'x' * 80}{number}", *lines])
+    assert runs.main([f"root={tmp_path}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 30 + 2  # no cell is wrapped
+    assert max(map(len, lines)) <= 120
+    assert keys[0] in lines[0]
+    assert re.search(r"\d+ more differ: .*; --wide shows all", lines[-2])
+    assert runs.main([f"root={tmp_path}", "--wide"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 30 + 1
+    assert set(keys) <= set(lines[0].split())
+    assert f"{'x' * 80}7" in lines[7]
 
 
 @pytest.mark.parametrize(
