@@ -1,8 +1,8 @@
 """Metrics of a set of episodes, and of the difference between two sets, with 95 % intervals.
 
 All results are JSON data: plain numbers, and None if there is nothing to measure. Failed episodes are counted
-separately and excluded from all means, because they say nothing about the policy. Unscored episodes are excluded from
-the mean reward.
+separately and excluded from all means, because they say nothing about the policy. Truncated episodes are unsuccessful
+and count in all means (`components.trajectories.truncation`). Unscored episodes are excluded from the mean reward.
 
 Episodes are read as columns (`components.trajectories.columns`): whole trajectories are not needed.
 
@@ -31,6 +31,7 @@ from components.evaluation.sequential import METHOD as SEQUENCE
 from components.evaluation.sequential import confidence_sequence, paired_sequence
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
+from components.trajectories.truncation import LIMITS
 
 if TYPE_CHECKING:
     from components.trajectories.columns import Array, EpisodeColumns
@@ -49,8 +50,9 @@ def summarise(episodes: EpisodeColumns | Sequence[Trajectory], alpha: float | No
     """Return the metrics of a policy's episodes. They carry their rewards. alpha: error rate of confidence sequences,
     for an evaluation that may stop early; None for a fixed number of scenarios.
 
-    The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "unscored", "success", "reward",
-    "turns", "by_type", "by_difficulty"}`. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`, with the
+    The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "truncated", "unscored",
+    "success", "reward", "turns", "by_type", "by_difficulty"}`. `truncated` maps each limit that ended episodes to their
+    number. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`, with the
     number n of measured episodes and the 95 % interval from low to high. `by_type` and `by_difficulty` map each type
     and each difficulty (as text, sorted) to the same metrics of its own episodes.
     """
@@ -233,6 +235,7 @@ def _measures(episodes: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
         "episodes": len(episodes),
         "scenarios": len(episodes.group_names),
         "failures": {"count": len(boundaries), "by_boundary": dict(sorted(Counter(boundaries).items()))},
+        "truncated": {limit: count for limit in LIMITS if (count := int((finished.metric_N(limit) > 0).sum()))},
         "unscored": int((~finished.scored_N).sum()),
         "success": _success(finished, alpha),
         **means,

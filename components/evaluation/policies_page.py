@@ -99,7 +99,6 @@ def measure_policy(
     *,
     cost: float | None,
     samples: int,
-    max_turns: int,
 ) -> PolicyResult:
     """Return the figures of a policy. samples: the k of pass@k; a policy with one episode per scenario, the solver,
     would repeat it, so it counts k times."""
@@ -119,7 +118,7 @@ def measure_policy(
         tokens=mean_measure(columns, np.where(tokens_N == 0, np.nan, tokens_N)),
         seconds=mean_measure(columns, seconds_N),
         cost=cost,
-        errors=error_classes(episodes, max_turns),
+        errors=error_classes(episodes),
         episodes=played.trajectories,
         scores=played.scores,
     )

@@ -148,6 +148,8 @@ class Report:
     """Decisions made during the run, one sentence each, such as early stopping or the selection of the policy."""
     failures: Sequence[FailureRow] = ()
     """Stages with failed episodes, in the order of the run."""
+    limits: Sequence[tuple[str, str]] = ()
+    """Stages whose episodes a limit shaped, each with a sentence, in the order of the run."""
     selections: Sequence[SelectionRow] = ()
     """Filter stages, in the order of the run."""
     findings: Sequence[Finding] = ()

@@ -2,7 +2,8 @@
 
 Each turn, the model reads the conversation, its response is parsed into an action (`formats`), the environment executes
 the action, and the observation is appended, or begins a new conversation (`Step.new_context`). The loop ends when the
-environment is done or the turns are used up. A truncated response is an action like any other.
+environment is done, the turns are used up, or the conversation does not fit the context: the latter two truncate the
+episode (`components.trajectories.truncation`). A truncated response is an action like any other.
 
 An exception of the engine or the environment, or an observation that violates the protocol, ends the episode as a
 failure that names its boundary. Two kinds of exceptions propagate: cancellation, and user errors (SpecError,
@@ -26,6 +27,7 @@ from components.aio import in_thread
 from components.environments.protocol import Environment, Messages, Players, Step
 from components.errors import (
     BoundaryError,
+    ContextOverflow,
     EngineError,
     EnvironmentFailed,
     EnvironmentUnavailable,
@@ -44,6 +46,7 @@ from components.rollout.tool_schemas import as_tools
 from components.rollout.usage import ReportedUsage
 from components.trajectories.convert import to_message
 from components.trajectories.schema import Failure, Role, Trajectory
+from components.trajectories.truncation import CONTEXT, MESSAGES, TURNS, truncated_at
 
 Arguments = TypeVarTuple("Arguments")
 
@@ -126,6 +129,8 @@ class Episode:
         """Reward of each response."""
         self.outcome: dict[str, Any] = {}
         self.done = False
+        self.limit: str | None = None
+        """Limit that ended the episode: the metric of `components.trajectories.truncation`."""
         self.failure: Failure | None = None
         self._format = formats.make(presentation.format, presentation.limits)
         self._max_observation = presentation.max_observation
@@ -135,16 +140,19 @@ class Episode:
 
     @property
     def ended(self) -> bool:
-        """True if the environment is done or the turns are used up."""
-        return self.done or self.talk.turns >= self.request.max_turns
+        """True if the environment is done or a limit is reached."""
+        return self.done or self.limit is not None or self.talk.turns >= self.request.max_turns
 
     @contextlib.asynccontextmanager
     async def within(self) -> AsyncIterator[None]:
-        """Limit the time of the block and record its boundary errors and timeouts as the episode's failure."""
+        """Limit the time of the block and record its boundary errors and timeouts as the episode's failure. A prompt
+        that does not fit the context ends the block and truncates the episode."""
         timeout = self.request.timeout
         try:
             async with asyncio.timeout(timeout):
                 yield
+        except ContextOverflow:
+            self.limit = CONTEXT
         except BoundaryError as error:
             if self.request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                 raise
@@ -270,7 +278,7 @@ class Episode:
         """Return the trajectory of the episode so far."""
         talk = self.talk
         talk.recorder.close(talk.messages)
-        return replace(
+        trajectory = replace(
             self.request.trajectory(talk.policy),
             histories=talk.recorder.histories,
             tools=talk.tools,
@@ -279,7 +287,7 @@ class Episode:
             metrics={
                 "turns": float(talk.turns),
                 "sampled_tokens": float(talk.sampled),
-                "truncated": float(talk.truncated),
+                MESSAGES: float(talk.truncated),
                 **talk.usage.metrics(),
                 "parse_errors": float(self._parse_errors),
                 **{name: float(count) for name, count in self._format.counts.items()},
@@ -287,6 +295,8 @@ class Episode:
             },
             failure=self.failure,
         )
+        limit = self.limit or (TURNS if talk.turns >= self.request.max_turns else None)
+        return truncated_at(trajectory, limit) if limit and not self.done and not self.failure else trajectory
 
 
 async def ask(

@@ -27,20 +27,20 @@ from components.inference.protocol import FREE, MAIN, ChatCompletion, ChatReques
 from components.rollout.recorder import Recorder
 from components.rollout.usage import ReportedUsage
 from components.trajectories.schema import History
+from components.trajectories.truncation import CALLS, CONTEXT
 
 
 class Capture:
-    """Recorder of the responses of `engine`. most_calls: maximum number of calls; further calls are rejected and set
-    `exhausted`."""
+    """Recorder of the responses of `engine`. most_calls: maximum number of calls; further calls are rejected."""
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, most_calls: int):
         self.recorder = Recorder()
         self.calls = self.answers = self.sampled = self.truncated = self.constrained = 0
         self.usage = ReportedUsage()
-        self.exhausted = False
+        self.limit: str | None = None
+        """Limit that refused the last call (`components.trajectories.truncation`); None after a response."""
         self.failed: Exception | None = None
-        """Exception of the engine at the last call; None after a response. ContextOverflow is left to the agent and not
-        recorded."""
+        """Exception of the engine at the last call; None after a response. ContextOverflow is a limit instead."""
         self.sampled_arguments: set[str] = set()
         """Arguments of the policy's tool calls. The agent returns them unchanged, even if they are invalid JSON."""
         self._engine = engine
@@ -92,7 +92,7 @@ class Capture:
             if self._closed:
                 raise CallLimitReached("the episode is over")
             if self.calls + len(requests) > self._most:
-                self.exhausted = True
+                self.limit = CALLS
                 remaining = self._most - self.calls
                 shortage = (
                     f"; this request is for {len(requests)} answers, and {remaining} are left" if remaining else ""
@@ -115,7 +115,10 @@ class Capture:
                 delivered = True
                 for request, completion in zip(requests, completions, strict=True):
                     self._record(request, completion, began)
-        except (ContextOverflow, CallLimitReached):
+        except ContextOverflow:
+            self.limit = CONTEXT
+            raise
+        except CallLimitReached:
             raise
         except (EngineError, ResourceError, SpecError) as error:
             self.failed = error
@@ -126,7 +129,7 @@ class Capture:
                 with self._lock:
                     for content, number in numbers:
                         self._asked[content].remove(number)
-        self.failed = None
+        self.failed = self.limit = None
         return completions
 
     def _number(self, request: ChatRequest) -> tuple[str, int]:

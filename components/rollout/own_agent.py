@@ -15,9 +15,10 @@ another library, process or language, and `environment`, an exclusive instance t
 Calls of the endpoint are recorded as the trajectory (`capture`). Each episode has its own API key, which identifies its
 calls; no library is patched. Each synchronous function runs in a thread; after a timeout, the thread is abandoned and
 its calls are rejected. A process that an async function starts through asyncio is terminated at the end of the episode.
-An exception of the agent fails the episode, unless the cause is that no calls remain: then the episode ends normally. A
-response is recorded only if the agent received it: if its client cancels the request, nothing is recorded, and a retry
-returns the same response.
+An exception of the agent fails the episode, unless its last call was refused because no calls remain or the prompt does
+not fit the context: then the episode is truncated (`components.trajectories.truncation`). An agent may handle the
+refusal itself: what it returns then stands. A response is recorded only if the agent received it: if its client cancels
+the request, nothing is recorded, and a retry returns the same response.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ from components.rollout.capture import Capture
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import RUNTIME_ARGUMENTS
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
+from components.trajectories.truncation import MESSAGES
 
-REFUSED = 403
-"""HTTP status of a call after the episode's last one (`components.errors.CallLimitReached`)."""
+REFUSED = (400, 403)
+"""HTTP statuses of a call beyond a limit: `components.errors.ContextOverflow` and `CallLimitReached`."""
 _ERROR_LINE = re.compile(r"[\w.]{0,100}(Error|Exception)\b")
 """A line of standard error that names an error: in Python the last line, in Node the one before the stack."""
 MODEL = "policy"
@@ -94,7 +96,7 @@ class OwnAgent:
             except BoundaryError as error:
                 if request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                     raise
-                if not (isinstance(error, AgentError) and capture.exhausted and _was_refused(error.__cause__)):
+                if not (isinstance(error, AgentError) and capture.limit and _was_refused(error.__cause__)):
                     failure = Failure(error.boundary, type(error).__name__, str(error).replace(key, MASK))
             except TimeoutError:
                 text = f"the episode took longer than {request.timeout:g} s"
@@ -118,7 +120,8 @@ class OwnAgent:
                 **(reported.metrics if reported else {}),
                 "turns": float(capture.answers),
                 "sampled_tokens": float(capture.sampled),
-                "truncated": float(capture.truncated),
+                MESSAGES: float(capture.truncated),
+                **({capture.limit: 1.0} if capture.limit and failure is None else {}),
                 **({"constrained": float(capture.constrained)} if capture.constrained else {}),
                 **capture.usage.metrics(),
                 "histories": float(len(histories)),
@@ -160,11 +163,12 @@ class OwnAgent:
 
 
 def _was_refused(error: BaseException | None) -> bool:
-    """Return True if the agent raised because a further call was rejected, by status or message. Any failed subprocess
-    counts, because its cause is unknown."""
+    """Return True if the agent raised because a call was refused at a limit, by status or message. Any failed
+    subprocess counts, because its cause is unknown."""
     return any(
-        status_of(cause) == REFUSED
+        status_of(cause) in REFUSED
         or "agent.max_turns" in str(cause)
+        or "context_length_exceeded" in str(cause)
         or isinstance(cause, subprocess.CalledProcessError)
         for cause in causes(error)
     )

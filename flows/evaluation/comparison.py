@@ -75,7 +75,6 @@ def _result(policy: NamedPolicy, artifact: Artifact, samples: int) -> PolicyResu
         PlayedEpisodes(episodes, episodes.scores, read_json(artifact.path / "times.json")),
         cost=_cost(policy, artifact),
         samples=samples,
-        max_turns=policy.spec.agent.max_turns,
     )
 
 

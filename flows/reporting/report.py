@@ -20,7 +20,7 @@ from flows.history.records import Notice
 from flows.recipes.outcome import RunOutcome
 from flows.stages import ROUND_STAGES, STAGES, selections
 from flows.stages.anchors import anchor_label, drift_metrics
-from flows.stages.episode_failures import failures_of
+from flows.stages.episode_failures import failures_of, limits_of
 
 if TYPE_CHECKING:
     from components.evaluation.report import Finding, RewardTraining, SelectionRow
@@ -157,6 +157,9 @@ def report_of(
                 FailureRow(label, kinds)
                 for label, done in execution.done.items()
                 if (kinds := failures_of(done.artifact))
+            ],
+            limits=[
+                (label, text) for label, done in execution.done.items() for _, text in limits_of(done.artifact).values()
             ],
             selections=_selections(execution),
             findings=_findings(execution.notices),

@@ -23,6 +23,7 @@ from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Scenario, Trajectory
+from components.trajectories.truncation import LIMITS
 from flows.stages import judge
 from flows.stages.base import WHOLE, Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
@@ -234,6 +235,7 @@ def _play(
 def _warn_without_success(spec: EvaluateStage, finished: Sequence[Trajectory]) -> None:
     """Log a warning if no episode states its success. finished: episodes without failure."""
     acted = [episode for episode in finished if episode.metrics.get("parse_errors") != episode.metrics.get("turns")]
+    acted = [episode for episode in acted if not any(limit in episode.metrics for limit in LIMITS)]
     if not acted or any("success" in episode.outcome for episode in acted):
         return
     if spec.agent.function is None or spec.actor != "policy":

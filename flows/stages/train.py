@@ -199,7 +199,7 @@ OPTIONAL_FILES = ("adapter/", "adapters/", "weights/", "guards.jsonl")
 
 STAGE = Stage(
     "train",
-    7,
+    8,
     TrainStage,
     "checkpoint",
     CHECKPOINT_VERSION,

@@ -25,6 +25,7 @@ from components.evaluation.metrics import (
 from components.evaluation.proportions import newcombe, wilson
 from components.trajectories.schema import Failure
 from components.trajectories.stored import InMemoryEpisodes
+from components.trajectories.truncation import CONTEXT, TURNS, truncated_at
 from tests.trajectories.builders import FAILURE, episode
 
 
@@ -260,19 +261,20 @@ def test_error_classes_say_how_an_episode_ended():
         episode("good", success=True),
         episode("failed", failure=FAILURE),
         unread,
-        episode("long", success=False, turns=5.0),
+        truncated_at(episode("long", success=True), TURNS),
+        truncated_at(episode("full"), CONTEXT),
         cut,
         *(episode(f"wrong{i}", success=False) for i in range(2)),
     ]
     found = {
-        error.name: [rows[place].group for place in error.places]
-        for error in error_classes(InMemoryEpisodes(rows), max_turns=5)
+        error.name: [rows[place].group for place in error.places] for error in error_classes(InMemoryEpisodes(rows))
     }
     assert found == {
         "wrong result": ["wrong0", "wrong1"],
         f"{FAILURE.boundary}: {FAILURE.kind}": ["failed"],
         "message cut off": ["cut"],
         "no readable action": ["unread"],
+        "out of context": ["full"],
         "out of turns": ["long"],
     }
     assert next(iter(found)) == "wrong result"  # the largest first

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import urllib.error
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from components.errors import (
+    ContextOverflow,
     EnvironmentFailed,
     EnvironmentUnavailable,
     Problem,
@@ -18,12 +21,17 @@ from components.errors import (
     SpecError,
     TooManyFailures,
 )
+from components.evaluation.metrics import pass_at_k, summarise
 from components.exceptions import passes
 from components.inference.protocol import Sampling
+from components.rewards.rules.outcome import Outcome
 from components.rollout import collector
 from components.rollout.collector import failures_allowed
 from components.rollout.players.player import Player
 from components.rollout.pool import EnvironmentPool
+from components.trajectories.truncation import CALLS, CONTEXT, LIMITS, MESSAGES, TURNS, is_truncated, limit_texts
+from flows.stages import episode_failures
+from flows.stages.episode_figures import figures
 from tests.rollout.test_own_agent import ask, endpoint, user
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, play, scenarios
 
@@ -435,3 +443,130 @@ def test_a_share_that_is_met_exactly_is_allowed():
     assert sum(trajectory.failure is not None for trajectory in trajectories) == 29
     with pytest.raises(TooManyFailures, match=r"30 of 100 episodes failed, more than the 29 that max_failures=0\.29"):
         collect(Parrot(fail=some(30)), Echo, scenarios(100), group_size=1, max_failures=0.29, concurrency=1)
+
+
+# Limits of context, turns and calls
+
+
+class Eager(Echo):
+    """An environment that reports success before its end."""
+
+    def step(self, action):
+        step = super().step(action)
+        step.info["success"] = True
+        return step
+
+
+def overflow(*_):
+    raise ContextOverflow("the prompt has 4,096 tokens")
+
+
+def second_prompt_of_odd_scenarios(request):
+    if len(request.messages) > 1 and int(request.messages[0]["content"][4:-1]) % 2:
+        overflow()
+
+
+def only(trajectory, limit):
+    return [name for name in LIMITS if name in trajectory.metrics] == [limit]
+
+
+def test_episodes_that_outgrow_the_context_count_as_unsuccessful_in_every_mean():
+    trajectories = collect(
+        Parrot(fail=second_prompt_of_odd_scenarios), Eager, scenarios(16), group_size=1, max_failures=0
+    )
+    ended = trajectories[1]
+    assert (ended.failure, ended.success, ended.metrics["turns"], ended.step_rewards) == (None, False, 1.0, [0.5])
+    assert [score.reward for score in Outcome().score_group([ended])] == [0.0]
+    assert only(ended, CONTEXT)
+    assert [message.role for message in ended.histories[0].messages] == ["user", "assistant", "user"]
+    summary = summarise(trajectories)
+    assert summary["success"] | {"low": 0, "high": 0} == {"mean": 8 / 16, "low": 0, "high": 0, "n": 16}
+    assert (summary["failures"]["count"], summary["truncated"]) == (0, {CONTEXT: 8})
+    metrics = figures(trajectories)
+    assert (metrics["failed"], metrics["success"], metrics[CONTEXT]) == (0.0, 0.5, 0.5)
+    assert limit_texts(metrics) == {
+        CONTEXT: (0.5, "8 of 16 episodes by the limit of context, without success; raise model.max_length")
+    }
+    assert [is_truncated(trajectory) for trajectory in trajectories[:2]] == [False, True]
+    assert pass_at_k(trajectories, 1)["pass_at_k"]["n"] == 16
+
+
+def test_an_episode_whose_first_prompt_does_not_fit_has_no_turns():
+    (trajectory,) = collect(Parrot(fail=overflow), Echo, scenarios(1), group_size=1)
+    assert (trajectory.failure, trajectory.metrics["turns"], trajectory.success) == (None, 0.0, False)
+    assert only(trajectory, CONTEXT)
+
+
+@pytest.mark.parametrize("environment", [Echo, Eager])
+def test_an_episode_that_uses_up_its_turns_is_truncated(environment):
+    (trajectory,) = collect(Parrot(), environment, scenarios(1), group_size=1, max_turns=1)
+    assert (trajectory.failure, trajectory.success) == (None, False)
+    assert only(trajectory, TURNS)
+
+
+def test_an_episode_that_ends_in_its_last_turn_is_not_truncated():
+    (trajectory,) = collect(Parrot(), Echo, scenarios(1), group_size=1, max_turns=2)
+    assert trajectory.success
+    assert not is_truncated(trajectory)
+
+
+def goes_on(base_url, api_key):
+    while True:
+        ask(base_url, api_key, [user("more")])
+
+
+def handles(base_url, api_key):
+    try:
+        goes_on(base_url, api_key)
+    except urllib.error.HTTPError:
+        return {"success": True}
+
+
+def has_a_mistake(base_url, api_key):
+    with contextlib.suppress(urllib.error.HTTPError):
+        goes_on(base_url, api_key)
+    raise ValueError("my mistake")
+
+
+def fourth_call():
+    calls = iter(range(10))
+    return lambda _: next(calls) >= 3 and overflow()
+
+
+@pytest.mark.parametrize(
+    ("agent", "fail", "limit", "success"),
+    [
+        (goes_on, fourth_call, CONTEXT, False),
+        (goes_on, lambda: None, CALLS, False),
+        (handles, fourth_call, CONTEXT, True),
+        (handles, lambda: None, CALLS, True),
+    ],
+)
+def test_a_custom_agent_at_a_limit_is_truncated_and_its_own_result_stands(agent, fail, limit, success):
+    engine = Parrot(fail=fail())
+    with endpoint(engine, agent) as (own, _, _):
+        (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, max_turns=5, player=Player(own))
+    assert (trajectory.failure, trajectory.success) == (None, success)
+    assert trajectory.metrics["turns"] == (3.0 if limit == CONTEXT else 5.0)
+    assert only(trajectory, limit)
+
+
+def test_a_mistake_of_a_custom_agent_after_a_refusal_is_a_failure():
+    engine = Parrot(fail=fourth_call())
+    with endpoint(engine, has_a_mistake) as (own, _, _):
+        (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, max_turns=5, player=Player(own))
+    assert trajectory.failure.message == "ValueError: my mistake"
+    assert not any(limit in trajectory.metrics for limit in LIMITS)
+
+
+def test_the_console_names_the_limits_that_shaped_a_stage():
+    metrics = {"episodes": 8.0, "failed": 2.0, "turns": 4.0, CONTEXT: 1 / 3, TURNS: 1 / 6, MESSAGES: 2.0}
+    artifact = SimpleNamespace(stage="evaluate", metrics=metrics, path=None)
+    assert list(episode_failures.lines("evaluate[start]", SimpleNamespace(stage="train", metrics=metrics))) == []
+    assert episode_failures.limits_of(artifact)[MESSAGES][0] == 0.5
+    artifact.metrics = metrics | {"failed": 0.0, "episodes": 6.0}
+    assert list(episode_failures.lines("evaluate[start]", artifact)) == [
+        "  evaluate[start] truncated: 2 of 6 episodes by the limit of context, without success; raise model.max_length",
+        "  evaluate[start] truncated: 1 of 6 episodes by the limit of turns, without success; raise agent.max_turns",
+        "  evaluate[start] truncated: 50.0% of the answers were cut off; raise agent.max_tokens",
+    ]

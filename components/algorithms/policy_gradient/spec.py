@@ -85,8 +85,8 @@ class PolicyGradientSpec(DecaySpec):
     overlong_penalty: float = Field(1.0, ge=0)
     """Maximum of the length penalty, subtracted from the reward."""
     mask_truncated: bool = False
-    """Masking of truncated episodes: episodes with a message that was cut off at agent.max_tokens are excluded from the
-    loss. They still count in the baseline."""
+    """Masking of truncated episodes: episodes that a limit ended (context, turns, calls) or with a message that was cut
+    off at agent.max_tokens are excluded from the loss. They still count in the baseline."""
     max_kl: float = Field(0.5, gt=0)
     """Largest KL divergence of a gradient step's batch (nats per token) from the old policy of the ratios: the policy
     that sampled the batch or, with a `correction` or a sequence-level ratio, the policy before the first gradient step.

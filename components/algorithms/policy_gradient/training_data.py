@@ -15,6 +15,7 @@ from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import losses
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
+from components.trajectories.truncation import is_truncated
 
 if TYPE_CHECKING:
     from components.algorithms.policy_gradient.spec import PolicyGradientSpec
@@ -121,7 +122,7 @@ def needs_old_logprobs(spec: PolicyGradientSpec) -> bool:
 
 def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
     """Return the number of tokens of a trajectory that are trained on."""
-    if spec.mask_truncated and _truncated(trajectory):
+    if spec.mask_truncated and is_truncated(trajectory):
         return 0
     return sum(sum(history.sampled_mask()) for history in trajectory.histories)
 
@@ -166,7 +167,3 @@ def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[
         "clip_fraction": sums["clipped"] / max(count, 1),
         **({"correction": sums["correction"] / max(count, 1)} if spec.token_weights is not None else {}),
     }
-
-
-def _truncated(trajectory: Trajectory) -> bool:
-    return any(message.finish_reason == "length" for history in trajectory.histories for message in history.messages)

@@ -27,7 +27,8 @@ class PPOSpec(PolicyGradientSpec):
     """`episode`: the judged reward is given at the last token of the episode. `turns`: each step reward is given at the
     last token of its turn; the judged reward is not used."""
     mask_truncated: bool = False
-    """Exclusion of episodes with a message that was cut off at agent.max_tokens."""
+    """Exclusion of episodes that a limit ended (context, turns, calls) or with a message that was cut off at
+    agent.max_tokens."""
     reference: Literal["base", "start"] = "start"
     """Reference policy of the KL divergence. `start`: the checkpoint that the first round starts from, such as that of
     the warm-up. `base`: the base model."""

@@ -52,7 +52,7 @@ class ContinuationPlayer(Player):
         first = episode.trajectory()
         if first.failure is not None:
             return [first]
-        labels = [float(first.success)]
+        labels = [float(first.success)] if steps else []
         episodes = tokens = 0.0
         scenario = aside(request.scenario, CONTINUED)
         for turn, (step, state) in reversed([*enumerate(steps[:-1])]):
@@ -75,8 +75,8 @@ class ContinuationPlayer(Player):
         return [replace(first, metrics=first.metrics | step_labels.written(CONTINUED, labels) | counts)]
 
     def following(self, first: Trajectory) -> list[str]:
-        """Return the id of the failed continuation if the episode has no labels."""
-        labelled = step_labels.read(CONTINUED, first)
+        """Return the id of the failed continuation if the turns of the episode have no labels."""
+        labelled = step_labels.read(CONTINUED, first) or not first.metrics["turns"]
         return [] if labelled else [f"{aside(first.scenario, CONTINUED).id}/{first.sample}"]
 
 

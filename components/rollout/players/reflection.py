@@ -64,7 +64,7 @@ class ReflectionPlayer(Player):
         async with reflecting.within():
             await reflecting.about(first, self._spec)
         reflection = reflecting.trajectory()
-        if reflection.failure is not None:
+        if reflection.failure is not None or reflecting.limit is not None:
             return [first, reflection]
         # typed Any: an async method where the protocol has a plain one
         noted: Any = ReflectionEnvironment(environment, note(reflection.histories[0]))

@@ -26,6 +26,7 @@ from components.rollout.request import EpisodeRequest, derived_seed
 from components.rollout.spec import RolesSpec
 from components.trajectories.roles import PLANNER, WORKER
 from components.trajectories.schema import Trajectory
+from components.trajectories.truncation import TURNS, truncated_at
 
 _ANSWER = re.compile(r"\s*Answer:(.*)", re.DOTALL)
 
@@ -52,7 +53,11 @@ class PlannerAndWorkers:
             rules = [message["content"] for message in first if message["role"] == "system"]
             task = [message for message in first if message["role"] != "system"]
             planner.open([_system(self._spec.planner, *_tool_list(tools), *rules), *task], [])
-            while not planner.done and (remaining := request.max_turns - _turns(planner, *workers)) > 0:
+            while not planner.done:
+                remaining = request.max_turns - _turns(planner, *workers)
+                if remaining <= 0:
+                    planner.limit = TURNS
+                    break
                 text = (await planner.answer())["content"].strip()
                 if answer := _ANSWER.fullmatch(text):
                     planner.see(await planner.step({"role": "assistant", "content": answer[1].strip()}))
@@ -75,7 +80,7 @@ class PlannerAndWorkers:
         metrics = Counter(plan.metrics)
         for trajectory in subgoals:
             metrics.update(trajectory.metrics)
-        return replace(
+        trajectory = replace(
             plan,
             histories=[history for part in (plan, *subgoals) for history in part.histories],
             tools=subgoals[0].tools if subgoals else [],
@@ -87,6 +92,7 @@ class PlannerAndWorkers:
                 "parse_errors": metrics["parse_errors"] + empty_messages,
             },
         )
+        return truncated_at(trajectory, planner.limit) if planner.limit else trajectory
 
 
 async def _work(worker: Episode, turns: int, watched: Episode) -> str:

@@ -6,7 +6,8 @@ If the policy plays both sides, a game is two episodes: `SCENARIO/SAMPLE` of the
 If another engine, such as one with the base model, plays the other side, a game is one episode of the policy, and the
 opponent is part of the environment. The scenario determines the policy's side, so a group has one side only.
 
-A game is truncated when the player to move has used up its turns. A failure applies to both sides.
+A game is truncated when the player to move has used up its turns or its context. Truncation and failure apply to both
+sides.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from components.rollout.players.player import Player
 from components.rollout.request import EpisodeRequest, derived_seed
 from components.trajectories.groups import aside
 from components.trajectories.schema import Trajectory
+from components.trajectories.truncation import TURNS
 
 OTHER = "other"
 """Name of the group of the second player's episodes."""
@@ -44,7 +46,7 @@ class SelfPlay(Player):
         policy_is_second = self._other is not None and derived_seed(0, request.scenario.id) % 2 == 1
         async with policy.within():
             await _play(policy, [other, policy] if policy_is_second else [policy, other])
-        other.failure = policy.failure
+        other.failure, other.limit = policy.failure, policy.limit
         first = policy.trajectory()
         return [first] if self._other is not None else [first, other.trajectory()]
 
@@ -66,6 +68,7 @@ async def _play(watched: Episode, sides: list[Episode]) -> None:
         action = None
         while action is None:
             if side.talk.turns >= side.request.max_turns:
+                watched.limit = TURNS
                 return
             watched.awaited = EngineError
             action = await side.decide()
