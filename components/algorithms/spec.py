@@ -45,9 +45,9 @@ class OptimizerSpec(Spec):
     max_grad_norm: float = Field(1.0, gt=0)
     """Largest L2 norm of the gradient. A larger gradient is scaled down to this norm."""
     pack_tokens: int = Field(4096, ge=64)
-    """Largest number of tokens in one forward pass. Bounds the memory and does not change the result. A prefix that
-    sequences share is computed once where they fit into one pack; models that cannot share prefixes count padded
-    rows."""
+    """Largest number of tokens in one forward pass. Bounds the memory and does not change the result, except with
+    `model.lora.dropout`, whose random masks are drawn for each pack. A prefix that sequences share is computed once
+    where they fit into one pack; models that cannot share prefixes count padded rows."""
     gradient_checkpointing: bool = False
     """Gradient checkpointing: each layer stores only its input and is recomputed in the backward pass. Takes a fraction
     of the memory and about a third more time; the result is the same."""

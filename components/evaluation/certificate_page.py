@@ -15,6 +15,7 @@ DESCRIPTIONS = {
     "template": "Each prompt extends the tokens so far, or a new history begins with the whole conversation",
     "tool_calls": "Tool calls are written, tokenized and parsed back without a change",
     "special_tokens": "Responses end with the token that the chat template puts after an assistant message",
+    "limits": "First prompts fit the context, and answers end before their token limit",
     "logprobs": "The trainer computes the log-probabilities that the sampler reports",
     "kept_mass": "Sampler and trainer cut the distribution alike, and the cut keeps most of its mass",
     "adapter": "The engine answers with the weights that it was given last, not with others",
@@ -30,6 +31,7 @@ REMEDIES = {
     "<tool_call>.",
     "special_tokens": "Correct eos_token_id in generation_config.json of a copy of the model's folder, and set "
     "model.name to it.",
+    "limits": "Raise model.max_length for prompts, agent.max_tokens for answers.",
     "logprobs": "Set the sampling options of the server to those of `collect` (vLLM: --logprobs-mode "
     "processed_logprobs, --generation-config vllm), serve the model of model.name in model.dtype, or use "
     "inference=embedded.",

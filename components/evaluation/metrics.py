@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from components.errors import ArtifactError
 from components.evaluation.proportions import newcombe, wilson
 from components.evaluation.sequential import METHOD as SEQUENCE
 from components.evaluation.sequential import confidence_sequence, paired_sequence
@@ -75,7 +77,7 @@ def paired_difference(
     The result is `{"difference", "low", "high", "before", "after", "n", "method", "improved", "regressed",
     "left_out"}`: success rates on the n shared scenarios, their difference with its 95 % interval, and the sorted ids
     of the scenarios that improved, regressed, or lack a finished episode on one side; with alpha also `confidence`,
-    1 - alpha. Raises ValueError if the two sets share no finished scenario.
+    1 - alpha. Raises ArtifactError if the two sets share no finished scenario.
     """
     low: float | None
     high: float | None
@@ -83,7 +85,7 @@ def paired_difference(
     first, second = _success_by_scenario(before), _success_by_scenario(after)
     shared = sorted(first.keys() & second.keys())
     if not shared:
-        raise ValueError("cannot compare the two sets of episodes: they share no finished scenario")
+        raise ArtifactError("cannot compare the two sets of episodes: they share no finished scenario")
     before_rates, after_rates = [fmean(first[name]) for name in shared], [fmean(second[name]) for name in shared]
     differences = [b - a for a, b in zip(before_rates, after_rates, strict=True)]
     if alpha is not None:
@@ -110,13 +112,27 @@ def paired_difference(
     } | ({} if alpha is None else {"confidence": 1 - alpha})
 
 
+def paired_success(
+    pairs: Mapping[
+        str, tuple[EpisodeColumns | Sequence[Trajectory], EpisodeColumns | Sequence[Trajectory], float | None]
+    ],
+) -> dict[str, dict[str, Any]]:
+    """Return the `paired_difference` of each named pair (before, after, alpha), without those that share no finished
+    scenario."""
+    differences = {}
+    for name, pair in pairs.items():
+        with suppress(ArtifactError):
+            differences[name] = paired_difference(*pair)
+    return differences
+
+
 def paired_rewards(
     before: EpisodeColumns | Sequence[Trajectory], after: EpisodeColumns | Sequence[Trajectory]
 ) -> dict[str, Any]:
     """Return the difference in mean reward, `after` minus `before`, on the scenarios with a scored episode in both.
 
-    The result has the form of `paired_difference`, with a bootstrap over scenarios. Raises ValueError if the two sets
-    share no scored scenario.
+    The result has the form of `paired_difference`, with a bootstrap over scenarios. Raises ArtifactError if the two
+    sets share no scored scenario.
     """
     before, after = _columns(before), _columns(after)
     first, second = (
@@ -130,7 +146,7 @@ def paired_means(
     before: Sequence[Trajectory], after: Sequence[Trajectory], measure: Callable[[Trajectory], float | None]
 ) -> dict[str, Any]:
     """Return the difference in the mean of a measure, which is None for an episode without it, in the form of
-    `paired_rewards`. Raises ValueError if the two sets share no scenario with a measured episode."""
+    `paired_rewards`. Raises ArtifactError if the two sets share no scenario with a measured episode."""
     groups = {trajectory.group for trajectory in [*before, *after]}
     return _paired(mean_by_scenario(before, measure), mean_by_scenario(after, measure), groups)
 
@@ -139,7 +155,7 @@ def _paired(first: dict[str, float], second: dict[str, float], groups: set[str])
     """Return the difference between the means of two sides by scenario. groups: all scenarios of both."""
     shared = sorted(first.keys() & second.keys())
     if not shared:
-        raise ValueError("cannot compare the two sets of episodes: they share no scored scenario")
+        raise ArtifactError("cannot compare the two sets of episodes: they share no scored scenario")
     changes = {name: second[name] - first[name] for name in shared}
     low, high = bootstrap([[change] for change in changes.values()])
     return {

@@ -49,6 +49,8 @@ from components.trajectories.schema import Failure, Role, Trajectory
 from components.trajectories.truncation import CONTEXT, MESSAGES, TURNS, truncated_at
 
 Arguments = TypeVarTuple("Arguments")
+CUT_OFF = "your answer was cut off because it is too long; write a shorter one"
+"""Observation after a response without a valid action that was cut off."""
 
 
 class AgentLoop:
@@ -81,6 +83,8 @@ class Conversation:
         self.tools: list[dict[str, Any]] = []
         self.recorder = Recorder(agent)
         self.turns = self.sampled = self.truncated = 0
+        self.cut_off = False
+        """True if the last response was cut off."""
         self.usage = ReportedUsage()
 
     async def answer(self) -> dict[str, Any]:
@@ -92,7 +96,8 @@ class Conversation:
         self.recorder.record(self.messages, completion)
         self.messages.append(completion.message)
         self.turns, self.sampled = self.turns + 1, self.sampled + completion.sampled_tokens
-        self.truncated += completion.finish_reason == "length"
+        self.cut_off = completion.finish_reason == "length"
+        self.truncated += self.cut_off
         self.usage.add(completion)
         return completion.message
 
@@ -245,7 +250,8 @@ class Episode:
     def _record_parse_error(self, error: formats.UnparsedAction) -> None:
         self._parse_errors += 1
         self.rewards.append(0.0)
-        self.talk.messages.append({"role": "user", "content": f"{self._format.mark}error: {error}"})
+        reason = CUT_OFF if self.talk.cut_off else error
+        self.talk.messages.append({"role": "user", "content": f"{self._format.mark}error: {reason}"})
 
     def see(self, step: Step) -> None:
         """Record the step result of an action from `decide` and show its observation to the agent. Raises SpecError for

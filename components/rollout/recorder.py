@@ -2,13 +2,14 @@
 
 Each completion includes the tokens of its prompt. If they extend the recorded tokens, the history continues; otherwise
 (a template that rewrites earlier messages, a compacted context) a new history begins with the whole prompt. Only the
-engine's sampled tokens are recorded as sampled.
+engine's sampled tokens are recorded as sampled. Raises EngineError for sampled tokens without a prompt.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from components.errors import EngineError
 from components.inference.protocol import ChatCompletion
 from components.trajectories.convert import to_message
 from components.trajectories.schema import History, Message
@@ -40,6 +41,11 @@ class Recorder:
             history = History([], agent=agent)
             self.histories.append(history)
         history.messages.extend(to_message(message) for message in messages[len(history.messages) :])
+        if completion.token_ids and not prompt and not history.token_ids:
+            raise EngineError(
+                "the engine returned sampled tokens without those of their prompt (prompt_token_ids), so they cannot "
+                "be trained on"
+            )
         history.logprobs.extend([NOT_SAMPLED] * (len(prompt) - len(history.token_ids)))
         history.token_ids.extend(prompt[len(history.token_ids) :])
         start = len(history.token_ids)

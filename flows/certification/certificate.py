@@ -9,13 +9,13 @@ from pathlib import Path
 from components.errors import EspalierError
 from components.evaluation.certificate_page import CertificateCheck, check_result, skipped_check
 from components.inference.protocol import ModelEngine
-from flows.certification import adapter, export, sampler, special_tokens, template, tool_calls
+from flows.certification import adapter, export, limits, sampler, special_tokens, template, tool_calls
 from flows.certification.environment import check_environment
 from flows.certification.subject import Subject
 
 CHECKS = (
-    template.NAME, tool_calls.NAME, special_tokens.NAME, sampler.LOGPROBS, sampler.KEPT_MASS, adapter.NAME, export.NAME,
-    "solver", "chance",
+    template.NAME, tool_calls.NAME, special_tokens.NAME, limits.NAME, sampler.LOGPROBS, sampler.KEPT_MASS, adapter.NAME,
+    export.NAME, "solver", "chance",
 )  # fmt: skip
 """Checks in their order."""
 
@@ -36,6 +36,7 @@ def _run(subject: Subject, engine: ModelEngine) -> Iterator[CertificateCheck]:
     yield _guarded(template.NAME, lambda: template.check_template(subject))
     yield _guarded(tool_calls.NAME, lambda: tool_calls.check_tool_calls(subject))
     yield _guarded(special_tokens.NAME, lambda: special_tokens.check_special_tokens(subject, engine))
+    yield _guarded(limits.NAME, lambda: limits.check_limits(subject, engine))
     yield from _against_trainer(subject)
     yield from check_environment(subject)
 

@@ -61,12 +61,12 @@ class EvaluationResults:
     episodes: dict[str, StoredTrajectories]
     differences: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.paired_difference` of the last evaluation against each earlier one, by
-    title."""
+    title. A pair without a scenario that both finished is left out."""
 
 
 def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationResults:
     """Load the evaluations of a run."""
-    from components.evaluation.metrics import paired_difference
+    from components.evaluation.metrics import paired_success
     from components.evaluation.sequential import alpha_of
     from components.trajectories.stored import StoredTrajectories
 
@@ -74,12 +74,16 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
     summaries = {name: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
     episodes = {name: StoredTrajectories(artifact.path) for name, artifact in outcome.evaluations.items()}
     *earlier, last = titles
-    differences = {
-        f"{titles[last]} against {titles[name]}": paired_difference(
-            episodes[name], episodes[last], alpha_of(summaries[name], summaries[last])
-        )
-        for name in reversed(earlier)
-    }
+    differences = paired_success(
+        {
+            f"{titles[last]} against {titles[name]}": (
+                episodes[name],
+                episodes[last],
+                alpha_of(summaries[name], summaries[last]),
+            )
+            for name in reversed(earlier)
+        }
+    )
     return EvaluationResults(titles, summaries, episodes, differences)
 
 

@@ -347,11 +347,10 @@ def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dic
 def _gain(differences: dict[str, dict[str, Any]], titles: dict[str, str]) -> dict[str, Any]:
     """Return the success of the final policy minus that of the policy at the start of the rounds, on the same
     scenarios."""
-    if not differences:
+    starts = [titles[name] for name in ("start", "sft", "feedback") if name in list(titles)[:-1]]
+    paired = next((paired for title, paired in differences.items() if title.endswith(f" against {starts[-1]}")), None)
+    if paired is None:
         return {"gain": None, "gain_interval": None}
-    *earlier, _ = titles
-    start = [name for name in ("start", "sft", "feedback") if name in earlier][-1]
-    paired = next(paired for title, paired in differences.items() if title.endswith(f" against {titles[start]}"))
     return {"gain": paired["difference"], "gain_interval": [paired["low"], paired["high"]]}
 
 

@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec, CollectSpec
 from components.specs import Target
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec
+
+log = logging.getLogger(__name__)
 
 FILE, PAGE = "certificate.json", "certificate.html"
 SPLIT = "train"
@@ -62,7 +65,7 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
     """Write `certificate.json` and `certificate.html`. No inputs.
 
     Raises CertificateFailed if a check fails."""
-    from components.evaluation.certificate_page import certified, render
+    from components.evaluation.certificate_page import WARNED, certified, render
     from components.models.weights import prepare
     from flows.certification.certificate import certify as run_checks
     from flows.certification.openings import draw, open_episodes
@@ -94,6 +97,9 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
             if subject.returns_tokens and subject.loads_policies:
                 subject.deliver(None).release()
     data = {"passed": certified(checks), "subject": facts(spec), "checks": [check.to_json() for check in checks]}
+    for check in checks:
+        if check.status == WARNED:
+            log.warning("certify, %s: %s. %s", check.name, check.reason, check.remedy)
     if not data["passed"]:
         raise CertificateFailed(data)
     (draft.path / FILE).write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -148,7 +154,7 @@ def checks_of(request: Request) -> int:
 
 STAGE = Stage(
     "certify",
-    1,
+    2,
     CertifyStage,
     "certificate",
     1,

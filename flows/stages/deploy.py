@@ -127,7 +127,7 @@ def _write(
 ) -> int:
     """Write all formats. Return their total size in bytes."""
     from components.deployment.export import export_adapter, export_gguf, export_merged
-    from components.evaluation.metrics import paired_difference
+    from components.evaluation.metrics import paired_success
     from components.evaluation.sequential import alpha_of
     from components.models.trained_weights import folder_of
     from components.models.weights import prepare
@@ -143,12 +143,16 @@ def _write(
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
         results=results,
-        differences={
-            f"{before} to {names[-1]}": paired_difference(
-                episodes[before], episodes[names[-1]], alpha_of(results[before], results[names[-1]])
-            )
-            for before in names[:-1]
-        },
+        differences=paired_success(
+            {
+                f"{before} to {names[-1]}": (
+                    episodes[before],
+                    episodes[names[-1]],
+                    alpha_of(results[before], results[names[-1]]),
+                )
+                for before in names[:-1]
+            }
+        ),
     )
     size = 0
     formats, out = spec.deploy.formats, draft.path

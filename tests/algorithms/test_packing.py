@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from components.algorithms.policy import pack_layout
 from components.algorithms.policy.packing import Pack, TokenSequence, pack
+from components.errors import ArtifactError
 from components.models import trie_attention
 from components.models.distribution import Cut
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
@@ -180,8 +181,8 @@ def test_unknown_logprobs_are_nan():
     assert all(math.isnan(value) for value in packed.logprob_S.tolist())
 
 
-def test_the_first_token_cannot_be_a_target():
-    with pytest.raises(AssertionError):
+def test_a_sampled_first_token_is_refused_with_its_reason():
+    with pytest.raises(ArtifactError, match="begins with a sampled token"):
         pack([TokenSequence([1, 2, 3], [0, 1])], 100)
 
 

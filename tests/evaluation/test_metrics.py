@@ -19,6 +19,7 @@ from components.evaluation.metrics import (
     any_of_k,
     bootstrap,
     paired_difference,
+    paired_success,
     pass_at_k,
     summarise,
 )
@@ -202,6 +203,11 @@ class TestPairedDifference:
     def test_no_shared_scenario_is_an_error(self):
         with pytest.raises(ValueError, match="share no finished scenario"):
             paired_difference(played(a=True), played(b=True))
+
+    def test_pairs_without_a_finished_scenario_are_left_out(self):
+        failed = [episode("a", failure=FAILURE)]
+        pairs = {"1": (played(a=True), failed, None), "2": (played(a=True), played(a=False), None)}
+        assert {name: paired["difference"] for name, paired in paired_success(pairs).items()} == {"2": -1.0}
 
     def test_several_episodes_of_a_scenario_are_resampled_together(self):
         rng = np.random.default_rng(0)

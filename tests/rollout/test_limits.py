@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 import urllib.error
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -570,3 +571,30 @@ def test_the_console_names_the_limits_that_shaped_a_stage():
         "  evaluate[start] truncated: 1 of 6 episodes by the limit of turns, without success; raise agent.max_turns",
         "  evaluate[start] truncated: 50.0% of the answers were cut off; raise agent.max_tokens",
     ]
+
+
+class CutOff(Parrot):
+    """Begins a call of a tool that the limit of tokens cuts off, twice; then an unreadable one that it does not."""
+
+    async def chat(self, request):
+        completion = await super().chat(request)
+        message = {"role": "assistant", "content": "<tool_call>"}
+        return replace(completion, message=message, finish_reason="length" if len(self.requests) < 3 else "stop")
+
+
+def test_the_model_is_told_that_its_answer_was_cut_off():
+    (trajectory,) = collect(CutOff(), Echo, scenarios(1), group_size=1, max_turns=4)
+    read = [message.content for message in trajectory.histories[-1].messages if message.role == "user"][1:]
+    assert read[:2] == ["error: your answer was cut off because it is too long; write a shorter one"] * 2
+    assert ["cut off" in text for text in read] == [True, True, False, False]
+    assert (trajectory.metrics["truncated"], trajectory.metrics["parse_errors"]) == (2.0, 4.0)
+
+
+def test_sampled_tokens_without_a_prompt_fail_the_episode():
+    class Promptless(Parrot):
+        async def chat(self, request):
+            return replace(await super().chat(request), prompt_token_ids=[])
+
+    (trajectory,) = collect(Promptless(), Echo, scenarios(1), group_size=1)
+    assert trajectory.failure.boundary == "engine"
+    assert "without those of their prompt" in trajectory.failure.message

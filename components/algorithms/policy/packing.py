@@ -25,6 +25,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from components.errors import ArtifactError
+
 
 @dataclass(frozen=True)
 class TokenSequence:
@@ -112,7 +114,11 @@ def _packs(
     sequences: Sequence[TokenSequence], trained: Sequence[int], most_tokens: int, padded: bool
 ) -> Iterator[Pack]:
     """Yield the packs of the sequences with these indices."""
-    assert all(min(sequences[index].targets) > 0 for index in trained), "the first token cannot be a target"
+    if any(min(sequences[index].targets) == 0 for index in trained):
+        raise ArtifactError(
+            "an episode begins with a sampled token, which no prompt precedes, so it has no probability to train; "
+            "expected token_ids that begin with the prompt"
+        )
     # The last target is predicted and is no input.
     prefixes = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in trained}
     order = sorted(trained, key=lambda index: (prefixes[index], index))
