@@ -46,7 +46,7 @@ def advise(situation: Situation, overrides: Sequence[str] = (), config_dir: str 
     if problems := situation.problems():
         raise SpecError(problems)
     tasks = any(line.startswith("environment.scenarios=") for line in overrides)
-    situation = replace(_looked_up(situation, config_dir), tasks=tasks)
+    situation = replace(_looked_up(situation, overrides, config_dir), tasks=tasks)
     rule = next((rule for rule in RULES if rule.applies(situation)), None)
     if rule is None:
         raise SpecError([_nothing_to_learn_from(situation)])
@@ -58,21 +58,24 @@ def advise(situation: Situation, overrides: Sequence[str] = (), config_dir: str 
     elif situation.environment == "mcp" and not tasks:
         preparation, lines = with_generated_tasks(lines)
     _check(lines, config_dir)
-    reason = " ".join([rule.reason, *(addition.reason for addition in additions)])
+    warm = "warmup=none" not in lines
+    sentences = [rule.reason, *([rule.warmup_reason] if warm and rule.warmup_reason else [])]
+    reason = " ".join([*sentences, *(addition.reason for addition in additions)])
     words = ["python", "-m", "flows.run", *lines, *(["--config-dir", config_dir] if config_dir else [])]
     command = shlex.join(words) if preparation is None else f"{shlex.join(preparation)} && {shlex.join(words)}"
-    return Advice(rule.method, reason, command, _notes(situation, rule, lines), lines)
+    return Advice(rule.method if warm else rule.without_warmup, reason, command, _notes(situation, rule, lines), lines)
 
 
-def _looked_up(situation: Situation, config_dir: str | None) -> Situation:
-    """Return the situation with what the class of its environment can do."""
+def _looked_up(situation: Situation, overrides: Sequence[str], config_dir: str | None) -> Situation:
+    """Return the situation with what the class of its environment can do, composed with the user's overrides, such as
+    `allow`."""
     if situation.environment is None:
         return situation
     from components.specs.target import locate
     from flows.experiment.composer import Composer
 
     composer = Composer(config_dir)
-    data, _ = composer.point(composer.parse([f"environment={situation.environment}"])[0])
+    data, _ = composer.point(composer.parse([f"environment={situation.environment}", *overrides])[0])
     data = data or {}
     factory = locate((data.get("environment") or {}).get("_target_"), data.get("allow") or ())[1]
     methods = dir(factory)
@@ -91,7 +94,8 @@ def _named(rule: MethodRule, situation: Situation) -> list[str]:
             lines.append("warmup=none")
     if any(line.startswith("+experiment=") for line in lines):
         return lines
-    return [f"name={'-'.join(re.findall('[a-z]+', rule.method.lower()))}", *lines]
+    method = rule.without_warmup if "warmup=none" in lines else rule.method
+    return [f"name={'-'.join(re.findall('[a-z]+', method.lower()))}", *lines]
 
 
 def _tasks(situation: Situation) -> list[str]:

@@ -34,6 +34,13 @@ class MethodRule:
     """True if the method collects episodes in rounds, in which overlap is possible."""
     warms_up: bool = False
     """True if a warmup imitates the user's demonstrations, or else the environment's solutions, if there are any."""
+    warmup_reason: str = ""
+    """Reason for the warmup, if there is one."""
+
+    @property
+    def without_warmup(self) -> str:
+        """Method without its warmup."""
+        return self.method.removeprefix("SFT + ")
 
 
 @dataclass(frozen=True)
@@ -115,10 +122,11 @@ RULES = (
         "SFT + GRPO",
         "an environment that reports success",
         lambda it: it.environment is not None and it.success,
-        "Success is the objective itself, so the policy is trained on it. The warmup imitates solutions until some "
-        "episodes succeed; GRPO then compares the episodes of a scenario and needs no critic.",
+        "Success is the objective itself, so the policy is trained on it. GRPO compares the episodes of a scenario and "
+        "needs no critic.",
         lambda it: ["algorithm=grpo"],
         warms_up=True,
+        warmup_reason="The warmup before it imitates solutions until some episodes succeed.",
     ),
     MethodRule(
         "RULER + GRPO",

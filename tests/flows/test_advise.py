@@ -96,7 +96,7 @@ def test_every_situation_gets_an_answer_or_a_clear_refusal(situation):
         problems = error.problems
     else:
         problems = []
-        assert advice.method in SITUATIONS
+        assert advice.method in {*SITUATIONS, "GRPO"}
         assert advice.reason
     assert all(problem.path and len(problem.message) > 5 for problem in problems)
     assert not (problems and known and enough and not situation.problems()), problems
@@ -256,3 +256,27 @@ def test_without_options_it_asks(capsys, monkeypatch):
     assert "'many' is no whole number" in err
     assert json.loads(out)["method"] == "RULER + GRPO"
     assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("solver", [True, False])
+def test_an_environment_of_ones_own_is_composed_with_the_overrides(tmp_path, monkeypatch, solver):
+    """Command, reason and note agree on the warmup, for which the class is loaded by `allow`."""
+    methods = {"scenarios": "split", "tools": "", "reset": "scenario", "step": "action", "close": ""}
+    methods |= {"solve": "scenario"} if solver else {}
+    body = "".join(
+        f"\n    def {name}(self, {argument}):\n        return self.inner.{name}({argument})\n"
+        for name, argument in methods.items()
+    )
+    (tmp_path / f"mine_{solver}.py").write_text(
+        "from components.environments.games.guess import Guess\n\n\n"
+        f"class Mine:\n    def __init__(self):\n        self.inner = Guess()\n{body}"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "conf" / "environment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(f"_target_: mine_{solver}.Mine\n")
+    advice = advise(Situation(environment="mine"), [f"allow=[mine_{solver}]"], str(tmp_path / "conf"))
+    assert ("warmup=none" in advice.overrides) is not solver
+    assert ("warmup" in advice.reason) is solver
+    assert any("no solver" in note for note in advice.notes) is not solver
+    assert advice.method == ("SFT + GRPO" if solver else "GRPO")
