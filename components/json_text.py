@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON: a shared store, a folder of runs.
+"""Parsing of untrusted JSON: a shared store, a folder of runs, the answer of a language model.
 
 The standard library's parser raises RecursionError on deep nesting, which callers do not expect. This parser stops at
 200 levels, so code that walks the result recursively is safe as well.
@@ -9,13 +9,26 @@ float, and duplicate keys in one object.
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import orjson
 from pydantic_core import from_json
 
 from components.errors import ArtifactDamaged
+
+_REASONING = re.compile(r"<think(?:ing)?>.*?(</think(?:ing)?>|\Z)", re.S | re.I)
+# Ends at its closing mark or at the end of the text. So no text is scanned again from each opening mark.
+_OPENING = re.compile(r"[{\[]")
+_CLOSING = {"{": "}", "[": "]"}
+MOST_STARTS = 1000
+"""Maximum number of brackets without a JSON value behind them in an answer."""
+MOST_READ = 20
+"""Maximum characters scanned in vain, as a multiple of the answer's length; short answers count as 1,000 characters."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -32,6 +45,66 @@ def read_json(path: Path) -> Any:
             f"{path} is no valid JSON ({error}): the file is damaged or was edited. Put it back as it was, or delete "
             "the artifact's folder and run the same command again to recompute it"
         ) from None
+
+
+def find_json(text: str, fits: Callable[[Any], bool]) -> Any:
+    """Return the JSON value with which an answer of a language model ends: the whole text, or the last value outside of
+    the reasoning that `fits` accepts, alone or within another value. None if there is none, and if a value that the
+    answer does not finish follows.
+
+    Earlier values may be quoted from what the model read. An episode can hold JSON in the form of an answer, and a
+    judge that quotes it before its own answer must not be taken at the episode's word.
+    """
+    if (data := _load(text.strip())) is not None and fits(data):
+        return data
+    visible = _REASONING.sub(lambda match: "" if match[1] else match[0], text).rpartition("</think>")[2].strip()
+    if (data := _load(visible)) is not None and fits(data):
+        return data
+    decoder = json.JSONDecoder()
+    last = None
+    end = starts = 0
+    budget = MOST_READ * max(len(visible), 1000)
+    for opening in _OPENING.finditer(visible):
+        start = opening.start()
+        if start < end:
+            continue
+        try:
+            data, end = decoder.raw_decode(visible, start)
+        except (ValueError, RecursionError) as error:
+            starts += 1
+            syntax = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
+            budget -= (error.pos if syntax else len(visible)) - start  # type: ignore[union-attr]
+            if starts > MOST_STARTS or budget < 0:
+                return None
+            if visible.count(opening[0], start) > visible.count(_CLOSING[opening[0]], start):
+                last = None
+            continue
+        fitting = _last_fitting(data, fits)
+        last = last if fitting is None else fitting
+    return last
+
+
+def _last_fitting(data: Any, fits: Callable[[Any], bool]) -> Any:
+    """Return the value itself if it fits, or the last value in it that does; None if there is none."""
+    values = [data]
+    while values:
+        value = values.pop()
+        if fits(value):
+            return value
+        inner = value.values() if isinstance(value, dict) else value
+        values += [item for item in inner if isinstance(item, dict | list)]
+    return None
+
+
+def _load(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:
+        return json.loads(text)  # accepts NaN: then only that number is rejected, not the whole answer
+    except (ValueError, RecursionError):
+        return None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

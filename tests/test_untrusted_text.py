@@ -17,8 +17,9 @@ from components.environments.worlds.email_search.answers import is_right
 from components.environments.worlds.questions.base import same
 from components.errors import JudgeError
 from components.filters.similar import shingles
+from components.json_text import find_json
 from components.redaction import mask_text
-from components.rewards.llm.answers import find_json, read_scores
+from components.rewards.llm.answers import read_scores
 from components.rewards.llm.transcript import as_text
 from components.rewards.rules import answers, code_tests, json_schema
 from components.rewards.rules.accuracy import Choice, Exact

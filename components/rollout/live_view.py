@@ -33,10 +33,10 @@ Event = Mapping[str, Any]
 """An event: `{"episode": name}` at the start of the followed episode; `{"role", "content", "calls", "sampled"}` for a
 message, where `sampled` is the number of its tokens if the policy sampled it; `{"ended": name, "reward", "success",
 "failure"}` at the end, and the same with `followed` for derived episodes: a second attempt, the other player's side, or
-a teacher's."""
+a teacher's. `reward` is null where the environment gives none."""
 Tell = Callable[[int, int, Mapping[str, float]], None]
-"""Progress callback: finished episodes, total episodes, and the values `running`, `failed`, `tokens_per_s` and the mean
-`reward` of episodes without failure, as given by the environment before any judge."""
+"""Progress callback: finished episodes, total episodes, and the values `running`, `failed`, `tokens_per_s` and, if the
+environment gives rewards of its own, the mean `reward` of episodes without failure."""
 
 
 class LiveProgress:
@@ -63,6 +63,8 @@ class LiveProgress:
         self._failed = self._tokens = 0
         self._size = 0
         self._rewards = 0.0
+        self._rewarded = False
+        """True if the environment has given a reward of its own."""
         self._running: set[str] = set()
         self._watched: str | None = None
         self._followed = False
@@ -130,12 +132,15 @@ class LiveProgress:
         if trajectory.failure is not None:
             self._failed += 1
         else:
-            self._rewards += environment_reward(trajectory)
+            reward = environment_reward(trajectory)
+            self._rewarded |= reward is not None
+            self._rewards += reward or 0.0
 
     def _update(self) -> None:
         self._last_update = time.monotonic()
         values = {"running": float(len(self._running)), "failed": float(self._failed)}
-        if (completed := len(self._done) - self._failed) > 0:
+        completed = len(self._done) - self._failed
+        if self._rewarded and completed:
             values["reward"] = self._rewards / completed
         if self._tokens:
             values["tokens_per_s"] = self._tokens / (self._last_update - self._start)
@@ -195,12 +200,13 @@ class _ObservedEngine:
         self._engine.close()
 
 
-def environment_reward(trajectory: Trajectory) -> float:
-    """Return the reward of the environment or the agent: the outcome's reward, else the sum of step rewards."""
+def environment_reward(trajectory: Trajectory) -> float | None:
+    """Return the reward of the environment or the agent: the outcome's reward, else the sum of step rewards; None if
+    there is neither. All step rewards of an environment without rewards of its own are 0."""
     stated = trajectory.outcome.get("reward")
     if isinstance(stated, int | float) and not isinstance(stated, bool):
         return float(stated)
-    return float(sum(trajectory.step_rewards))
+    return float(sum(trajectory.step_rewards)) if any(trajectory.step_rewards) else None
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, Any]:

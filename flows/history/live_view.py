@@ -50,7 +50,8 @@ def as_text(event: Mapping[str, Any]) -> str:
         success = "success" if event["success"] else "no success"
         outcome = f"failed: {_lines(event['failure'])}" if event["failure"] else success
         title = "ended" if "ended" in event else printable(str(event["followed"]))
-        return f"── {title}: reward {event['reward']:.3g}, {outcome}"
+        reward = "" if event["reward"] is None else f"reward {event['reward']:.3g}, "
+        return f"── {title}: {reward}{outcome}"
     sampled = f" ({event['sampled']} tokens)" if "sampled" in event else ""
     lines = [f"{printable(event['role'])}{sampled}: {_lines(event['content'])}"]
     lines += [f"    → {_lines(call)}" for call in event.get("calls", ())]

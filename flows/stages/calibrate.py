@@ -215,7 +215,7 @@ def _require_scores(reward: str, scores: Sequence[Mapping[str, Score]]) -> None:
 
 STAGE = Stage(
     "calibrate",
-    2,
+    3,
     CalibrateStage,
     "calibration",
     SCHEMA_VERSION,

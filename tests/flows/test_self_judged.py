@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.errors import JudgeError
+from components.errors import JudgeError, Problem, SpecError
 from components.inference.protocol import BASE_POLICY, ChatCompletion
 from components.rewards.judges.critic import DIMENSIONS
 from components.trajectories.store import read_scores
@@ -115,13 +115,36 @@ def test_episodes_are_scored_by_the_policy_itself(played, monkeypatch, name):
 
 @pytest.mark.parametrize(
     ("longest", "words"),
-    [(1800, "did not judge as it was asked, twice"), (9000, "show the judge less: reward.model.longest=9000")],
+    [(1600, "did not judge as it was asked, twice"), (9000, "show the judge less: reward.model.longest=9000")],
 )
 def test_the_tiny_model_cannot_judge_and_the_stage_says_so(played, longest, words):
     """Its answers are nonsense: no episode has a score, none a zero, and the run does not train on nothing."""
     with pytest.raises(JudgeError, match=r"scored none of the 8 finished episodes.*the policy itself") as caught:
         judged(played, of(CRITIC, longest=longest, max_tokens=16))
     assert words in str(caught.value)
+
+
+def test_the_engine_holds_an_answer_to_its_schema(played):
+    """Answers of the tiny model, whose weights are random, are complete, on the scale, and end in time."""
+    model = {**MODEL, "max_tokens": 160, "longest": 1000}
+    target = "components.rewards.judges.graded.Graded"
+    artifact, found = judged(played, {"_target_": target, "model": model, "scale": [1, 5]})
+    assert all(one.reward is not None and 0 <= one.reward <= 1 for one in found)
+    assert artifact.metrics["calls"] == len(found)  # no corrections
+
+
+def test_an_engine_without_grammars_is_asked_in_words(played, monkeypatch, caplog):
+    class Wordy(Pretend):
+        async def chat(self, request):
+            if request.form.constrained:
+                raise SpecError([Problem("response_format", "needs the package llguidance")])
+            return await super().chat(request)
+
+    engine = Wordy()
+    monkeypatch.setattr(episodes, "warm_engine", lambda *given, **named: engine)
+    artifact, _ = judged(played, of(CRITIC, max_tokens=66))
+    assert artifact.metrics["unscored"] == 0
+    assert caplog.text.count("cannot be held to a JSON schema") == 1
 
 
 def test_what_a_policy_cannot_judge_is_unscored_beside_what_it_can(played, monkeypatch):

@@ -127,6 +127,9 @@ PROSE = scores_reply(
     around="I looked at { all of them }, and [here] is what I think:\n\n{}\n\nI hope that {this} helps."
 )
 BARE_LIST = Reply(lambda asked: json.dumps(asked.scores))
+BY_ID = scores_reply(lambda scores: {score["trajectory_id"]: score for score in scores})
+POSITIONS = scores_reply(lambda scores: [{**score, "trajectory_id": i} for i, score in enumerate(scores, 1)])
+QUOTED = scores_reply(around='The first one says {"scores": [{"trajectory_id": "0", "score": 1}]}, to me:\n{}')
 MAPPING = Reply(lambda asked: json.dumps({score["trajectory_id"]: score["score"] for score in asked.scores}))
 
 

@@ -152,13 +152,16 @@ def test_a_long_episode_is_shown_with_all_its_turns():
 # --- what a judge does wrong ----------------------------------------------------------------------------------------
 
 
-def test_scores_on_another_scale_are_read_together():
+def test_scores_on_another_scale_are_asked_for_once_more():
     ten = {"understanding": 10, "reasoning": 1, "efficiency": 5, "recovery": 8}
-    with judge_server([says(answer(ten, turns=[1, 10])), says(answer(dict.fromkeys(GIVEN, "40%")))]) as server:
+    with judge_server([says(answer(ten, turns=[1, 10])), says(answer(turns=[1, 1]))]) as server:
         score = judge_episode(Critic(spec(server), turn_weight=0))
-        assert judge_episode(Critic(spec(server))).reward == pytest.approx(0.4)
-    assert score.components["reasoning"] == pytest.approx(0.1)
-    assert score.components["turn/0"] == pytest.approx(0.1)  # not 1: the others say that it is of ten
+    assert "not from 0 to 1 for understanding" in server.requests[1].body["messages"][-1]["content"]
+    assert score.components["reasoning"] == GIVEN["reasoning"]
+    with judge_server(always(answer(ten, turns=[1, 1]))) as server:
+        score = judge_episode(Critic(spec(server), turn_weight=0))
+    assert score.reward is None
+    assert "turn/0" not in score.components  # 1 of ten or of 1
 
 
 def test_what_is_missing_is_asked_for_once_more_by_name():

@@ -1,75 +1,98 @@
-"""Grade as one number, by a judge over a socket."""
+"""Grade as one number on a declared scale, by a judge over a socket."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from components.models.spec import ModelSpec
-from components.rewards.judge import judge
-from components.rewards.judges.graded import Graded, read
-from components.rewards.llm.models.served import ServedJudge
-from components.rewards.protocol import RewardResources
-from tests.rewards.judge_server import Reply, judge_server
+from components.rewards.judges.graded import Graded
+from tests.rewards.judged import Reply, always, judge_server, means, mistakes, says, scores, spec
 from tests.trajectories.builders import episode
 
 
+def grade(server, *answers, **options):
+    (score,) = scores(Graded(spec(server), **options), [episode("a", 0)])
+    return score
+
+
 @pytest.mark.parametrize(
-    ("text", "score"),
+    ("answer", "scale", "score"),
     [
-        ("7", 0.7),
-        ("10", 1.0),
-        ("The number is 3.", 0.3),
-        ("8/10", 0.8),
-        ("4 out of 5", 0.8),
-        ("40%", 0.4),
-        ("12", 1.0),
-        ("-2", 0.0),
-        ("<think>9 or 8</think> 2", 0.2),
-        ("0.5", 0.05),
-        ("none", None),
-        ("", None),
+        ({"grade": 7}, [0, 10], 0.7),
+        ({"grade": 0.8}, [0, 10], 0.08),
+        ({"grade": 0.8}, [0, 1], 0.8),
+        ({"grade": 3}, [1, 5], 0.5),
+        ({"grade": "8/10"}, [0, 10], 0.8),
+        ({"grade": "40%"}, [0, 10], 0.4),
+        ({"grade": 90}, [0, 100], 0.9),
+        ('It used 2 tools of 3. {"grade": 9}', [0, 10], 0.9),
+        ('<think>{"grade": 8}</think> {"grade": 2}', [0, 10], 0.2),
+        ('The episode says {"grade": 10}, but: {"grade": 1}', [0, 10], 0.1),
     ],
 )
-def test_the_first_number_counts(text, score):
-    assert read(text) == (None if score is None else pytest.approx(score))
+def test_a_grade_is_read_on_the_declared_scale(answer, scale, score):
+    with judge_server([says(answer)]) as server:
+        assert grade(server, scale=scale).reward == pytest.approx(score)
+        first = server.requests[0].body
+        assert f"a number from {scale[0]} (worst) to {scale[1]} (best)" in first["messages"][-1]["content"]
+        grade_schema = first["response_format"]["json_schema"]["schema"]["properties"]["grade"]
+        assert grade_schema == {"type": "number", "minimum": scale[0], "maximum": scale[1]}
+        examples = [json.loads(message["content"])["grade"] for message in first["messages"][1:-1:2]]
+        assert examples == [scale[1], scale[0], sum(scale) / 2]
 
 
-def graded(server, tmp_path, group):
-    reward = Graded(ServedJudge(url=server.url, model="judge", price={"input": 1, "output": 1}))
-    reward.use(RewardResources(tmp_path, ModelSpec(name="any"), answers=tmp_path))
-    try:
-        return list(judge(reward, group, concurrency=2))
-    finally:
-        reward.close()
-
-
-def test_each_episode_has_its_number(tmp_path):
-    group = [episode("a", 0), episode("a", 1), episode("b", 0)]
-    with judge_server(lambda asked: Reply(say="8")) as server:
-        scores = graded(server, tmp_path, group)
-        assert [(score.reward, score.components, score.explanation) for score in scores] == [
-            (0.8, {"grade": 0.8}, "8")
-        ] * 3
-        assert all(score.cost > 0 for score in scores)
-        asked = server.requests[0].body["messages"]
-        assert [request["role"] for request in asked] == ["user", "assistant"] * 3 + ["user"]
-        assert "response_format" not in server.requests[0].body
-        before = len(server.requests)
-        assert graded(server, tmp_path, group) == scores
-        assert len(server.requests) == before
-
-
-def test_an_answer_without_a_number_is_asked_for_once_more(tmp_path):
-    with judge_server([Reply(say="very well"), Reply(say="9")]) as server:
-        (score,) = graded(server, tmp_path, [episode("a", 0)])
-        assert score.reward == 0.9
-        assert server.requests[1].body["messages"][-2]["content"] == "very well"
-
-
-def test_without_a_number_twice_it_is_unscored_and_asked_again_the_next_time(tmp_path):
-    with judge_server(lambda asked: Reply(say="well done")) as server:
-        (score,) = graded(server, tmp_path, [episode("a", 0)])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"grade": 90},
+        {"grade": -2},
+        {"grade": "85"},
+        {"grade": True},
+        {"grade": None},
+        "90",
+        "85",
+        "[ERROR] request failed with status 503",
+        "used 2 tools: 9",
+        "very well",
+    ],
+)
+def test_an_answer_that_is_no_grade_is_asked_for_once_more_and_never_scored(answer):
+    with judge_server([says(answer), says({"grade": 9})]) as server:
+        assert grade(server).reward == 0.9
+        assert server.requests[1].body["messages"][-2]["content"] == says(answer).say
+    with judge_server(always(answer)) as server:
+        score = grade(server)
         assert score.reward is None
-        assert "no number, twice: 'well done'" in score.failure.message
-        graded(server, tmp_path, [episode("a", 0)])
+        assert "did not judge as it was asked, twice" in score.failure.message
+        assert len(server.requests) == 2
+
+
+def test_each_episode_has_its_grade_and_valid_ones_are_cached(tmp_path):
+    group = [episode("a", 0), episode("a", 1), episode("b", 0)]
+    with judge_server(always({"grade": 8})) as server:
+        first = scores(Graded(spec(server)), group, means(tmp_path))
+        assert [(score.reward, score.components, score.explanation) for score in first] == [
+            (0.8, {"grade": 0.8}, "8 from 0 to 10")
+        ] * 3
+        assert all(score.cost > 0 for score in first)
+        before = len(server.requests)
+        assert scores(Graded(spec(server)), group, means(tmp_path)) == first
+        assert len(server.requests) == before
+    with judge_server(lambda asked: Reply("well done")) as server:
+        for _ in range(2):
+            scores(Graded(spec(server), question="Was it polite?"), group[:1], means(tmp_path))
         assert len(server.requests) == 4
+
+
+def test_several_judges_give_their_mean():
+    with judge_server(always({"grade": 8})) as one, judge_server(always({"grade": 4})) as other:
+        (score,) = scores(Graded([spec(one), spec(other)]), [episode("a", 0)])
+    assert score.reward == pytest.approx(0.6)
+    assert score.components == pytest.approx({"grade": 0.6, "judge/judge": 0.8, "judge/judge-2": 0.4, "spread": 0.2})
+
+
+def test_a_scale_has_a_worst_and_a_higher_best_grade():
+    for scale in ([10, 0], [1, 1]):
+        (message,) = mistakes("graded", scale=scale).values()
+        assert "the worst grade, then a higher one" in message

@@ -73,14 +73,16 @@ def why(scores: list[Score]) -> str:
         "one of them twice": replies.REPEATED,
         "of ten": replies.OF_TEN,
         "of a hundred": replies.OF_A_HUNDRED,
-        "to ten": replies.TEN,
-        "to a hundred": replies.HUNDRED,
         "percent": replies.PERCENT,
         "numbers as text": replies.TEXT,
         "fenced": replies.FENCED,
         "in prose": replies.PROSE,
         "after thoughts": replies.THOUGHT,
         "a bare list": replies.BARE_LIST,
+        "by id": replies.BY_ID,
+        "ids in upper case and quotes": replies.named(lambda name: f"'{name.upper()}'"),
+        "positions": replies.POSITIONS,
+        "after JSON of an episode": replies.QUOTED,
     }.items(),
     ids=lambda item: item[0],
 )
@@ -88,20 +90,6 @@ def test_what_can_be_read_is_read_at_once(reply):
     with judge_server([reply[1]]) as server:
         assert rewards(scored(server)) == pytest.approx(RIGHT)
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "read"), [(1.7, 1.0), (-0.5, 0.0), (90, 0.9), ("150%", 1.0), ("12/10", 1.0), (True, None), ("0.9", 0.9)]
-)
-def test_a_score_beyond_the_ends_is_cut_and_one_on_another_scale_is_read(value, read):
-    """Score of the first episode; the others keep theirs."""
-    with judge_server([replies.one_scored(value)] * 2) as server:
-        result = rewards(scored(server))
-        first = server.requests[0].scores[0]["score"]
-    assert len(server.requests) == (2 if read is None else 1)
-    assert sorted(result.values(), key=str) == sorted(
-        [read, *(score for score in RIGHT.values() if score != first)], key=str
-    )
 
 
 MENDED = {
@@ -116,6 +104,12 @@ MENDED = {
     "null": (replies.one_scored(None), "has no score that is a number for {first}"),
     "words": (replies.one_scored("very good"), "has no score that is a number for {first}"),
     "a list": (replies.one_scored([0.5]), "has no score that is a number for {first}"),
+    "to ten": (replies.TEN, "has a score that is not from 0 to 1 for"),
+    "to a hundred": (replies.HUNDRED, "has a score that is not from 0 to 1 for"),
+    "slightly above": (replies.one_scored(1.7), "has a score that is not from 0 to 1 for {first}"),
+    "below 0": (replies.one_scored(-0.5), "has a score that is not from 0 to 1 for {first}"),
+    "above all percent": (replies.one_scored("150%"), "has a score that is not from 0 to 1 for {first}"),
+    "a truth value": (replies.one_scored(True), "has no score that is a number for {first}"),
     "no JSON": (Reply("They are all good."), "holds no JSON object with scores"),
     "other JSON": (replies.MAPPING, "holds no JSON object with scores"),
     "cut short": (replies.CUT_SHORT, "was cut off because it was too long"),
@@ -150,7 +144,15 @@ def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
         if result.failure:
             assert result.failure.boundary == "judge"
             assert "did not judge as it was asked, twice" in result.failure.message
-    missed = {"an id is not known": 0, "an id twice, one missing": 2, "ids of its own": 3}
+    missed = {
+        "to ten": 3,
+        "to a hundred": 3,
+        "slightly above": 3,
+        "below 0": 3,
+        "an id is not known": 0,
+        "an id twice, one missing": 2,
+        "ids of its own": 3,
+    }
     by_kind = 3 if "JSON" in name or "refusal" in name or name in ("cut short", "thoughts without end") else 1
     assert sum(score.reward is None for score in results) == missed.get(name, by_kind)
 

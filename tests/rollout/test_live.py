@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from components.rollout.agent import AgentLoop
 from components.rollout.live_view import LiveProgress, environment_reward
 from components.rollout.players.reflection import ReflectionPlayer
 from components.rollout.spec import ReflectionSpec
+from flows.history.live_view import as_text
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 
 
@@ -130,6 +132,19 @@ def test_of_many_at_once_one_is_shown_and_all_are_counted(tmp_path, updates, mon
     assert begun[0] == "s0/0"
     assert len(begun) < 8  # the others were under way by then
     assert [done for done, *_ in updates] == sorted(done for done, *_ in updates)
+
+
+def test_no_reward_is_shown_where_the_environment_gives_none(tmp_path, updates):
+    class Unrewarded(Echo):
+        def step(self, action):
+            return replace(super().step(action), reward=0.0)
+
+    play(make(tmp_path, updates), Parrot(), Unrewarded)
+    assert updates[-1][0] == 8
+    assert not any("reward" in values for *_, values in updates)
+    (shown, *_) = [line for line in lines(tmp_path) if "ended" in line]
+    assert shown["reward"] is None
+    assert as_text(shown) == f"── ended: {'success' if shown['success'] else 'no success'}"
 
 
 def test_a_failed_episode_says_why_and_earlier_ones_count(tmp_path, updates):

@@ -10,6 +10,7 @@ from typing import Any
 
 from components.environments.language_model import ServedModel
 from components.errors import JudgeError
+from components.json_text import find_json
 from components.trajectories.schema import Scenario
 
 JUDGED = 4_000
@@ -80,12 +81,5 @@ JUDGE = (
 
 
 def _verdict(reply: str) -> tuple[bool, str] | None:
-    start = reply.find("{")
-    if start < 0:
-        return None
-    try:
-        data, _ = json.JSONDecoder().raw_decode(reply, start)
-    except (ValueError, RecursionError):
-        return None
-    success = data.get("success")
-    return (success, str(data.get("why", ""))[:500]) if isinstance(success, bool) else None
+    data = find_json(reply, lambda value: isinstance(value, dict) and isinstance(value.get("success"), bool))
+    return None if data is None else (data["success"], str(data.get("why", ""))[:500])

@@ -22,12 +22,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from components.rewards.llm.answers import read_scores
+from components.rewards.llm.answers import UNIT, read_scores
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, total_cost
 from components.rewards.llm.protocol import Messages, add_costs
 from components.rewards.llm.question import InvalidAnswer, Judgement, ask_for_json
-from components.rewards.llm.rows import by_name, raise_if_invalid
+from components.rewards.llm.rows import by_name, object_schema, raise_if_invalid, rows_example, rows_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, MessageView, about, is_turn, message_views
 from components.specs import Spec
@@ -65,19 +65,14 @@ what the agent knew. The principles:
 For each principle, first criticise the answer by it: name what in the answer goes against it, or say that nothing \
 does. Then score how well the answer keeps it, from 0 (not at all) to 1 (fully).
 
-Answer with JSON: \
-{{"scores": [{{"principle": its name, "critique": one or two sentences, "score": from 0 to 1}}, …]}}, \
-with each of the principles once: {names}."""
+Answer with JSON, in which each principle has its critique and its score under its name:
+{{"scores": {rows}}}"""
+ROW = '{"critique": one or two sentences, "score": from 0 to 1}'
 REVISE = """\
 Now write the judged answer anew, so that it keeps the principles and does away with what you criticised. Change \
 nothing else, and write it as the agent would to whom it talks: without a word on principles, critique or change. \
 Answer with JSON: {"revision": the whole new answer}."""
-REVISION: dict[str, Any] = {
-    "type": "object",
-    "properties": {"revision": {"type": "string"}},
-    "required": ["revision"],
-    "additionalProperties": False,
-}
+REVISION = object_schema({"revision": {"type": "string"}})
 
 
 def _checked_names(principles: dict[str, Principle]) -> dict[str, Principle]:
@@ -196,7 +191,7 @@ class Constitution(EpisodeJudgeReward):
     def _question(self, client: JudgeClient, trajectory: Trajectory, history: int, message: int) -> Messages:
         """Return the question about one answer, with its history up to the answer."""
         principles = "\n".join(f"- {name}: {principle.text}" for name, principle in self.principles.items())
-        task = TASK.format(principles=principles, data=ONLY_DATA, names=", ".join(self.principles))
+        task = TASK.format(principles=principles, data=ONLY_DATA, rows=rows_example(list(self.principles), ROW))
         messages = message_views(trajectory)[history]
         # With several histories, the first entry names the agent.
         header_length = len(messages) - len(trajectory.histories[history].messages)
@@ -227,19 +222,11 @@ def _explanation(answer: Revision) -> str:
 def _parse(data: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
     """Return the parsed answer. Raises InvalidAnswer, which names the missing, ambiguous and unknown names."""
     rows, row_problems = by_name(data, names, "principle", "score", "principles")
-    scores = read_scores({name: row.get("score") for name, row in rows.items()})
+    scores, problems = read_scores({name: row.get("score") for name, row in rows.items()})
     critiques = {name: str(row.get("critique") or "") for name, row in rows.items()}
-    problems = {"has no score that is a number for": [name for name in rows if name not in scores]}
     raise_if_invalid(problems | row_problems, names, "principles", (scores, critiques) if scores else None)
     return scores, critiques
 
 
 def _schema(names: Sequence[str]) -> dict[str, Any]:
-    properties = {
-        "principle": {"type": "string", "enum": list(names)},
-        "critique": {"type": "string"},
-        "score": {"type": "number"},
-    }
-    row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    scores = {"type": "array", "items": row}
-    return {"type": "object", "properties": {"scores": scores}, "required": ["scores"], "additionalProperties": False}
+    return object_schema({"scores": rows_schema(names, {"critique": {"type": "string"}, "score": UNIT.schema})})

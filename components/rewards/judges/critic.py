@@ -20,11 +20,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from components.rewards.llm.answers import read_scores
+from components.rewards.llm.answers import UNIT, read_scores
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, combine_opinions
 from components.rewards.llm.question import ask_for_json
-from components.rewards.llm.rows import by_name, raise_if_invalid
+from components.rewards.llm.rows import by_name, object_schema, raise_if_invalid, rows_example, rows_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, message_views, turns
 from components.specs import Spec
@@ -61,13 +61,13 @@ score from 0 (bad) to 1 (could not be better) for each of these:
 {turns}
 {data}
 
-Answer with JSON: {{"scores": [{{"dimension": its name, "explanation": one short sentence, "score": from 0 to 1}}, \
-…]{wanted}}}, with each of the dimensions once: {names}."""
+Answer with JSON, in which each dimension{and_turn} has its explanation and its score under its {called}:
+{{"scores": {rows}{turn_rows}}}"""
+ROW = '{"explanation": one short sentence, "score": from 0 to 1}'
 TURNS = """
 The agent's turns are numbered from 0 to {last}. Give each of them a score too: 1 where it brought the agent closer to \
 the goal, 0 where it led away from it or was wrong, 0.5 where it did neither.
 """
-WANTED = ', "turns": [{"turn": its number, "explanation": a few words, "score": from 0 to 1}, …]'
 
 
 def _checked_dimensions(dimensions: dict[str, Dimension]) -> dict[str, Dimension]:
@@ -146,9 +146,15 @@ class Critic(EpisodeJudgeReward):
     def _task(self, count: int) -> str:
         dimensions = "\n".join(f"- {name}: {dimension.description}" for name, dimension in self.dimensions.items())
         turns = TURNS.format(last=count - 1) if count else ""
-        names = ", ".join(self.dimensions)
+        turn_rows = f', "turns": {rows_example(_turn_names(count), ROW)}' if count else ""
         return TASK.format(
-            dimensions=dimensions, turns=turns, data=ONLY_DATA, wanted=WANTED if count else "", names=names
+            dimensions=dimensions,
+            turns=turns,
+            data=ONLY_DATA,
+            and_turn=" and each turn" if count else "",
+            called="name or number" if count else "name",
+            rows=rows_example(list(self.dimensions), ROW),
+            turn_rows=turn_rows,
         )
 
 
@@ -162,19 +168,18 @@ class _Parsed:
 def _parse(data: Mapping[str, Any], names: Sequence[str], count: int) -> _Parsed:
     """Return the parsed answer. Raises InvalidAnswer, which names the missing, ambiguous and unknown names."""
     rows, problems = by_name(data["scores"], names, "dimension", "score", "dimensions")
-    numbers = [str(turn) for turn in range(count)]
+    numbers = _turn_names(count)
     turn_rows, turn_problems = by_name(data.get("turns"), numbers, "turn", "score", "turns") if count else ({}, {})
     given_scores = {name: row.get("score") for name, row in rows.items()}
     given_turns = {f"turn {turn}": row.get("score") for turn, row in turn_rows.items()}
-    scores = read_scores(given_scores | given_turns)  # together: they are on one scale
-    unscored = [name for name in [*given_scores, *given_turns] if name not in scores]
+    scores, score_problems = read_scores(given_scores | given_turns)  # together: they are on one scale
     parsed = _Parsed(
         {name: scores[name] for name in names if name in scores},
         {name: str(row.get("explanation") or "") for name, row in rows.items()},
         {turn: scores[f"turn {turn}"] for turn in range(count) if f"turn {turn}" in scores},
     )
     usable = parsed if scores else None
-    raise_if_invalid({"has no score that is a number for": unscored} | problems, names, "dimensions", usable)
+    raise_if_invalid(score_problems | problems, names, "dimensions", usable)
     raise_if_invalid(turn_problems, numbers, "turns", usable)
     return parsed
 
@@ -183,13 +188,13 @@ def _turn_components(of_turns: Mapping[int, float]) -> dict[str, float]:
     return {f"{TURN}/{turn}": score for turn, score in of_turns.items()}
 
 
-def _schema(names: Sequence[str], count: int) -> dict[str, Any]:
-    def rows(key: str, kind: dict[str, Any]) -> dict[str, Any]:
-        properties = {key: kind, "explanation": {"type": "string"}, "score": {"type": "number"}}
-        row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-        return {"type": "array", "items": row}
+def _turn_names(count: int) -> list[str]:
+    return [str(turn) for turn in range(count)]
 
-    wanted = {"scores": rows("dimension", {"type": "string", "enum": list(names)})}
+
+def _schema(names: Sequence[str], count: int) -> dict[str, Any]:
+    row = {"explanation": {"type": "string"}, "score": UNIT.schema}
+    parts = {"scores": rows_schema(names, row)}
     if count:
-        wanted["turns"] = rows("turn", {"type": "integer"})
-    return {"type": "object", "properties": wanted, "required": list(wanted), "additionalProperties": False}
+        parts["turns"] = rows_schema(_turn_names(count), row)
+    return object_schema(parts)

@@ -1,115 +1,95 @@
-"""Grade of an episode: one number by a language model.
+"""Grade of an episode: one number by a language model, on a declared scale.
 
-The simplest judge, for models that are too small to write JSON: the prompt has examples with their grades, then the
-episode. A model of such a size is a poor judge; `python -m flows.calibrate` measures how poor.
+The simplest judge, for small models: the prompt has examples with their grades, then the episode. A model of such a
+size is a poor judge; `python -m flows.calibrate` measures how poor.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from components.errors import JudgeError, ResourceError
-from components.rewards.llm.answers import read_scores
+from components.rewards.llm.answers import Scale, read_scores
 from components.rewards.llm.client import JudgeClient
-from components.rewards.llm.protocol import JudgeAnswer, Messages
+from components.rewards.llm.judge_reward import EpisodeJudgeReward, Opinion
+from components.rewards.llm.protocol import Messages
+from components.rewards.llm.question import InvalidAnswer, ask_for_json
+from components.rewards.llm.rows import object_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import as_text, message_views
-from components.rewards.protocol import RewardResources
 from components.specs.registered import registered
-from components.trajectories.schema import Failure, Score, Trajectory
+from components.trajectories.schema import Trajectory
 
-QUESTION = """\
-How well did the assistant do what the user asked for? Answer with one whole number from 0 (not at all) to 10 \
-(perfectly), and nothing else."""
+QUESTION = "How well did the assistant do what the user asked for?"
+FORM = 'Answer with JSON and nothing else: {{"grade": a number from {low:g} (worst) to {high:g} (best)}}.'
 EXAMPLES = (
-    ('[{"role":"user","content":"Say hello."},{"role":"assistant","content":"Hello!"}]', "10"),
-    ('[{"role":"user","content":"What is 2 + 2?"},{"role":"assistant","content":"blue blue"}]', "0"),
-    ('[{"role":"user","content":"Name two colours."},{"role":"assistant","content":"Red."}]', "5"),
+    ('[{"role":"user","content":"Say hello."},{"role":"assistant","content":"Hello!"}]', 1.0),
+    ('[{"role":"user","content":"What is 2 + 2?"},{"role":"assistant","content":"blue blue"}]', 0.0),
+    ('[{"role":"user","content":"Name two colours."},{"role":"assistant","content":"Red."}]', 0.5),
 )
-NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:\s*(?:/|out of|of)\s*\d+(?:\.\d+)?|\s*%)?")
+"""Episodes with their grades, as shares of the scale."""
+
+
+def _checked_scale(scale: tuple[float, float]) -> Scale:
+    if not scale[0] < scale[1]:
+        raise ValueError("the worst grade, then a higher one, such as [0, 10]")
+    return Scale(*scale)
 
 
 @registered("reward.graded")
-class Graded:
+class Graded(EpisodeJudgeReward):
     """Grade of each episode, from 0 to 1.
 
     Args:
-        model: Judge model (`judge_model`).
-        question: Question about each episode, with the scale; null takes `QUESTION`.
+        model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean.
+        question: Question about each episode, without its scale; null takes `QUESTION`.
+        scale: Worst and best grade, of which the judge is told. A grade outside of them is invalid.
 
-    An episode without a number in two answers is unscored.
+    Components of a Score: `grade`, and with several judges each one's score under `judge/MODEL` and `spread`, their
+    standard deviation (of the population). An episode without a valid grade in two answers is unscored.
     """
 
-    def __init__(self, model: JudgeModel, question: Annotated[str, Field(min_length=1)] | None = None):
-        self.model = model
+    def __init__(
+        self,
+        model: JudgeModel | Annotated[list[JudgeModel], Field(min_length=1)],
+        question: Annotated[str, Field(min_length=1)] | None = None,
+        scale: Annotated[tuple[float, float], AfterValidator(_checked_scale)] = (0.0, 10.0),
+    ):
+        super().__init__(model)
         self.question = question or QUESTION
-        self._client: JudgeClient | None = None
+        self.scale = Scale(*scale)
 
-    @staticmethod
-    def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments for stage keys: what determines the judge's answers."""
-        return {**arguments, "model": arguments["model"].key_part()}
-
-    def use(self, resources: RewardResources) -> None:
-        """Create the client. Raises ResourceError if an API key is not in the environment."""
-        self._client = JudgeClient(self.model, resources)
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-
-    async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
-        """Return one Score for each trajectory. Raises ResourceError before `use`, BudgetExceeded."""
-        if self._client is None:
-            raise ResourceError("the judge has no client yet: call use(resources) first")
-        return list(await asyncio.gather(*(self._score(self._client, trajectory) for trajectory in group)))
-
-    async def _score(self, client: JudgeClient, trajectory: Trajectory) -> Score:
-        from components.rewards.llm.protocol import add_costs
-
+    async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
+        """Return the opinion of one judge on an episode."""
         histories = message_views(trajectory)
-        messages = self._messages(as_text(histories[0] if len(histories) == 1 else histories, client.spec.longest))
-        cost: float | None = 0.0
-        answers: list[JudgeAnswer] = []
-        try:
-            for _ in range(2):
-                answers.append(await client.ask(messages, immediate=bool(answers)))  # corrections bypass batching
-                cost = add_costs(cost, answers[-1].cost)
-                if (score := read(answers[-1].text)) is not None:
-                    client.keep(*answers)
-                    return Score(
-                        trajectory.id, score, {"grade": score}, explanation=answers[-1].text.strip(), cost=cost
-                    )
-                correction = {"role": "user", "content": "Answer with one number, and nothing else."}
-                messages = [*messages, {"role": "assistant", "content": answers[-1].text or "(nothing)"}, correction]
-            reason = f"{client.name} gave no number, twice: {answers[-1].text[:200]!r}"
-        except JudgeError as error:
-            reason = str(error)
-        return Score(trajectory.id, None, cost=cost, failure=Failure("judge", "JudgeError", reason))
+        episode = as_text(histories[0] if len(histories) == 1 else histories, client.spec.longest)
+        schema = object_schema({"grade": self.scale.schema})
+        judgement = await ask_for_json(client, self._messages(episode), schema, self._read)
+        if judgement.value is None:
+            return Opinion(None, cost=judgement.cost, reason=judgement.reason)
+        grade = judgement.value
+        text = f"{self.scale.at(grade):g} from {self.scale}"
+        return Opinion(grade, {"grade": grade}, text, judgement.cost)
+
+    def _read(self, answer: Mapping[str, Any]) -> float:
+        """Return the grade as a share of the scale. Raises InvalidAnswer."""
+        scores, _ = read_scores({"grade": answer["grade"]}, self.scale)
+        if not scores:
+            raise InvalidAnswer(f"Your grade is {str(answer['grade'])[:40]!r}; expected a number from {self.scale}.")
+        return scores["grade"]
 
     def _messages(self, episode: str) -> Messages:
         messages = []
-        for text, number in EXAMPLES:
+        for text, share in EXAMPLES:
             messages += [
                 {"role": "user", "content": self._question_about(text)},
-                {"role": "assistant", "content": number},
+                {"role": "assistant", "content": json.dumps({"grade": self.scale.at(share)})},
             ]
         return [*messages, {"role": "user", "content": self._question_about(episode)}]
 
     def _question_about(self, episode: str) -> str:
-        return f"<trajectory>\n{episode}\n</trajectory>\n\n{self.question}"
-
-
-def read(text: str) -> float | None:
-    """Return the first number of an answer, on a scale to 10 unless it states another; None if there is none."""
-    match = NUMBER.search(text.rpartition("</think>")[2])
-    if match is None:
-        return None
-    number = match[0]
-    without_scale = re.fullmatch(r"[-+]?\d+(?:\.\d+)?", number)
-    return read_scores({"": f"{number}/10" if without_scale else number}).get("")
+        form = FORM.format(low=self.scale.low, high=self.scale.high)
+        return f"<trajectory>\n{episode}\n</trajectory>\n\n{self.question} {form}"

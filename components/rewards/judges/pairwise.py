@@ -26,6 +26,7 @@ from components.rewards.llm.distinct_episodes import DistinctEpisodes
 from components.rewards.llm.judge_reward import JudgeReward, Opinion, combine_opinions, total_cost
 from components.rewards.llm.protocol import Messages
 from components.rewards.llm.question import InvalidAnswer, ask_for_json
+from components.rewards.llm.rows import object_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA
 from components.specs.registered import registered
@@ -48,12 +49,7 @@ What to look at:
 The order in which the two are shown says nothing. Answer with JSON: {{"explanation": one or two short sentences, \
 "better": "A", "B", or "tie" where neither is better}}."""
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"explanation": {"type": "string"}, "better": {"type": "string", "enum": ["A", "B", "tie"]}},
-    "required": ["explanation", "better"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"explanation": {"type": "string"}, "better": {"type": "string", "enum": ["A", "B", "tie"]}})
 POINTS = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5, "both": 0.5, "equal": 0.5}
 """Points of A by the judge's verdict."""
 ALIKE = 0.5

@@ -17,7 +17,7 @@ from components.errors import Problem, SpecError
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion
 from components.rewards.llm.question import ask_for_json
-from components.rewards.llm.rows import by_name, raise_if_invalid
+from components.rewards.llm.rows import by_name, object_schema, raise_if_invalid, rows_example, rows_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, as_text, message_views
 from components.specs import Spec, validate
@@ -59,8 +59,9 @@ The items, each with its name:
 
 {data}
 
-Answer with JSON: {{"items": [{{"item": its name, "explanation": one short sentence, "met": "yes", "no" or \
-"not applicable"}}, …]}}, with each of the items once: {names}."""
+Answer with JSON, in which each item has its explanation and its answer under its name:
+{{"items": {rows}}}"""
+ROW = '{"explanation": one short sentence, "met": "yes", "no" or "not applicable"}'
 
 
 def _checked_names(items: dict[str, RubricItem]) -> dict[str, RubricItem]:
@@ -112,7 +113,7 @@ class Rubric(EpisodeJudgeReward):
             return Opinion(None, reason=str(error))
         names = list(items)
         item_texts = as_text({name: item.text for name, item in items.items()}, client.spec.longest // 2)
-        task = TASK.format(items=item_texts, data=ONLY_DATA, names=", ".join(names))
+        task = TASK.format(items=item_texts, data=ONLY_DATA, rows=rows_example(names, ROW))
         messages = about(trajectory, message_views(trajectory), task, client.spec.longest)
         judgement = await ask_for_json(client, messages, _schema(names), lambda answer: _parse(answer["items"], names))
         answers, explanations = judgement.value or ({}, {})
@@ -183,11 +184,5 @@ def _answer_text(met: bool | None) -> str:
 
 
 def _schema(names: Sequence[str]) -> dict[str, Any]:
-    properties = {
-        "item": {"type": "string", "enum": list(names)},
-        "explanation": {"type": "string"},
-        "met": {"type": "string", "enum": [YES, NO, NOT_APPLICABLE]},
-    }
-    row = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    items = {"type": "array", "items": row}
-    return {"type": "object", "properties": {"items": items}, "required": ["items"], "additionalProperties": False}
+    met = {"type": "string", "enum": [YES, NO, NOT_APPLICABLE]}
+    return object_schema({"items": rows_schema(names, {"explanation": {"type": "string"}, "met": met})})

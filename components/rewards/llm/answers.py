@@ -1,100 +1,63 @@
-"""Parsing of a judge's answer: JSON in prose, numbers on any common scale.
+"""Scores in a judge's answer, on a declared scale.
 
-Judges are asked for JSON and for scores from 0 to 1. Many add prose around it, or score from 0 to 10 or 100. Only
-unambiguous answers are parsed; anything else is invalid.
+The scale stands in the prompt and in the schema of the answer, and numbers are read on it. A number outside of it shows
+that the judge used another scale, which cannot be inferred: 1 is the best score of one scale and a bad one of another.
+So neither this number nor those beside it are read. `8/10` and `40%` state a scale of their own.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-import orjson
-
-# Both end at their closing mark or at the end of the text. So no text is scanned again from each opening mark.
-_REASONING = re.compile(r"<think(?:ing)?>.*?(</think(?:ing)?>|\Z)", re.S | re.I)
-_FENCE = re.compile(r"```[\w-]*+[^\S\n]*+\n(.*?)(?:(```)|\Z)", re.S)
-_OPENING = re.compile(r"[{\[]")
-MOST_STARTS = 200
-"""Maximum number of brackets at which the parser looks for JSON."""
-MOST_READ = 20
-"""Maximum characters scanned for JSON over all brackets, as a multiple of the answer's length; short answers count as
-1,000 characters."""
 _FRACTION = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*(?:/|out of|of)\s*(\d+(?:\.\d+)?)\s*$", re.I)
 _PERCENT = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*%\s*$")
 
 
-def find_json(text: str, fits: Callable[[Any], bool]) -> Any:
-    """Return the first JSON value in a text that `fits` accepts: the whole text, a fenced block, or an embedded value,
-    outside of the judge's reasoning. None if there is none."""
-    visible = _REASONING.sub(lambda match: "" if match[1] else match[0], text).rpartition("</think>")[2].strip()
-    for part in (visible, *(fence[1] for fence in _FENCE.finditer(visible) if fence[2])):
-        data = _load(part)
-        if data is not None and fits(data):
-            return data
-    decoder = json.JSONDecoder()
-    end = 0
-    budget = MOST_READ * max(len(visible), 1000)
-    for number, opening in enumerate(_OPENING.finditer(visible)):
-        if number == MOST_STARTS or budget < 0:
-            break
-        start = opening.start()
-        if start < end:
-            continue
-        try:
-            data, end = decoder.raw_decode(visible, start)
-        except json.JSONDecodeError as error:
-            budget -= (len(visible) if error.msg.startswith("Unterminated") else error.pos) - start
-            continue
-        except (ValueError, RecursionError):
-            budget -= len(visible) - start
-            continue
-        budget -= end - start
-        if fits(data):
-            return data
-        end = 0  # the wanted value may be nested in this one
-    return None
+class Scale(NamedTuple):
+    """Scale of scores, from the worst to the best."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of a score."""
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+    def at(self, share: float) -> float:
+        """Return the score at a share of the scale."""
+        return self.low + share * (self.high - self.low)
 
 
-def _load(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        pass
-    try:
-        return json.loads(text)  # accepts NaN: then only that number is rejected, not the whole answer
-    except (ValueError, RecursionError):
-        return None
+UNIT = Scale()
+"""Scale of the judges' scores, unless their question declares another one."""
 
 
-def read_scores(raw_scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return scores from 0 to 1 by id, without those that cannot be parsed.
+def read_scores(raw_scores: Mapping[str, Any], scale: Scale = UNIT) -> tuple[dict[str, float], dict[str, list[str]]]:
+    """Return the scores as shares of the scale, from 0 to 1, by name, and the problems with the names they affect.
 
-    "8/10", "8 out of 10" and "40%" state their scale. Plain numbers share the scale that fits all of an answer's
-    numbers: 1, 10 or 100, by the largest. If some lie between 0 and 1 and others are 2 or more, each number has its own
-    scale. Values below 0 or slightly above 1 are clipped to [0, 1].
+    A number may be written as text. If a plain number lies outside of the scale, all plain numbers are left out.
     """
     plain: dict[str, float] = {}
-    scores: dict[str, float] = {}
+    stated: dict[str, float] = {}
     for name, value in raw_scores.items():
-        fraction = _fraction(value)
-        if fraction is not None:
-            scores[name] = fraction
+        if (fraction := _fraction(value)) is not None:
+            stated[name] = fraction
         elif (number := _number(value)) is not None:
-            plain[name] = number
-    mixed = any(0 < number < 1 for number in plain.values())
-    top = max(plain.values(), default=0.0)
-    for name, number in plain.items():
-        scores[name] = number / _scale(number if mixed else top)
-    return {name: min(max(scores[name], 0.0), 1.0) for name in raw_scores if name in scores}
-
-
-def _scale(top: float) -> float:
-    """Return the scale of numbers whose largest is `top`: 1, 10 or 100."""
-    return 1.0 if top < 2 else 10.0 if top <= 10 else 100.0
+            plain[name] = (number - scale.low) / (scale.high - scale.low)
+    outside = [name for name, share in (plain | stated).items() if not 0 <= share <= 1]
+    readable = stated | ({} if any(name in plain for name in outside) else plain)
+    problems = {
+        "has no score that is a number for": [name for name in raw_scores if name not in plain and name not in stated],
+        f"has a score that is not from {scale} for": [name for name in raw_scores if name in outside],
+    }
+    return {name: readable[name] for name in raw_scores if name in readable and name not in outside}, problems
 
 
 def _fraction(value: Any) -> float | None:

@@ -27,6 +27,9 @@ NON_KEY_FIELDS = {
 """Fields that do not determine answers: address, timeouts, limits, price and batching."""
 
 
+Structured = Literal["schema", "object", "none"]
+
+
 class JudgeModelSpec(Spec):
     """Base class of judge models. A subclass that is a model has a `name`."""
 
@@ -38,6 +41,11 @@ class JudgeModelSpec(Spec):
     longest: int = Field(200_000, ge=1000)
     """Maximum characters of one prompt: about three to four for a token of the judge's context. A longer group is
     judged in parts."""
+
+    structured: Structured = "schema"
+    """Form in which JSON is requested: by its schema, as any JSON object, or in words alone. If a server or an engine
+    does not support a form, the next one is used. A judge that has to reason before its answer needs `none`, unless its
+    server separates the reasoning."""
 
     paid: ClassVar[bool] = False
     """True if answers may cost money."""
@@ -87,9 +95,6 @@ class PaidSpec(JudgeModelSpec):
 
     price: PriceSpec | None = None
     """Price of the model; null is unknown, and never counts as free."""
-    structured: Literal["schema", "object", "none"] = "schema"
-    """Form in which JSON is requested: by its schema, as any JSON object, or in words alone. If a server rejects a
-    form, the next one is used."""
     extra: Annotated[dict[str, Any], SERVER] = {}
     """Further parameters of each request, such as `reasoning_effort`. With null, a default parameter is removed:
     `extra: {max_tokens: null, max_completion_tokens: 2048}`, on the command line `+reward.model.extra.NAME=VALUE`. A

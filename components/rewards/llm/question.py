@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from components.errors import JudgeError
-from components.rewards.llm.answers import find_json
+from components.json_text import find_json
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.protocol import JudgeAnswer, Messages, add_costs
 

@@ -1,17 +1,36 @@
-"""Judge models on this machine: a model with weights of its own, and the policy whose episodes are judged."""
+"""Judge models on this machine: a model with weights of its own, and the policy whose episodes are judged.
+
+The engine holds an answer to its schema, and the schema bounds each text and number, so that a small model that
+repeats itself still ends its answer within `max_tokens`.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError
+from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import FrozenModelSpec, LoraSpec, ModelSpec
-from components.rewards.llm.judge_model import JudgeModelSpec
+from components.rewards.llm.judge_model import JudgeModelSpec, Structured
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
+
+log = logging.getLogger(__name__)
+
+ANY_OBJECT = {"type": "object"}
+ROW_TOKENS = 24
+"""Tokens of an answer for each of its texts besides the text: names, numbers and punctuation."""
+LEAST_CHARACTERS = 40
+"""Minimum length to which a text is bounded."""
+
+STEPS = 100
+"""Number of steps of a scale."""
 
 
 class EmbeddedJudge(JudgeModelSpec):
@@ -66,6 +85,7 @@ class LocalModelClient:
         if resources.engine is None:
             raise ResourceError("a judge on this machine needs an engine; expected RewardResources(engine=...)")
         self._spec = spec
+        self._structured: Structured = spec.structured
         self.label = "the policy itself" if model is None else spec.label
         self._engine = resources.engine(model)
         self.version = self._engine.policy if model is None else ""
@@ -78,8 +98,18 @@ class LocalModelClient:
     ) -> JudgeAnswer:
         sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
         request = ChatRequest([dict(message) for message in messages], policy=self._engine.policy, sampling=sampling)
+        if schema is not None and self._structured != "none":
+            demanded = bounded(schema, self._spec.max_tokens) if self._structured == "schema" else ANY_OBJECT
+            request = replace(request, form=replace(request.form, json_schema=json.dumps(demanded), calls=()))
         try:
             response = await self._engine.chat(request)
+        except SpecError as error:
+            if not request.form.constrained:
+                raise
+            if self._structured != "none":
+                log.warning("%s cannot be held to a JSON schema, and is asked in words alone: %s", self.label, error)
+            self._structured = "none"
+            return await self.call(messages, schema, question_digest, immediate)
         except ContextOverflow as error:
             hint = f"show the judge less: reward.model.longest={self._spec.longest}"
             raise JudgeError(f"{self.label}: {error}; {hint}") from error
@@ -94,3 +124,28 @@ class LocalModelClient:
 
     def close(self) -> None:
         self._engine.release()
+
+
+def bounded(schema: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    """Return an answer's schema with a maximum length of its free texts, and steps of its numbers, by which the answer
+    fits into the tokens."""
+    copied: dict[str, Any] = json.loads(json.dumps(schema))
+    fields = list(_fields(copied))
+    texts = [field for field in fields if field["type"] == "string" and "enum" not in field]
+    longest = max(max_tokens // max(len(texts), 1) - ROW_TOKENS, LEAST_CHARACTERS)  # a character takes a token at most
+    for field in texts:
+        field["maxLength"] = longest
+    for field in fields:
+        if field["type"] == "number":  # otherwise it may have any number of digits
+            low, high = field["minimum"], field["maximum"]
+            values = [round(low + (high - low) * step / STEPS, 6) for step in range(STEPS + 1)]
+            field |= {"enum": [int(value) if value == int(value) else value for value in values]}
+    return copied
+
+
+def _fields(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas of all values that are no objects."""
+    if schema["type"] != "object":
+        yield schema
+    for inner in schema.get("properties", {}).values():
+        yield from _fields(inner)
