@@ -20,6 +20,8 @@ from tests.flows.test_online_rl import DATA, Recorder
 
 MODEL = {"name": "policy", "max_tokens": 64, "longest": 3000}
 CRITIC = {"_target_": "components.rewards.judges.critic.Critic", "model": MODEL}
+SHORT = {**CRITIC, "dimensions": {"good": {"description": "Was it good?"}}}
+"""Question that leaves room in the tiny model's context for a correction."""
 REWARDS = {
     "critic": CRITIC,
     "pairwise": {"_target_": "components.rewards.judges.pairwise.Pairwise", "model": MODEL},
@@ -120,7 +122,7 @@ def test_episodes_are_scored_by_the_policy_itself(played, monkeypatch, name):
 def test_the_tiny_model_cannot_judge_and_the_stage_says_so(played, longest, words):
     """Its answers are nonsense: no episode has a score, none a zero, and the run does not train on nothing."""
     with pytest.raises(JudgeError, match=r"scored none of the 8 finished episodes.*the policy itself") as caught:
-        judged(played, of(CRITIC, longest=longest, max_tokens=16))
+        judged(played, of(SHORT, longest=longest, max_tokens=16))
     assert words in str(caught.value)
 
 
