@@ -46,7 +46,7 @@ class Graded(EpisodeJudgeReward):
     Args:
         model: Judge model (`judge_model`). The models of a list judge independently, and the score is their mean.
         question: Question about each episode, without its scale; null takes `QUESTION`.
-        scale: Worst and best grade, of which the judge is told. A grade outside of them is invalid.
+        scale: Worst and best grade, which the question states. A grade outside of them is invalid.
 
     Components of a Score: `grade`, and with several judges each one's score under `judge/MODEL` and `spread`, their
     standard deviation (of the population). An episode without a valid grade in two answers is unscored.
