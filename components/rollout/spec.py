@@ -29,14 +29,14 @@ class RolesSpec(Spec):
     acts."""
 
     planner: str = Field(
-        "You plan, and a worker acts for you. Say the next thing for the worker to do, in a sentence: it knows nothing "
-        "but what you say. You are then told what came of it. When the task is done, say Answer: and what the user is "
-        "to be told.",
+        "You plan, and a worker acts for you. State the worker's next sub-goal in one sentence: the worker knows only "
+        "what you write. You then receive its report. When the task is done, write Answer: followed by the answer for "
+        "the user.",
         min_length=1,
     )
     """System prompt of the planner. The worker's tools and the environment's instructions follow it."""
     worker: str = Field(
-        "Do what you are told with your tools. When it is done, or cannot be done, say what came of it, without "
+        "Carry out the instruction with your tools. When it is done, or cannot be done, report the result without "
         "calling a tool.",
         min_length=1,
     )

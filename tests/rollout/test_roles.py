@@ -82,7 +82,7 @@ def test_both_roles_are_recorded_and_share_the_end():
         ("system", "PLAN\n\nThe worker has these tools:\n- turn: turns the wheel\n\nA safe."),
         ("user", "Open it."),
         ("assistant", "Turn it twice."),
-        ("user", "The worker has not said what came of it. Last it saw: turned 2"),
+        ("user", "The worker sent no report. Its last observation: turned 2"),
         ("assistant", "Answer: open"),
     ]
     assert worker[:2] == [("system", "WORK\n\nA safe."), ("user", "Turn it twice.")]
@@ -118,7 +118,7 @@ def test_turns_are_of_both_together(turns, histories):
 def test_a_planner_that_says_nothing_is_told():
     trajectory = played(Actor(["", "Answer: open"], []))
     assert trajectory.metrics["parse_errors"] == 1
-    assert trajectory.histories[0].messages[3].content == "error: say a sub-goal, or Answer: and your answer"
+    assert trajectory.histories[0].messages[3].content == "error: state a sub-goal, or write Answer: and the answer"
 
 
 @pytest.mark.parametrize("worker_turns", [1, 2, 4])

@@ -25,8 +25,8 @@ from components.environments.scenario_counts import CountOrNone
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
-SYSTEM = """You serve the customers of a shop. Find the order, check the policy for its item, and do what it says. \
-What cannot be done, decline. Then tell the customer."""
+SYSTEM = """You serve the customers of a shop. Find the order, check the policy for its item, and follow it. \
+Decline what it does not allow. Then tell the customer."""
 
 ITEMS = (
     "lamp", "kettle", "jacket", "chair", "radio", "clock", "carpet", "mirror", "bicycle", "camera", "blanket", "guitar",

@@ -66,7 +66,9 @@ class PlannerAndWorkers:
                 planner.rewards.append(0.0)
                 if not text:
                     empty_messages += 1
-                    planner.hear([{"role": "user", "content": "error: say a sub-goal, or Answer: and your answer"}])
+                    planner.hear(
+                        [{"role": "user", "content": "error: state a sub-goal, or write Answer: and the answer"}]
+                    )
                 elif remaining > 1:
                     subgoal = replace(request, seed=derived_seed(request.seed, f"worker/{len(workers)}"))
                     worker = Episode(engine, environment, subgoal, self._presentation, agent=WORKER)
@@ -110,7 +112,7 @@ async def _work(worker: Episode, turns: int, watched: Episode) -> str:
         step = await watched.step(action)
         worker.steps.append((action, step))
         worker.see(step)
-    return f"The worker has not said what came of it. Last it saw: {worker.talk.messages[-1]['content']}"
+    return f"The worker sent no report. Its last observation: {worker.talk.messages[-1]['content']}"
 
 
 def _turns(*episodes: Episode) -> int:
