@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import re
+import socket
 import sys
 import sysconfig
 import traceback
@@ -61,6 +62,15 @@ def _is_cancelled() -> bool:
 def passes(error: BaseException | None) -> bool:
     """Return True if a retry may succeed: broken connection, refused connection, or overloaded server."""
     return any(_broke(cause) or status_of(cause) in PASSING for cause in causes(error))
+
+
+def never_connected(error: BaseException | None) -> bool:
+    """Return True if no connection to the server was established: refused, or an unknown host."""
+    return any(
+        isinstance(cause, ConnectionRefusedError | socket.gaierror)
+        or type(cause).__name__ in ("ConnectError", "ClientConnectorError", "ClientConnectorDNSError")
+        for cause in causes(error)
+    )
 
 
 def _broke(error: Exception) -> bool:

@@ -2,7 +2,9 @@
 
 A request that fails, is cut short or returns an invalid response is retried with exponential backoff, or after the
 delay that the server asks for. After `retry_for` seconds it fails. A permanent error is raised at once: as
-ResourceError if every other request would fail as well (rejected key, unknown model).
+ResourceError if every other request would fail as well (rejected key, unknown model). So is a refused connection or an
+unknown host at a server that has not answered this process yet, which is more likely a wrong address than an outage;
+`wait_for` waits for a server that is still starting.
 
 Thousands of requests may be in flight: each costs a few tenths of a millisecond of this process. They run on an event
 loop of the client's own thread, so several loops can use the client one after the other, and a blocked caller does not
@@ -47,6 +49,8 @@ MAX_QUOTED = 300
 """Characters of a server's message that are quoted."""
 CONNECT = 10.0
 """Connection timeout in seconds."""
+LOOKUP = 4.0
+"""Time limit of a host name lookup in seconds. The system's own limit may be half a minute."""
 IDLE = 4.0
 """Seconds before an idle connection is closed. Most servers close after five."""
 
@@ -56,11 +60,13 @@ Answer = TypeVar("Answer")
 class FailedAttempt(Exception):
     """Failed attempt that may succeed when retried."""
 
-    def __init__(self, message: str, *, pause: float | None = None, empty: bool = False):
+    def __init__(self, message: str, *, pause: float | None = None, empty: bool = False, unreachable: bool = False):
         super().__init__(message)
         self.pause = pause
         """Seconds that the server asks to wait; None without a request."""
         self.empty = empty
+        self.unreachable = unreachable
+        """True if no connection was established: refused, or an unknown host."""
 
 
 class Reply(NamedTuple):
@@ -115,25 +121,41 @@ class ClientTimeouts:
     retry_for: float
     """Seconds for which a failed request is retried."""
     path: str
-    """Key path of the section that holds both values, for messages."""
+    """Key path of the section that holds these values, for messages."""
+    wait_for: float | None = None
+    """Seconds to wait for a server that has not answered yet; None: 0, and the section has no such key."""
+
+
+_reached: set[str] = set()
+"""Servers that have answered this process, in any stage."""
+
+
+def record_contact(server: str) -> None:
+    """Record that a server has answered: from now on it is retried when it is unreachable."""
+    _reached.add(server)
 
 
 async def patiently(
     once: Callable[[], Awaitable[Answer]],
     patience: ClientTimeouts,
+    server: str,
     on_retry: Callable[[FailedAttempt], object] = lambda error: None,
 ) -> Answer:
     """Return the result of `once`, which is retried while it raises FailedAttempt.
 
-    `on_retry` is called with each failure that is followed by a retry. Raises the last one, with the number of attempts
-    or the seconds of retrying."""
-    backoff = Backoff(patience.retry_for)
+    server: name for `record_contact`, and for messages. `on_retry` is called with each failure that is followed by a
+    retry. Raises the last one, with the number of attempts or the seconds of retrying, and ResourceError for a server
+    that is unreachable and has never answered."""
+    backoff, first_contact = Backoff(patience.retry_for), Backoff(patience.wait_for or 0.0)
     empty = 0
     while True:
         try:
             return await once()
         except FailedAttempt as error:
-            pause = backoff.pause(error.pause)
+            unknown = error.unreachable and server not in _reached
+            pause = (first_contact if unknown else backoff).pause(error.pause)
+            if unknown and pause is None:
+                raise ResourceError(_no_contact(server, error, patience)) from None
             empty = empty + 1 if error.empty else 0
             if empty >= EMPTY_ANSWERS:
                 raise FailedAttempt(f"{error}, {empty} times in a row") from None
@@ -143,6 +165,12 @@ async def patiently(
                 ) from None
             on_retry(error)
         await asyncio.sleep(pause)
+
+
+def _no_contact(server: str, error: FailedAttempt, patience: ClientTimeouts) -> str:
+    waited = f" for {patience.wait_for:g} s" if patience.wait_for else ""
+    wait = "" if patience.wait_for is None else f", or let the run wait for it with {patience.path}.wait_for=SECONDS"
+    return f"{patience.path}: {server} is unreachable{waited}: {error}. Start the server, correct its address{wait}"
 
 
 RefusalCheck = Callable[[Reply, str], Exception | None]
@@ -263,7 +291,7 @@ class Client:
                 raise self._error(self.printable(f"the response broke off: {error}")) from None
 
         try:
-            answer = await patiently(once, self._patience, self._on_failure)
+            answer = await patiently(once, self._patience, self.url, self._on_failure)
         except FailedAttempt as error:
             raise self._error(self.printable(error)) from None
         self._on_success()
@@ -290,6 +318,7 @@ class Client:
                         proxy=self._proxy,
                     ) as response,
                 ):
+                    record_contact(self.url)
                     status = response.status
                     if stream is None or status != 200:
                         received = await response.read()
@@ -299,6 +328,10 @@ class Client:
             except TimeoutError:
                 limit = f"{self._patience.timeout:g} s ({self._patience.path}.timeout)"
                 raise FailedAttempt(f"no answer within {limit}") from None
+            except aiohttp.ClientSSLError as error:
+                raise FailedAttempt(f"the connection broke: {error}") from None
+            except aiohttp.ClientConnectorError as error:
+                raise FailedAttempt(f"no connection: {error}", unreachable=True) from None
             except (aiohttp.ClientError, OSError) as error:
                 raise FailedAttempt(f"the connection broke: {str(error) or type(error).__name__}") from None
 
@@ -318,6 +351,7 @@ class Client:
                 limit=0,  # callers limit their own concurrency
                 keepalive_timeout=IDLE,
                 ssl=verified,
+                resolver=_resolver(),
             ),
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -348,6 +382,21 @@ class Client:
         if self._failing_since is not None and self._warned:
             logger.warning("%s answers again, after %.1f s", self.url, time.monotonic() - self._failing_since)
         self._failing_since, self._warned = None, False
+
+
+def _resolver() -> Any:
+    """Return aiohttp's resolver with a time limit."""
+    import aiohttp
+
+    class BoundedResolver(aiohttp.ThreadedResolver):
+        async def resolve(self, *args: Any, **options: Any) -> Any:
+            try:
+                async with asyncio.timeout(LOOKUP):
+                    return await super().resolve(*args, **options)
+            except TimeoutError:
+                raise OSError(f"the host name was not resolved within {LOOKUP:g} s") from None
+
+    return BoundedResolver()
 
 
 def packed(body: Any) -> bytes:

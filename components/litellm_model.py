@@ -12,7 +12,8 @@ from typing import Any
 
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import ResourceError
-from components.json_client import AGAIN, MAX_QUOTED, FailedAttempt, asked_to_wait
+from components.exceptions import never_connected
+from components.json_client import AGAIN, MAX_QUOTED, FailedAttempt, asked_to_wait, record_contact
 from components.litellm_import import completion, litellm
 from components.redaction import MASK, dereference, is_secret, secret_variable
 
@@ -59,7 +60,7 @@ class LiteLLMModel:
                 f"{self.path}.model={self.name}: LiteLLM knows no provider {provider}; expected one as in "
                 f"anthropic/claude-sonnet-4-5. A server of your own: {self.own_server}"
             ) from None
-        address = next((self.extra[name] for name in ADDRESS if self.extra.get(name)), None)
+        address = self._address
         missing = litellm().validate_environment(self.name, api_base=address)["missing_keys"]
         if missing:
             raise ResourceError(
@@ -67,6 +68,16 @@ class LiteLLMModel:
                 f"variable that holds the key: {self.path}.key_variable=NAME"
             )
         return None
+
+    @property
+    def server(self) -> str:
+        """Return the name of the server: the model, and its address if one is set."""
+        address = self._address
+        return f"{self.name} at {address}" if address else self.name
+
+    @property
+    def _address(self) -> Any:
+        return next((self.extra[name] for name in ADDRESS if self.extra.get(name)), None)
 
     def listed_price(self, read: int, written: int) -> float:
         """Return the cost of these numbers of prompt and completion tokens by LiteLLM's price table."""
@@ -76,6 +87,7 @@ class LiteLLMModel:
         """Send a request once and return the completion in the providers' form. Raises openai.OpenAIError, the base
         class of LiteLLM's errors, which `translated` maps."""
         result = await completion(**request, api_key=key, timeout=timeout, num_retries=0, max_retries=0)
+        record_contact(self.server)
         return _provider_form(result.model_dump())
 
     def translated(self, error: Any, key: str | None) -> Exception | None:
@@ -84,6 +96,9 @@ class LiteLLMModel:
         errors = litellm()
         text = self.masked(error, key)
         status = getattr(error, "status_code", None)
+        unreachable = never_connected(error)
+        if status is not None and not isinstance(error, errors.APIConnectionError | errors.Timeout):
+            record_contact(self.server)
         if isinstance(error, errors.UnsupportedParamsError):
             hint = f"remove the parameter, for instance +{self.path}.extra.temperature=null"
             return ResourceError(f"{self.name}: {text}; {hint}")
@@ -96,7 +111,8 @@ class LiteLLMModel:
         if status == 402 or any(code in NO_CREDIT_CODES for code in codes):
             return ResourceError(f"the account for {self.name} has no credit left ({text})")
         if status in AGAIN or isinstance(error, errors.APIConnectionError):
-            return FailedAttempt(text, pause=asked_to_wait(getattr(error, "litellm_response_headers", None) or {}))
+            pause = asked_to_wait(getattr(error, "litellm_response_headers", None) or {})
+            return FailedAttempt(text, pause=pause, unreachable=unreachable)
         return None
 
     def masked(self, error: object, key: str | None) -> str:

@@ -29,6 +29,7 @@ PLACEMENT = frozenset(
         "timeout",
         "tracking",
         "url",
+        "wait_for",
     }
 )
 """Config keys that do not affect a result, and the run from which a fork starts: its policy is an input."""

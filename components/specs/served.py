@@ -78,13 +78,19 @@ class ModelEndpoint(Spec):
         return key_of(self.key_variable, self.key_path, f"{self.url}{self.or_else()}")
 
     def client(
-        self, timeout: float, retry_for: float, error: type[BoundaryError], at_once: int | None = None
+        self,
+        timeout: float,
+        retry_for: float,
+        error: type[BoundaryError],
+        at_once: int | None = None,
+        wait_for: float | None = None,
     ) -> ChatClient:
         """Return a client of the server. Raise ResourceError if the variable of the key is not set.
 
         timeout, retry_for: seconds for one response, and for which a failed request is retried. error: raised when a
-        request has failed for good. at_once: limit on concurrent requests; None is no limit."""
-        patience = ClientTimeouts(timeout, retry_for, self.key_path)
+        request has failed for good. at_once: limit on concurrent requests; None is no limit. wait_for: seconds to wait
+        for a server that has not answered yet; None: 0, and the section has no such key."""
+        patience = ClientTimeouts(timeout, retry_for, self.key_path, wait_for)
         hint = key_hint(self.key_variable, self.key_path)
         return ChatClient(self.url, self.key(), patience, key_hint=hint, error=error, at_once=at_once)
 

@@ -20,19 +20,20 @@ Action = dict[str, Any]
 
 
 def message(text: str) -> Action:
-    """Return the action that says a text."""
+    """Return the action that says a text. Raises InvalidRequest for a text that is not valid Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the text has a lone surrogate at character {error.start}") from None
     return {"role": "assistant", "content": text}
 
 
 def tool_calls(calls: Sequence[tuple[str, Any]], content: str = "") -> Action:
-    """Return the action that calls tools. calls: name and arguments (JSON data or JSON text) of each call."""
-    functions = [
-        {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-        for name, arguments in calls
-    ]
+    """Return the action that calls tools. calls: name and arguments (JSON data or JSON text) of each call.
+    Raises InvalidRequest for arguments that are not JSON."""
+    functions = [{"name": name, "arguments": _arguments(name, arguments)} for name, arguments in calls]
     return {
-        "role": "assistant",
-        "content": content,
+        **message(content),
         "tool_calls": [
             {"id": f"call_{index}", "type": "function", "function": function}
             for index, function in enumerate(functions)
@@ -75,8 +76,17 @@ def from_message(data: Mapping[str, Any]) -> Action:
     action = tool_calls(parsed, content or "") if parsed else message(content or "")
     for call, source in zip(action.get("tool_calls", ()), calls, strict=False):
         if isinstance(source.get("id"), str):
-            call["id"] = source["id"]
+            call["id"] = source["id"].encode("utf-8", "replace").decode()
     return action
+
+
+def _arguments(name: str, arguments: Any) -> str:
+    try:
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, allow_nan=False)
+        f"{name}{text}".encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest(f"the arguments of {name!r:.80} are not valid JSON: {error}"[:300]) from None
+    return text
 
 
 def _is_call(data: Any) -> bool:

@@ -68,6 +68,7 @@ def _server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> 
     import uvicorn
 
     from components.inference.access import AccessMiddleware
+    from components.inference.connection import MAX_BODY_BYTES, BoundedConnection
 
     class Announcing(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,10 +79,12 @@ def _server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> 
     access = AccessMiddleware(app, host=HOST, port=listener.getsockname()[1], key=None, option="")
     config = uvicorn.Config(
         access,
+        http=BoundedConnection,
         log_config=None,
         log_level="warning",
         access_log=False,
         ws="websockets-sansio",
+        ws_max_size=MAX_BODY_BYTES,
         lifespan="on",
         proxy_headers=False,
         server_header=False,

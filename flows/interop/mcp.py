@@ -20,12 +20,16 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from components.environments.optional_packages import import_optional
 from components.errors import EspalierError
 from components.redaction import mask_text
 from flows.interop import actions
 from flows.interop.episode import Transition
 from flows.interop.invalid_request import InvalidRequest
+from flows.interop.openenv_rpc import PARSE_ERROR
+from flows.interop.request_limits import BoundedRequests
 from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource
 
@@ -64,7 +68,7 @@ def create_mcp_app(source: EpisodeSource, limits: SessionLimits | None = None) -
         session_idle_timeout=sessions.limits.idle,
         max_sessions=sessions.limits.sessions,
     )
-    return _closing(app, sessions)
+    return BoundedRequests(_closing(app, sessions), _invalid, invalid_json=400)
 
 
 def serve_stdio(source: EpisodeSource) -> None:
@@ -284,6 +288,12 @@ def _shown(transition: Transition) -> str:
     """Return the text of a step; the last one says that the episode is over."""
     parts = [transition.text, "(the episode is over)" if transition.done else ""]
     return "\n\n".join(part for part in parts if part)
+
+
+def _invalid(status: int, message: str) -> JSONResponse:
+    """Return the JSON-RPC error for a body that is not read."""
+    error = {"code": PARSE_ERROR, "message": message}
+    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status)
 
 
 def _closing(app: Any, sessions: Sessions) -> Any:

@@ -1,7 +1,8 @@
 """Server of OpenEnv's protocol (openenv 0.10) for an environment.
 
-A WebSocket connection at `/ws` is a session with an instance of its own. Over HTTP, `/reset` and `/step` with the same
-`episode_id` are a session, which DELETE `/episodes/ID` ends; without one they share the session "default". `/mcp` lists
+A WebSocket connection at `/ws` is a session with an instance of its own. Over HTTP, a reset opens a session and
+returns its `episode_id`, a secret of the server's choice, which further requests send and DELETE `/episodes/ID` ends:
+no client can guess, read or step the episode of another. `/mcp` lists
 and calls tools by JSON-RPC, in a session of `openenv/session/create` that `/ws?session_id=` can join, as OpenEnv's MCP
 clients do.
 
@@ -19,23 +20,24 @@ from typing import Any
 from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from starlette.types import ASGIApp
 
 from components.errors import EspalierError
+from components.inference.strict_json import parse
 from components.redaction import mask_text
 from flows.interop import openenv_messages as messages
 from flows.interop.invalid_request import InvalidRequest
 from flows.interop.openenv_messages import AnyAction, ResetData, StateData, StepBody, TextAction
 from flows.interop.openenv_rpc import JsonRpc
+from flows.interop.request_limits import BoundedRequests
 from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource
 
-DEFAULT = "default"
-"""Episode id of HTTP requests that give none."""
 VERSION = "1.0.0"
 """Version of the HTTP interface of OpenEnv's servers."""
 
 
-def create_app(source: EpisodeSource, limits: SessionLimits | None = None) -> FastAPI:
+def create_app(source: EpisodeSource, limits: SessionLimits | None = None) -> ASGIApp:
     """Return the application."""
     sessions = Sessions(source, limits)
 
@@ -55,7 +57,7 @@ def create_app(source: EpisodeSource, limits: SessionLimits | None = None) -> Fa
     app.get("/schema")(server.schema)
     app.post("/mcp")(server.mcp)
     app.websocket("/ws")(server.websocket)
-    return app
+    return BoundedRequests(app, lambda status, detail: JSONResponse({"detail": detail}, status), invalid_json=422)
 
 
 class OpenEnvServer:
@@ -93,8 +95,8 @@ class OpenEnvServer:
 
         async def start(body: Any) -> dict[str, Any]:
             data = ResetData.model_validate(body)
-            id = data.episode_id or DEFAULT
-            return await _reset(await self.sessions.ensure(_http_id(id)), data, id)
+            session = self._session(data.episode_id) if data.episode_id else await self.sessions.open()
+            return await _reset(session, data, session.id)
 
         return await _respond(request, start)
 
@@ -104,28 +106,35 @@ class OpenEnvServer:
         async def execute(body: Any) -> dict[str, Any]:
             data = StepBody.model_validate(body)
             action = AnyAction.model_validate(data.action)
-            session = self.sessions.get(_http_id(data.episode_id or DEFAULT))
-            if session is None:
-                raise InvalidRequest(
-                    f"step before reset: no episode {data.episode_id or DEFAULT!r} is open; reset first"
-                )
+            session = self._session(data.episode_id)
             async with asyncio.timeout(data.timeout_s):
                 return await _step(session, action)
 
         return await _respond(request, execute)
 
-    async def state(self, episode_id: str = DEFAULT) -> dict[str, Any]:
-        """Return the state of an episode."""
-        return messages.state(self.sessions.get(_http_id(episode_id)))
+    async def state(self, episode_id: str = "") -> dict[str, Any]:
+        """Return the state of an episode; that of none without an id or for an unknown one."""
+        return messages.state(self.sessions.get(episode_id))
 
     async def close(self, episode_id: str) -> JSONResponse:
         """Close the session of an HTTP episode."""
-        closed = await self.sessions.close(_http_id(episode_id))
+        session = self.sessions.get(episode_id)
+        closed = session is not None and not session.attached and await self.sessions.close(episode_id)
         return JSONResponse({"closed": closed}, 200 if closed else 404)
 
     async def mcp(self, request: Request) -> JSONResponse:
         """Answer a JSON-RPC request."""
         return JSONResponse(await self._rpc.answer_text(await request.body()))
+
+    def _session(self, episode_id: str) -> Session:
+        """Return the session of an HTTP episode. Raises InvalidRequest."""
+        session = self.sessions.get(episode_id)
+        if session is None or session.attached:
+            raise InvalidRequest(
+                f"episode_id = {episode_id!r:.100}: no such episode is open; reset without an episode_id, and use the "
+                "one in the response's metadata"
+            )
+        return session
 
     # WebSocket
 
@@ -185,8 +194,8 @@ class OpenEnvServer:
     async def _answer(self, text: str, session: Session) -> dict[str, Any] | None:
         """Return the response to a message; None if it closes the session."""
         try:
-            message = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            message = parse(text.encode())
+        except ValueError as error:
             return _error(f"Invalid JSON: {error}", "INVALID_JSON")
         if not isinstance(message, dict):
             return _error("expected an object with type and data", "INVALID_JSON")
@@ -229,11 +238,9 @@ async def _respond(request: Request, work: Callable[[Any], Awaitable[dict[str, A
     """Return the HTTP response of a request with a JSON body."""
     try:
         body = await request.body()
-        return JSONResponse(await work(json.loads(body) if body else {}))
+        return JSONResponse(await work(parse(body) if body else {}))
     except ValidationError as error:
         return JSONResponse({"detail": messages.validation_errors(error)}, 422)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        return JSONResponse({"detail": f"the body is no JSON: {error}"}, 422)
     except InvalidRequest as error:
         return JSONResponse({"detail": str(error)}, 409)
     except CapacityReached as error:
@@ -255,8 +262,3 @@ def _error(message: str, code: str, **details: Any) -> dict[str, Any]:
 
 def _text(error: BaseException) -> str:
     return mask_text(str(error))[:2000]
-
-
-def _http_id(episode_id: str) -> str:
-    """Return the session id of HTTP requests for an episode; `/mcp` has ids of its own."""
-    return f"http/{episode_id}"

@@ -69,7 +69,11 @@ class ResetData(_Message):
     """Arguments of a reset."""
 
     seed: int | None = Field(None, ge=0, description="index of the scenario, modulo their number; missing: 0")
-    episode_id: str | None = Field(None, max_length=255, description="name of the episode")
+    episode_id: str | None = Field(
+        None,
+        max_length=255,
+        description="over HTTP: an episode to restart, by the id that its reset returned; over a WebSocket: a name",
+    )
     scenario: str | None = Field(None, description="id of the scenario, in place of a seed")
 
 
@@ -77,8 +81,8 @@ class StepBody(_Message):
     """Body of POST /step."""
 
     action: dict[str, Any]
-    episode_id: str | None = Field(None, max_length=255, description="episode that a reset named")
-    timeout_s: float | None = Field(None, gt=0, description="time limit of this step in seconds")
+    episode_id: str = Field(max_length=255, description="id that the reset returned")
+    timeout_s: float | None = Field(None, gt=0, le=86_400, description="time limit of this step in seconds")
     request_id: str | None = Field(None, max_length=255)
 
 

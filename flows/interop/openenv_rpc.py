@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from components.errors import EspalierError
+from components.inference.strict_json import parse
 from components.redaction import mask_text
 from flows.interop import actions
 from flows.interop.invalid_request import InvalidRequest
@@ -34,14 +34,15 @@ class JsonRpc:
     async def answer_text(self, body: bytes) -> Response:
         """Return the response to a request as text."""
         try:
-            request = json.loads(body)
-        except (ValueError, RecursionError):
+            request = parse(body)
+        except ValueError:
             return _failure(None, PARSE_ERROR, "Parse error")
         return await self.answer(request)
 
     async def answer(self, request: Any, session: Session | None = None) -> Response:
         """Return the response to a request. session: that of the connection."""
         id = request.get("id") if isinstance(request, dict) else None
+        id = id if isinstance(id, str | int) else None
         try:
             if not isinstance(request, dict) or request.get("jsonrpc") != "2.0":
                 raise RpcError(

@@ -123,8 +123,8 @@ class Sessions:
         return session
 
     async def ensure(self, id: str) -> Session:
-        """Return the session with an id, created if there is none. Raises CapacityReached, and the errors of the
-        environment."""
+        """Return the session with an id of the server's choice, created if there is none. Raises CapacityReached, and
+        the errors of the environment."""
         async with self._by_name:
             return self.get(id) or await self.open(id)
 

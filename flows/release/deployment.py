@@ -119,6 +119,7 @@ def canary_endpoint(deployment: Deployment, timeout: float) -> CanaryEndpoint:
         tokens=False,
         timeout=timeout,
         retry_for=timeout,
+        wait_for=timeout,
     )
 
 

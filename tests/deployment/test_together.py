@@ -186,6 +186,6 @@ def test_missing_or_rejected_key(host, monkeypatch):
 
 def test_unreachable_host(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
-    spec = TogetherTarget(source="me/shop", hardware="x", url="http://127.0.0.1:9/v1", retry_for=0.1)
-    with pytest.raises(ResourceError, match=re.escape("deploy.target.url: http://127.0.0.1:9/v1 cannot be used")):
+    spec = TogetherTarget(source="me/shop", hardware="x", url="http://127.0.0.1:9/v1", retry_for=600)
+    with pytest.raises(ResourceError, match=re.escape("deploy.target: http://127.0.0.1:9/v1 is unreachable")):
         spec.check("shop")

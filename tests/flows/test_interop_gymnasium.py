@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 pytest.importorskip("gymnasium")
@@ -11,6 +13,7 @@ from components.errors import SpecError
 from flows.interop.gymnasium import UnicodeText, make
 from tests.conformance.gymnasium_environment import ID, check, play
 from tests.conformance.reference_episodes import BUILT_IN, overrides_of, reference
+from tests.flows.malformed_bodies import malformed_bodies
 
 QUICK = ("shop", "maze", "memory", "mixture")
 
@@ -105,3 +108,16 @@ def test_samples_of_the_text_space_are_in_it():
     assert "é€" in space
     assert "x" * 21 not in space
     assert 3 not in space
+
+
+def test_a_malformed_action_is_a_message_or_an_invalid_action():
+    bodies = malformed_bodies({"name": "find_order", "arguments": {"order": "A"}})
+    calls = malformed_bodies({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "x"}}]})
+    env = make("environment=shop")
+    try:
+        for body in (*bodies, *calls):
+            env.reset(seed=0)
+            with contextlib.suppress(gymnasium.error.InvalidAction):
+                env.step(body.decode("utf-8", "surrogatepass" if b"\xed" in body else "replace"))
+    finally:
+        env.close()

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 pytest.importorskip("mcp")
@@ -20,6 +21,7 @@ from flows.interop.sessions import SessionLimits
 from flows.interop.source import load
 from tests.conformance.mcp_environment import EPISODE, play
 from tests.conformance.reference_episodes import overrides_of, reference
+from tests.flows.malformed_bodies import malformed_bodies
 
 pytestmark = pytest.mark.timeout(1800)
 CODE = Path(__file__).resolve().parents[2]
@@ -81,6 +83,28 @@ def test_requests_that_an_episode_cannot_accept_are_tool_errors(url):
             assert "after the end" in await error("episode_message", text="bye")
 
     asyncio.run(ask())
+
+
+def test_a_malformed_body_is_never_a_server_error(url):
+    call = {"name": "find_order", "arguments": {"order": "A"}}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    reset = {**request, "params": {"name": "episode_reset", "arguments": {"seed": 0, "scenario": "shop-0"}}}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    with httpx.Client(headers=headers, timeout=60) as http:
+        opened = http.post(url, json={**request, "method": "initialize", "params": hello})
+        session = {"mcp-session-id": opened.headers["mcp-session-id"]}
+        http.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
+        bodies = [*malformed_bodies(request), *malformed_bodies(reset)]
+        replies = [http.post(url, content=body, headers=session) for body in bodies]
+        assert len(bodies) > 200
+        assert {reply.status_code for reply in replies} <= {200, 202, 400, 413}
+        assert not [reply.text for reply in replies if '"code":-32603' in reply.text.replace(" ", "")]
+        too_large = http.post(url, content=iter([b" " * 2**20] * 5), headers=session)
+        assert too_large.status_code == 413
+        for guess in ("stdio", "1", "0" * 32):
+            assert http.post(url, json=request, headers={"mcp-session-id": guess}).status_code == 404
+            assert http.delete(url, headers={"mcp-session-id": guess}).status_code == 404
 
 
 def test_each_session_has_an_episode_of_its_own(url):

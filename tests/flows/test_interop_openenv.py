@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 pytest.importorskip("websockets")
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from components.environments.adapters.openenv import OpenEnv
+from components.inference.connection import MAX_BODY_BYTES
 from components.trajectories.schema import Scenario
 from flows.interop.listening import serving
 from flows.interop.openenv import create_app
@@ -27,6 +28,7 @@ from flows.interop.sessions import SessionLimits
 from flows.interop.source import load
 from tests.conformance.openenv_environment import action_of, ask, compare, python, request_of
 from tests.conformance.reference_episodes import overrides_of, reference
+from tests.flows.malformed_bodies import malformed_bodies
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -106,20 +108,89 @@ def test_tools_are_listed_without_a_step(socket):
     assert listed[0]["input_schema"]["type"] == "object"
 
 
-def test_http_episodes_are_told_apart_by_their_id(urls):
+def test_the_server_chooses_the_ids_of_http_episodes(urls):
     with httpx.Client(base_url=urls["maze"]) as http:
-        first = http.post("/reset", json={"seed": 0, "episode_id": "a"}).json()
-        other = http.post("/reset", json={"seed": 1, "episode_id": "b"}).json()
+        first = http.post("/reset", json={"seed": 0}).json()
+        other = http.post("/reset", json={"seed": 1}).json()
+        a, b = (start["metadata"]["episode_id"] for start in (first, other))
         assert first["observation"] != other["observation"]
-        stepped = http.post("/step", json={"action": {"message": "up"}, "episode_id": "b"}).json()
+        stepped = http.post("/step", json={"action": {"message": "up"}, "episode_id": b}).json()
         assert (stepped["reward"], stepped["done"]) == (0.0, False)
-        assert http.get("/state", params={"episode_id": "b"}).json()["step_count"] == 1
-        assert http.get("/state", params={"episode_id": "a"}).json()["step_count"] == 0
-        assert [http.delete(f"/episodes/{id}").status_code for id in ("a", "b", "b")] == [200, 200, 404]
-        refused = http.post("/step", json={"action": {"message": "up"}, "episode_id": "b"})
-        assert (refused.status_code, "step before reset" in refused.json()["detail"]) == (409, True)
-        assert http.post("/step", json={"action": {}}).status_code == 422
-        assert http.post("/step", content=b"{").status_code == 422
+        assert http.get("/state", params={"episode_id": b}).json()["step_count"] == 1
+        assert http.get("/state", params={"episode_id": a}).json()["step_count"] == 0
+        assert http.post("/reset", json={"seed": 2, "episode_id": a}).json()["metadata"]["episode_id"] == a
+        assert [http.delete(f"/episodes/{id}").status_code for id in (a, b, b)] == [200, 200, 404]
+        for guess in (b, "default", "a", "http/a"):
+            refused = http.post("/reset", json={"episode_id": guess})
+            assert (refused.status_code, "no such episode" in refused.json()["detail"]) == (409, True)
+            assert http.post("/step", json={"action": {"message": "up"}, "episode_id": guess}).status_code == 409
+            assert http.get("/state", params={"episode_id": guess}).json()["scenario"] is None
+        assert http.post("/step", json={"action": {"message": "up"}}).status_code == 422  # without an id
+
+
+@pytest.mark.parametrize("kind", ["reset", "step"])
+def test_a_connection_cannot_be_used_over_http(urls, socket, kind):
+    created = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    id = httpx.post(urls["shop"] + "/mcp", json=created).json()["result"]["session_id"]
+    with connect(f"{urls['shop'].replace('http', 'ws')}/ws?session_id={id}") as connection:
+        connection.send(json.dumps({"type": "reset", "data": {}}))
+        connection.recv()
+        body = {"episode_id": id, **({"action": {"message": "hello"}} if kind == "step" else {})}
+        assert httpx.post(f"{urls['shop']}/{kind}", json=body).status_code == 409
+        assert httpx.delete(f"{urls['shop']}/episodes/{id}").status_code == 404
+
+
+HTTP_REQUESTS = {
+    "/reset": {"seed": 0, "scenario": "shop-0", "episode_id": "x"},
+    "/step": {
+        "action": {"type": "call_tool", "tool_name": "find_order", "arguments": {"order": "A"}},
+        "episode_id": "ID",
+        "timeout_s": 5.0,
+    },
+    "/mcp": {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "find_order", "arguments": {"order": "A"}, "session_id": "ID"},
+    },
+}
+"""Requests whose fields are replaced. ID stands for an open episode."""
+
+
+@pytest.mark.parametrize("path", HTTP_REQUESTS)
+def test_a_malformed_body_is_never_a_server_error(urls, path):
+    with httpx.Client(base_url=urls["shop"], timeout=60) as http:
+        id = http.post("/reset", json={"seed": 0}).json()["metadata"]["episode_id"]
+        text = json.dumps(HTTP_REQUESTS[path]).replace("ID", id)
+        bodies = list(malformed_bodies(json.loads(text)))
+        replies = []
+        for body in bodies:
+            replies.append(http.post(path, content=body))
+            if path == "/reset" and replies[-1].status_code == 200:
+                http.delete(f"/episodes/{replies[-1].json()['metadata']['episode_id']}")
+        http.delete(f"/episodes/{id}")
+    assert len(bodies) > 120
+    assert {reply.status_code for reply in replies} <= {200, 409, 413, 422, 504}  # 504: a tiny timeout_s
+
+
+def test_malformed_messages_over_a_websocket_leave_the_connection_open(socket):
+    messages = list(malformed_bodies({"type": "reset", "data": {"seed": 0, "scenario": "shop-0"}}))
+    messages += malformed_bodies({"type": "step", "data": {"tool_name": "find_order", "arguments": {"order": "A"}}})
+    messages += malformed_bodies({"type": "mcp", "data": HTTP_REQUESTS["/mcp"]})
+    for message in messages:
+        if (b'"close"' in message) or not (text := message.decode(errors="ignore")):
+            continue
+        socket.connection.send(text)
+        assert json.loads(socket.connection.recv())["type"] in ("error", "observation", "mcp", "state")
+
+
+def test_the_size_of_a_message_is_limited(urls, socket):
+    assert httpx.post(urls["shop"] + "/reset", content=iter([b" " * 2**20] * 5)).status_code == 413
+    assert httpx.post(urls["shop"] + "/mcp", content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
+    socket.connection.send(" " * (MAX_BODY_BYTES + 1))
+    with pytest.raises(ConnectionClosed) as caught:
+        socket.connection.recv()
+    assert caught.value.rcvd.code == 1009
 
 
 def test_sessions_beyond_the_maximum_are_refused(urls):

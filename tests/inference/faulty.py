@@ -68,6 +68,7 @@ class Line:
         target: str | None = None,
         faults: Iterable[Fault | None] = (),
         attempts: Sequence[Sequence[Fault]] = (),
+        port: int = 0,
     ):
         self.target = target
         self.faults: Iterator[Fault | None] = iter(faults)
@@ -90,7 +91,7 @@ class Line:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that is gone
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"

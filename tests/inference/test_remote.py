@@ -7,6 +7,7 @@ import json
 import logging
 import time
 
+import aiohttp
 import httpx
 import pytest
 
@@ -190,11 +191,47 @@ def test_a_server_says_how_long_to_wait(connect):
         assert time.monotonic() - begun > 0.4
 
 
-def test_a_server_that_is_away_is_waited_for_and_then_the_request_has_failed(connect):
-    with Line() as line:
-        pass  # nobody listens there now
-    with pytest.raises(EngineError, match=r"connection broke.*retried for 0\.5 s \(inference.retry_for\)"):
+def test_a_server_that_answered_before_is_retried_when_it_is_unreachable(connect):
+    with Line(faults=[answer(GOOD)]) as line:
+        ask(connect(line.url))
+    with pytest.raises(EngineError, match=r"no connection.*retried for 0\.5 s \(inference.retry_for\)"):
         ask(connect(line.url, retry_for=0.5))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "nowhere.invalid"], ids=["refused", "unknown host"])
+def test_an_unreachable_server_is_an_error_at_first_contact(connect, host):
+    with Line() as line:
+        port = line.url.split(":")[2]
+    message = rf"inference: .*{host}.* is unreachable: no connection.*correct its address.*inference.wait_for=SECONDS"
+    with pytest.raises(ResourceError, match=message):
+        ask(connect(f"http://{host}:{port}", retry_for=600))
+
+
+def test_a_name_lookup_has_a_limit(connect, monkeypatch):
+    monkeypatch.setattr(json_client, "LOOKUP", 0.1)
+
+    async def hang(*_):
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", hang)
+    with pytest.raises(ResourceError, match=r"not resolved within 0\.1 s"):
+        ask(connect("http://nowhere.invalid/v1", retry_for=600))
+
+
+def test_a_server_that_is_starting_is_waited_for_on_request(connect):
+    with Line() as line:
+        port = int(line.url.rpartition(":")[2].partition("/")[0])
+    with pytest.raises(ResourceError, match=r"unreachable for 0\.3 s"):
+        ask(connect(line.url, retry_for=0, wait_for=0.3))
+    engine = connect(line.url, retry_for=0, wait_for=60)
+
+    async def started_later():
+        asking = asyncio.create_task(engine.chat(HELLO))
+        await asyncio.sleep(0.3)
+        with Line(faults=[answer(GOOD)], port=port):
+            return await asking
+
+    assert asyncio.run(started_later()).token_ids == [7, 8]
 
 
 def test_a_server_that_is_silent_has_a_limit(connect):

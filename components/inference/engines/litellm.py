@@ -42,6 +42,9 @@ class LiteLLMSpec(EngineSpec):
     """Time limit of one response in seconds."""
     retry_for: float = Field(120.0, ge=0)
     """Period in seconds in which a failed request is retried before the episode fails."""
+    wait_for: float = Field(0.0, ge=0)
+    """Seconds to wait for a server that has not answered yet, such as one that is starting. With 0, a refused
+    connection or an unknown host is an error at first contact."""
 
     @field_validator("extra")
     @classmethod
@@ -84,7 +87,7 @@ class LiteLLMEngine:
         self.spec = spec
         self._model = spec.remote_model()
         self._key = self._model.key()
-        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "inference")
+        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "inference", spec.wait_for)
         self._priced = spec.price is not None or listed(spec.model)
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
@@ -96,7 +99,7 @@ class LiteLLMEngine:
         body |= dereference(self.spec.extra, "inference.extra")
         body = {name: value for name, value in body.items() if value is not None}
         try:
-            return await patiently(lambda: self._send(body), self._patience)
+            return await patiently(lambda: self._send(body), self._patience, self._model.server)
         except FailedAttempt as error:
             raise EngineError(f"{self.spec.model}: {error}") from None
 

@@ -51,6 +51,9 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
     """Time limit of one response in seconds."""
     retry_for: float = Field(120.0, ge=0)
     """Period in seconds in which a failed request is retried before the episode fails."""
+    wait_for: float = Field(0.0, ge=0)
+    """Seconds to wait for a server that has not answered yet, such as one that is starting. With 0, a refused
+    connection or an unknown host is an error at first contact."""
     max_requests: int | None = Field(None, ge=1)
     """Maximum number of concurrent requests; further requests wait. None: as many as there are episodes."""
 
@@ -86,7 +89,7 @@ class RemoteEngine:
         self.spec = spec
         self._policy = BASE_POLICY
         self._model = spec.model
-        self._client = spec.client(spec.timeout, spec.retry_for, EngineError, spec.max_requests)
+        self._client = spec.client(spec.timeout, spec.retry_for, EngineError, spec.max_requests, spec.wait_for)
 
     @property
     def policy(self) -> str:

@@ -73,6 +73,9 @@ class VllmSpec(EngineSpec):
     """Time limit of one response in seconds."""
     retry_for: float = Field(180.0, ge=0)
     """Period in seconds in which a failed request is retried: at least the duration of a restart."""
+    wait_for: float = Field(0.0, ge=0)
+    """Seconds to wait for a server of `urls` that has not answered yet. With 0, a refused connection or an unknown
+    host is an error at first contact."""
     max_requests: int | None = Field(None, ge=1)
     """Maximum number of concurrent requests per server; further requests wait. None: as many as there are episodes."""
 

@@ -84,7 +84,9 @@ class VllmEngine:
         self._folders: dict[str, str] = {}
         self._under_way: dict[asyncio.Task[Any], str] = {}
         self._load_lock = threading.Lock()
-        patience = ClientTimeouts(spec.timeout, spec.retry_for, spec.key_path)
+        patience = ClientTimeouts(
+            spec.timeout, spec.retry_for, spec.key_path, spec.retry_for if ours else spec.wait_for
+        )
         hint = key_hint(spec.key_variable, spec.key_path)
         key = "" if ours else spec.key()
         self._clients = [

@@ -22,7 +22,8 @@ from components.specs.marks import SERVER
 from components.specs.provider import PriceSpec, check_extra
 
 NON_KEY_FIELDS = {
-    "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "url", "key_variable", "batch",
+    "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "wait_for", "url", "key_variable",
+    "batch",
 }  # fmt: skip
 """Fields that do not determine answers: address, timeouts, limits, price and batching."""
 
@@ -107,6 +108,9 @@ class PaidSpec(JudgeModelSpec):
     """Timeout of one answer, in seconds."""
     retry_for: float = Field(120.0, ge=0)
     """Seconds for which a failed request is retried, before its episodes are unscored."""
+    wait_for: float = Field(0.0, ge=0)
+    """Seconds to wait for a server that has not answered yet, such as one that is starting. With 0, a refused
+    connection or an unknown host is an error at first contact."""
 
     @field_validator("extra")
     @classmethod

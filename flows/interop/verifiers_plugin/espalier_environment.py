@@ -21,8 +21,6 @@ import verifiers.v1 as vf
 __all__ = ["EspalierEnv", "EspalierHarness", "EspalierTaskset"]
 
 ID = "espalier_environment"
-LOADING = "verifiers-tasks"
-"""Episode in which the prompts of tasks are read."""
 TIMEOUT = 120.0
 """Seconds to wait for a response of the environment's server."""
 MAX_MESSAGE = 2**26
@@ -69,17 +67,20 @@ class EspalierTaskset(vf.Taskset[EspalierTask, EspalierConfig]):
         url = self.config.url.rstrip("/")
         if not url:
             raise ValueError("taskset.url is not set; expected the address of `python -m flows.environment serve`")
+        reading: dict[str, str] = {}  # the episode in which the prompts of the tasks are read
         with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
             try:
                 count = _json(client.get("/metadata"))["scenarios"]
                 for seed in range(count if self.config.tasks is None else min(count, self.config.tasks)):
-                    start = _json(client.post("/reset", json={"seed": seed, "episode_id": LOADING}))["metadata"]
+                    start = _json(client.post("/reset", json={"seed": seed, **reading}))["metadata"]
+                    reading = {"episode_id": start["episode_id"]}
                     yield EspalierTask(_data(url, start), self.config.task)
             except httpx.TransportError as error:
                 raise RuntimeError(f"taskset.url = {url}: cannot be reached: {error}; start the server first") from None
             finally:
                 with contextlib.suppress(httpx.TransportError):
-                    client.delete(f"/episodes/{LOADING}")
+                    for id in reading.values():
+                        client.delete(f"/episodes/{id}")
 
 
 class EspalierHarnessConfig(vf.HarnessConfig):

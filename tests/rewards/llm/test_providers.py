@@ -119,6 +119,14 @@ def test_what_never_passes_ends_and_says_how_long_it_was_tried():
         ask(server)
 
 
+def test_an_unreachable_address_is_an_error_at_first_contact():
+    with judge_server([], models=MODELS) as server:
+        pass
+    message = r"reward\.model: openai/.* at http.* is unreachable: .*reward\.model\.wait_for=SECONDS"
+    with pytest.raises(ResourceError, match=message):
+        ask(server, retry_for=600)
+
+
 def test_an_answer_that_takes_too_long_is_not_waited_for():
     with (
         judge_server(lambda asked: replies.slow(1.5), models=MODELS) as server,

@@ -73,7 +73,7 @@ class LiteLLMClient:
         self._model = spec.remote_model()
         self._key = self._model.key()
         self._format = AnswerFormat(spec, spec.model)
-        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "reward.model")
+        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "reward.model", spec.wait_for)
         self.priced = spec.price is not None or listed(spec.model)
 
     def price(self, read: int, written: int) -> float:
@@ -86,7 +86,9 @@ class LiteLLMClient:
     ) -> JudgeAnswer:
         try:
             return await self._format.ask(
-                messages, schema, lambda request, structured: patiently(lambda: self._send(request), self._patience)
+                messages,
+                schema,
+                lambda request, structured: patiently(lambda: self._send(request), self._patience, self._model.server),
             )
         except FailedAttempt as error:
             raise JudgeError(f"{self.label}: {error}") from None

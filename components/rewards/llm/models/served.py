@@ -94,7 +94,7 @@ class OpenAIClient:
         self.priced = spec.price is not None
         self._spec = spec
         self._format = AnswerFormat(spec, spec.model)
-        self._client = spec.client(spec.timeout, spec.retry_for, JudgeError)
+        self._client = spec.client(spec.timeout, spec.retry_for, JudgeError, wait_for=spec.wait_for)
         self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
 
     def price(self, read: int, written: int) -> float:
