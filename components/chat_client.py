@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from components.bounded_reply import LIMITS, ReplyLimits
 from components.errors import ContextOverflow, ResourceError
 from components.json_client import Answer, Client, FailedAttempt, RefusalCheck, Reply
 
@@ -20,7 +21,11 @@ class ChatClient(Client):
     """Client of one server with chat completions."""
 
     async def complete(
-        self, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer], refused: RefusalCheck = lambda *_: None
+        self,
+        body: dict[str, Any],
+        read: Callable[[dict[str, Any]], Answer],
+        refused: RefusalCheck = lambda *_: None,
+        limits: ReplyLimits = LIMITS,
     ) -> Answer:
         """Send a request and return `read(completion)`, which may raise FailedAttempt for an invalid answer.
 
@@ -34,7 +39,9 @@ class ChatClient(Client):
             error = self._refused_prompt(reply, text) or refused(reply, text)
             return error or self._missing(reply, text, body["model"])
 
-        return await self.post("/chat/completions", body, lambda reply: read(reply.json()), refused_completion)
+        return await self.post(
+            "/chat/completions", body, lambda reply: read(reply.json()), refused_completion, limits=limits
+        )
 
     def _refused_prompt(self, reply: Reply, text: str) -> Exception | None:
         code, message = reply.error()

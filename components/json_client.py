@@ -6,6 +6,8 @@ ResourceError if every other request would fail as well (rejected key, unknown m
 unknown host at a server that has not answered this process yet, which is more likely a wrong address than an outage;
 `wait_for` waits for a server that is still starting.
 
+Replies are bounded (`components.bounded_reply`): bytes, values, total time, no compression.
+
 Thousands of requests may be in flight: each costs a few tenths of a millisecond of this process. They run on an event
 loop of the client's own thread, so several loops can use the client one after the other, and a blocked caller does not
 delay responses.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -30,8 +33,10 @@ from urllib.parse import urlsplit
 import orjson
 import uvloop
 
+from components.bounded_reply import IDENTITY, LIMITS, InvalidReply, ReplyLimits, bounded, read_body
 from components.errors import BoundaryError, ResourceError
 from components.retry import Backoff
+from components.strict_json import check_structure
 
 if TYPE_CHECKING:
     import aiohttp
@@ -74,6 +79,7 @@ class Reply(NamedTuple):
     reason: str
     headers: Mapping[str, str]
     content: bytes
+    limits: ReplyLimits = LIMITS
 
     @property
     def text(self) -> str:
@@ -82,9 +88,13 @@ class Reply(NamedTuple):
     def json(self) -> dict[str, Any]:
         """Return the JSON object of the response. Raise FailedAttempt if it is not a JSON object."""
         try:
+            if len(self.content) > 2 * self.limits.values:  # fewer bytes cannot have more values
+                check_structure(self.content, self.limits.values)
             body = orjson.loads(self.content)
-        except ValueError:
+        except orjson.JSONDecodeError:
             raise FailedAttempt(f"the response is not JSON: {self.text[:MAX_QUOTED]!r}", empty=True) from None
+        except ValueError as error:
+            raise FailedAttempt(f"the response is not used: {error}", empty=True) from None
         if not isinstance(body, dict):
             raise FailedAttempt(f"the response is not a JSON object: {self.text[:MAX_QUOTED]!r}", empty=True)
         return body
@@ -219,11 +229,12 @@ class Client:
         read: Callable[[Reply], Answer],
         refused: RefusalCheck = lambda *_: None,
         stream: StreamedBody | None = None,
+        limits: ReplyLimits = LIMITS,
     ) -> Answer:
         """Send `body` as JSON and return `read(reply)`. `read` may raise FailedAttempt for an invalid response. stream:
         reader of the response, in the client's thread; `read` receives what it returns. Raises the client's error,
         ResourceError, and the exceptions of `read` and `refused`."""
-        work = self._ask("POST", path, packed(body), read, refused, stream=stream)
+        work = self._ask("POST", path, packed(body), read, refused, stream=stream, limits=limits)
         return await asyncio.wrap_future(self._start(work))
 
     async def send(
@@ -234,9 +245,11 @@ class Client:
         read: Callable[[Reply], Answer],
         refused: RefusalCheck = lambda *_: None,
         kind: str = JSON,
+        limits: ReplyLimits = LIMITS,
     ) -> Answer:
         """Send a request with any method and content, as `post` does. kind: content type."""
-        return await asyncio.wrap_future(self._start(self._ask(method, path, content, read, refused, kind)))
+        work = self._ask(method, path, content, read, refused, kind, limits=limits)
+        return await asyncio.wrap_future(self._start(work))
 
     def now(
         self,
@@ -275,12 +288,13 @@ class Client:
         refused: RefusalCheck,
         kind: str = JSON,
         stream: StreamedBody | None = None,
+        limits: ReplyLimits = LIMITS,
     ) -> Answer:
         """Send a request and retry it until it succeeds or has failed for good."""
 
         async def once() -> Answer:
             try:
-                reply = await self._reply(method, path, content, kind, stream)
+                reply = await self._reply(method, path, content, kind, stream, limits)
                 if reply.status != 200:
                     text = self.printable(f"HTTP {reply.status}: {reply.error()[1]}")
                     raise refused(reply, text) or self._error_for_status(reply, text, path)
@@ -288,17 +302,23 @@ class Client:
             except FailedAttempt as error:
                 if stream is None or not stream.begun:
                     raise
-                raise self._error(self.printable(f"the response broke off: {error}")) from None
+                raise self._error(self.printable(f"{self.url}: the response broke off: {error}")) from None
 
         try:
             answer = await patiently(once, self._patience, self.url, self._on_failure)
         except FailedAttempt as error:
-            raise self._error(self.printable(error)) from None
+            raise self._error(self.printable(f"{self.url}: {error}")) from None
         self._on_success()
         return answer
 
     async def _reply(
-        self, method: str, path: str, content: bytes | None, kind: str, stream: StreamedBody | None
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        kind: str,
+        stream: StreamedBody | None,
+        limits: ReplyLimits,
     ) -> Reply:
         """Return the response to one attempt. Raises FailedAttempt if there is none in time."""
         import aiohttp
@@ -320,11 +340,14 @@ class Client:
                 ):
                     record_contact(self.url)
                     status = response.status
+                    chunks = response.content.iter_any()
                     if stream is None or status != 200:
-                        received = await response.read()
+                        received = await read_body(response.headers, chunks, limits)
                     else:
-                        status, received = await stream.consume(response.content.iter_any())
-                    return Reply(status, response.reason or "", response.headers, received)
+                        status, received = await stream.consume(bounded(response.headers, chunks, limits))
+                    return Reply(status, response.reason or "", response.headers, received, limits)
+            except InvalidReply as error:
+                raise FailedAttempt(f"the server {error}", empty=True) from None
             except TimeoutError:
                 limit = f"{self._patience.timeout:g} s ({self._patience.path}.timeout)"
                 raise FailedAttempt(f"no answer within {limit}") from None
@@ -343,7 +366,7 @@ class Client:
             import httpx
 
             verified = httpx.create_ssl_context()  # brings certificates if the system has none
-        headers = {"User-Agent": "espalier"}
+        headers = {"User-Agent": "espalier", **IDENTITY}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         return aiohttp.ClientSession(
@@ -354,6 +377,7 @@ class Client:
                 resolver=_resolver(),
             ),
             headers=headers,
+            auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(CONNECT, self._patience.timeout)),
         )
@@ -394,7 +418,7 @@ def _resolver() -> Any:
                 async with asyncio.timeout(LOOKUP):
                     return await super().resolve(*args, **options)
             except TimeoutError:
-                raise OSError(f"the host name was not resolved within {LOOKUP:g} s") from None
+                raise OSError(errno.ETIMEDOUT, f"the host name was not resolved within {LOOKUP:g} s") from None
 
     return BoundedResolver()
 

@@ -16,6 +16,8 @@ import os
 import threading
 from typing import Any
 
+from components.bounded_reply import IDENTITY, LateReply, bound_response
+
 LOCAL = ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "LITELLM_LOCAL_BLOG_POSTS")
 """Variables that select the bundled tables instead of downloaded ones."""
 LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
@@ -32,14 +34,34 @@ def litellm() -> Any:
 
     package.suppress_debug_info = True
     package.telemetry = False
+    package.aclient_session = _bounded_session()
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised as exceptions
     return package
 
 
 async def completion(**sent: Any) -> Any:
-    """Return the result of `acompletion`, run on the shared event loop."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(litellm().acompletion(**sent), _loop()))
+    """Return the result of `acompletion`, run on the shared event loop. Raises LateReply after `timeout` seconds, which
+    LiteLLM applies to each read."""
+
+    async def ask() -> Any:
+        try:
+            async with asyncio.timeout(sent["timeout"]):
+                return await litellm().acompletion(**sent)
+        except TimeoutError:
+            raise LateReply(f"timed out after {sent['timeout']:g} s") from None
+
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(), _loop()))
+
+
+def _bounded_session() -> Any:
+    """Return the HTTP session of the providers with OpenAI's API, whose addresses users set: it bounds replies."""
+    import httpx
+
+    async def bound(response: Any) -> None:
+        bound_response(httpx, response)
+
+    return httpx.AsyncClient(headers=IDENTITY, event_hooks={"response": [bound]}, timeout=None, follow_redirects=True)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from components.bounded_reply import InvalidReply
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import ResourceError
 from components.exceptions import never_connected
@@ -86,7 +87,10 @@ class LiteLLMModel:
     async def send(self, request: dict[str, Any], key: str | None, timeout: float) -> dict[str, Any]:
         """Send a request once and return the completion in the providers' form. Raises openai.OpenAIError, the base
         class of LiteLLM's errors, which `translated` maps."""
-        result = await completion(**request, api_key=key, timeout=timeout, num_retries=0, max_retries=0)
+        try:
+            result = await completion(**request, api_key=key, timeout=timeout, num_retries=0, max_retries=0)
+        except InvalidReply as error:
+            raise FailedAttempt(f"the server {error}", empty=True) from None
         record_contact(self.server)
         return _provider_form(result.model_dump())
 

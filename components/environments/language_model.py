@@ -11,12 +11,13 @@ import ssl
 from typing import ClassVar
 
 import httpx
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from components.bounded_reply import InvalidReply, RawReply, parse, request, typed
 from components.environments.protocol import Messages
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.exceptions import passes, status_of
-from components.json_client import AGAIN, FailedAttempt
+from components.json_client import AGAIN, packed
 from components.retry import Backoff
 from components.specs.served import ModelEndpoint
 
@@ -48,15 +49,18 @@ class ServedModel(ModelEndpoint):
             "max_tokens": max_tokens,
         }
         key = self.key()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         backoff = Backoff(retries=RETRIES, first=PAUSE)
-        async with httpx.AsyncClient(headers=headers, timeout=self.timeout, verify=_tls()) as client:
+        async with httpx.AsyncClient(headers=headers, verify=_tls()) as client:
             while True:
                 try:
-                    response = await client.post(f"{self.url}/chat/completions", json=body)
-                    response.raise_for_status()
-                    return _content(response)
-                except (httpx.HTTPError, FailedAttempt) as error:
+                    reply = await request(
+                        client, "POST", f"{self.url}/chat/completions", seconds=self.timeout, content=packed(body)
+                    )
+                    if reply.status != 200:
+                        raise _StatusError(reply)
+                    return _content(reply.content)
+                except (httpx.HTTPError, _StatusError, InvalidReply) as error:
                     if (pause := self._pause(error, backoff, key)) is None:
                         kind = EnvironmentUnavailable if passes(error) else EnvironmentFailed
                         raise kind(f"the {self.role} at {self.url} returned no reply: {_problem(error, key)}") from None
@@ -76,10 +80,7 @@ class ServedModel(ModelEndpoint):
 
 def _problem(error: Exception, key: str) -> str:
     """Return the text of a failed attempt with the key masked."""
-    if isinstance(error, httpx.HTTPStatusError):
-        text = f"HTTP {error.response.status_code}: {error.response.text[:300]}"
-    else:
-        text = str(error) if isinstance(error, FailedAttempt) else f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}" if isinstance(error, httpx.HTTPError) else str(error)
     return text.replace(key, "***") if key else text
 
 
@@ -89,12 +90,29 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _content(response: httpx.Response) -> str:
-    """Return the text of a `chat.completion` response. Raises FailedAttempt if there is none."""
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        content = None
-    if not isinstance(content, str) or not content.strip():
-        raise FailedAttempt(f"no message in {response.text[:200]!r}")
-    return content.strip()
+class _StatusError(Exception):
+    """Reply with an error status."""
+
+    def __init__(self, reply: RawReply):
+        super().__init__(f"HTTP {reply.status}: {reply.content[:300].decode('utf-8', 'replace')}")
+        self.status_code = reply.status
+
+
+class _Message(BaseModel):
+    content: str
+
+
+class _Choice(BaseModel):
+    message: _Message
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+def _content(reply: bytes) -> str:
+    """Return the text of a `chat.completion` object. Raises InvalidReply if there is none."""
+    content = typed(_Completion, parse(reply)).choices[0].message.content.strip()
+    if not content:
+        raise InvalidReply("returned no message")
+    return content

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from components.inference.strict_json import parse
+from components.strict_json import parse
 
 MAX_BODY_BYTES = 4 << 20
 """Maximum size of a request body: 700,000 characters as JSON with every character escaped."""

@@ -20,8 +20,8 @@ from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.inference.request_bodies import Neutral, RequestBody, StreamOptions, parse_parameters
 from components.inference.request_tools import LONGEST_NAME, MAX_TOOLS, chat_tool, is_strict
-from components.inference.strict_json import parse
 from components.inference.token_logprobs import Decode, logprobs_of
+from components.strict_json import parse
 
 MAX_MESSAGES = 4096
 """Maximum number of messages per conversation, parts per message, and calls per message."""

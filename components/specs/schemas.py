@@ -17,6 +17,12 @@ import regex
 
 SECONDS = 1.0
 """Time limit of all patterns of one validation."""
+MAX_NODES = 5_000
+"""Maximum number of values in a schema."""
+MAX_PATTERNS = 100
+"""Maximum number of regular expressions in a schema."""
+MAX_PATTERN = 1_000
+"""Maximum length of a regular expression, in characters."""
 _seconds_left: ContextVar[list[float] | None] = ContextVar("seconds_left", default=None)
 _has_patterns: ContextVar[bool] = ContextVar("has_patterns", default=True)
 """True if `patternProperties` occurs anywhere in the schema of the current validation."""
@@ -24,6 +30,32 @@ _has_patterns: ContextVar[bool] = ContextVar("has_patterns", default=True)
 
 class _TimeUp(Exception):
     """Time limit of the patterns of a validation exceeded."""
+
+
+def too_large(schema: Any) -> str:
+    """Return the limit that an untrusted schema exceeds, or an empty text: the check of a schema compiles each of its
+    patterns, and takes time for each value."""
+    nodes = patterns = 0
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        nodes += 1
+        if nodes > MAX_NODES:
+            return f"more than {MAX_NODES} values"
+        if isinstance(value, dict):
+            inner = value.get("patternProperties")
+            names = [value.get("pattern"), *(inner if isinstance(inner, dict) else ())]
+            expressions = [name for name in names if isinstance(name, str)]
+            patterns += len(expressions)
+            if patterns > MAX_PATTERNS:
+                return f"more than {MAX_PATTERNS} patterns"
+            if any(len(expression) > MAX_PATTERN for expression in expressions):
+                return f"a pattern of more than {MAX_PATTERN} characters"
+        if isinstance(value, dict | list):
+            if len(value) > MAX_NODES:
+                return f"more than {MAX_NODES} values"
+            pending += value.values() if isinstance(value, dict) else value
+    return ""
 
 
 def first_error(validator: Any, instance: Any) -> Any:

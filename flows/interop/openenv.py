@@ -23,8 +23,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp
 
 from components.errors import EspalierError
-from components.inference.strict_json import parse
 from components.redaction import mask_text
+from components.strict_json import parse
 from flows.interop import openenv_messages as messages
 from flows.interop.invalid_request import InvalidRequest
 from flows.interop.openenv_messages import AnyAction, ResetData, StateData, StepBody, TextAction

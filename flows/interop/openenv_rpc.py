@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from components.errors import EspalierError
-from components.inference.strict_json import parse
 from components.redaction import mask_text
+from components.strict_json import parse
 from flows.interop import actions
 from flows.interop.invalid_request import InvalidRequest
 from flows.interop.openenv_messages import mcp_tools

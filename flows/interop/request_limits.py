@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from components.inference.connection import PendingBytes, read_body
-from components.inference.strict_json import parse
+from components.strict_json import parse
 
 Refuse = Callable[[int, str], Response]
 """Response of a protocol with a status and a message."""

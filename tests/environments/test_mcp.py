@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,8 @@ from components.environments.adapters import mcp as module
 from components.environments.adapters import mcp_session
 from components.environments.adapters.mcp import Mcp
 from components.environments.adapters.mcp_judge import Judge
+from components.environments.adapters.mcp_session import Address, McpSession
+from components.environments.adapters.mcp_tools import Tool
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, JudgeError, ResourceError, SpecError
 from tests.environments import checks
@@ -566,3 +569,37 @@ def test_structured_content_is_shown_once(texts, structured, shown):
 
     content = [types.TextContent(type="text", text=text) for text in texts]
     assert mcp_session._text(types.CallToolResult(content=content, structured_content=structured)) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [(20_000, "lists more than 1000 tools"), (0, "on more than 100 pages")],
+    ids=["tools", "pages"],
+)
+def test_a_list_of_tools_is_bounded(count, problem):
+    page = SimpleNamespace(tools=[None] * count, next_cursor="more")
+
+    async def answer(*_: object) -> SimpleNamespace:
+        return page
+
+    async def listed() -> None:
+        session = McpSession(Address(url="http://127.0.0.1:1/mcp"), 60.0)
+        session._ask = answer
+        await session.tools()
+
+    with pytest.raises(EnvironmentFailed, match=problem):
+        asyncio.run(listed())
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"patternProperties": {f"a{number}": {} for number in range(20_000)}}, "more than 100 patterns"),
+        ({"anyOf": [{"pattern": f"a{number}"} for number in range(101)]}, "more than 100 patterns"),
+        ({"pattern": "a" * 1001}, "a pattern of more than 1000 characters"),
+        ({"enum": list(range(5001))}, "more than 5000 values"),
+    ],
+)
+def test_a_schema_of_a_tool_is_bounded(schema, problem):
+    with pytest.raises(SpecError, match=problem):
+        Tool("lookup", "", schema)

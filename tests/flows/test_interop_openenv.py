@@ -10,6 +10,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -138,6 +139,8 @@ def test_a_connection_cannot_be_used_over_http(urls, socket, kind):
         body = {"episode_id": id, **({"action": {"message": "hello"}} if kind == "step" else {})}
         assert httpx.post(f"{urls['shop']}/{kind}", json=body).status_code == 409
         assert httpx.delete(f"{urls['shop']}/episodes/{id}").status_code == 404
+    while httpx.delete(f"{urls['shop']}/episodes/{id}").status_code == 404:  # until the connection has ended
+        time.sleep(0.05)
 
 
 HTTP_REQUESTS = {
@@ -193,16 +196,17 @@ def test_the_size_of_a_message_is_limited(urls, socket):
     assert caught.value.rcvd.code == 1009
 
 
-def test_sessions_beyond_the_maximum_are_refused(urls):
-    address = urls["shop"].replace("http", "ws") + "/ws"
+def test_sessions_beyond_the_maximum_are_refused():
     with contextlib.ExitStack() as stack:
+        url = stack.enter_context(serving(create_app(load(["environment=guess"]), SessionLimits(sessions=4))))
+        address = url.replace("http", "ws") + "/ws"
         open_connections = [stack.enter_context(connect(address)) for _ in range(4)]
         for connection in open_connections:
             connection.send('{"type": "state"}')
             connection.recv()
         refused = json.loads(stack.enter_context(connect(address)).recv())
         assert refused["data"]["code"] == "CAPACITY_REACHED"
-        assert httpx.post(urls["shop"] + "/reset").status_code == 503
+        assert httpx.post(url + "/reset").status_code == 503
 
 
 def test_an_idle_connection_is_closed_with_a_reason():

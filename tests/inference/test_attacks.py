@@ -21,8 +21,8 @@ from components.inference import connection, wire
 from components.inference import server as server_module
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.server import ListenOptions, ModelServer
-from components.inference.strict_json import MAX_DEPTH, MAX_VALUES, parse
 from components.specs.served import SERVER_KEY_VARIABLE
+from components.strict_json import MAX_DEPTH, MAX_VALUES, parse
 from tests.inference.exact import ask, assert_exact
 from tests.inference.malformed import SHORT
 from tests.inference.test_server import EchoEngine

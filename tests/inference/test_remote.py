@@ -210,7 +210,7 @@ def test_an_unreachable_server_is_an_error_at_first_contact(connect, host):
 def test_a_name_lookup_has_a_limit(connect, monkeypatch):
     monkeypatch.setattr(json_client, "LOOKUP", 0.1)
 
-    async def hang(*_):
+    async def hang(*_, **__):
         await asyncio.sleep(600)
 
     monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", hang)

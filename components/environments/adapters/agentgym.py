@@ -295,7 +295,10 @@ class AgentGym:
             answer = await self._server.get("/observation", instance)
             first = answer
         else:
-            first = self.kind.first(answer)
+            try:
+                first = self.kind.first(answer)
+            except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+                self._reject(answer, "not a valid start of an episode")
             if isinstance(answer, dict):
                 about = answer.get("task_type", answer.get("task_name"))
                 self._about = storable(about)[:200] if isinstance(about, str) else ""
@@ -347,7 +350,7 @@ class AgentGym:
         """Update the episode from the response to a step; return the observation. Raises EnvironmentFailed."""
         try:
             value, done = self.kind.value(answer), _done(answer)
-        except (KeyError, TypeError):
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             self._reject(answer, "not a valid step: it has no reward or no end")
         try:
             value = math.nan if isinstance(value, str) else float(value)
@@ -357,7 +360,7 @@ class AgentGym:
             self._reject(answer, "its reward is not a finite number")
         if not isinstance(done, bool):
             self._reject(answer, "its `done` must be true or false")
-        observation = self._text(answer.get(self.kind.state), answer)
+        observation = self._text(answer.get(self.kind.state) if isinstance(answer, dict) else None, answer)
         score = value / self.kind.scale
         self._score = score if self.kind.running else max(self._score, score)
         self._done = done

@@ -4,8 +4,8 @@ Idempotent requests (the health check, /reset, /observation) are retried after t
 or a broken connection. /create and /step are not idempotent: they are retried only if no connection was established.
 Every request opens a new connection, so an idle connection that the server closed is never mistaken for a lost step.
 
-Every failure is an EnvironmentFailed with the address, the request and the response. Responses are untrusted: their
-size is limited, and they must be JSON without NaN or infinity.
+Every failure is an EnvironmentFailed with the address, the request and the response. Responses are untrusted
+(`components.bounded_reply`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import asyncio
 import contextlib
 import functools
 import json
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from components.bounded_reply import InvalidReply, parse, request
 from components.environments.adapters.agentgym_kinds import AgentGymKind
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
 from components.exceptions import PASSING
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-MAX_ANSWER = 8 * 2**20
-"""Maximum size of a response, in bytes."""
-CONNECT_TIMEOUT = 10.0
-"""Timeout for establishing a connection, in seconds."""
 CLOSE_TIMEOUT = 5.0
 """Timeout for closing an instance, in seconds."""
 
@@ -141,11 +139,15 @@ class AgentGymServer:
         """Close instances if the server supports it, without an event loop."""
         import httpx
 
+        deadline = time.monotonic() + CLOSE_TIMEOUT
         with contextlib.suppress(httpx.HTTPError), httpx.Client(trust_env=not _is_local(self.url)) as client:
             for number in numbers:
-                answer = client.post(f"{self._base}/close", json={self.kind.key: number}, timeout=CLOSE_TIMEOUT)
-                if answer.status_code != 200:
+                body, left = {self.kind.key: number}, deadline - time.monotonic()
+                if left <= 0:
                     return
+                with client.stream("POST", f"{self._base}/close", json=body, timeout=left) as answer:  # no body read
+                    if answer.status_code != 200:
+                        return
 
     @property
     def _base(self) -> str:
@@ -176,17 +178,21 @@ class AgentGymServer:
         backoff = Backoff(self.patience)
         while True:
             try:
-                status, content = await self._send(method, address, body, timeout)
+                packed = None if body is None else json.dumps(body).encode()
+                kind = {"Content-Type": "application/json"} if body is not None else {}
+                status, content = await request(
+                    _client(self.url), method, address, seconds=timeout, content=packed, headers=kind
+                )
             except (httpx.ConnectError, httpx.ConnectTimeout) as cause:  # the request was not sent
                 problem, again, error = f"cannot be reached: {cause!r}", refused, EnvironmentUnavailable
                 if _is_connection_refused(cause):
                     error = ServerGone
                 elif isinstance(cause, httpx.ConnectTimeout):
                     again = True  # the server may be overloaded
-            except (httpx.TimeoutException, TimeoutError):
+            except httpx.TimeoutException:
                 self.fail(method, address, body, f"timed out after {timeout:g} s", EnvironmentFailed)
-            except _TooLong:
-                self.fail(method, address, body, f"returned more than {MAX_ANSWER} bytes", EnvironmentFailed)
+            except InvalidReply as cause:
+                self.fail(method, address, body, str(cause), EnvironmentFailed)
             except httpx.HTTPError as cause:
                 problem, again, error = (
                     f"lost its connection: {type(cause).__name__}: {cause}",
@@ -204,26 +210,13 @@ class AgentGymServer:
                 self.fail(method, address, body, f"{problem} (retried for {self.patience:g} s)", error)
             await asyncio.sleep(pause)
 
-    async def _send(self, method: str, address: str, body: Any, timeout: float) -> tuple[int, bytes]:
-        content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        body_bytes = bytearray()
-        async with asyncio.timeout(timeout):
-            async with _client(self.url).stream(method, address, content=content, headers=headers) as response:
-                async for chunk in response.aiter_bytes():
-                    body_bytes += chunk
-                    if len(body_bytes) > MAX_ANSWER:
-                        raise _TooLong
-        return response.status_code, bytes(body_bytes)
-
     def _read(self, method: str, address: str, body: Any, status: int, content: bytes) -> Any:
         if status != 200:
             self.fail(method, address, body, f"returned status {status}: {content[:200]!r}")
         try:
-            answer = json.loads(content.decode("utf-8"), parse_constant=_no_number)
-        except (ValueError, RecursionError) as cause:
-            problem = f"returned invalid JSON ({cause!s:.100}): {content[:200]!r}"
-            self.fail(method, address, body, problem.replace("\n", " "), EnvironmentFailed)
+            answer = parse(content, surrogates=True)
+        except InvalidReply as cause:
+            self.fail(method, address, body, f"{cause!s:.120}: {content[:200]!r}", EnvironmentFailed)
         if isinstance(answer, dict) and "error" in answer:
             text = str(answer["error"])[:300]
             try:
@@ -255,14 +248,6 @@ def server_address(url: str, prefix: str) -> str:
         message = "contains a user name or a password, which would be stored; add them in a proxy before the server"
         raise SpecError([Problem("environment.url", message)])
     return url.strip().rstrip("/").removesuffix(prefix or "/").rstrip("/")
-
-
-class _TooLong(Exception):
-    """A response is longer than MAX_ANSWER."""
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")
 
 
 def _is_connection_refused(error: BaseException | None) -> bool:
@@ -298,8 +283,6 @@ def _client(url: str) -> httpx.AsyncClient:
         clients[local] = httpx.AsyncClient(
             verify=_certificates(),
             trust_env=not local,
-            headers={"Accept-Encoding": "identity"},
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
     return clients[local]

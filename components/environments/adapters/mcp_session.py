@@ -22,14 +22,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+from components.bounded_reply import IDENTITY, ReplyLimits, bound_response
 from components.environments.optional_packages import import_optional
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.exceptions import PASSING, passes
 from components.redaction import mask_text
 
 EXTRA = "mcp"
-MOST_TOOLS = 1000
-"""Maximum number of tools of a server."""
+MOST_TOOLS, MOST_PAGES = 1000, 100
+"""Maximum number of tools of a server, and of pages that list them."""
+REPLY = ReplyLimits(size=1 << 20)
+"""Limits of a message over HTTP. The SDK keeps some 50 times its size while it validates one."""
 MAX_QUOTED = 500
 """Maximum length of the server's stderr in an error message, in characters."""
 SHORTEST_SECRET = 6
@@ -115,17 +118,23 @@ class McpSession:
             raise
 
     async def tools(self) -> list[Any]:
-        """Return the tools that the server lists. Raises EnvironmentFailed, EnvironmentUnavailable."""
+        """Return the tools that the server lists, within one timeout. Raises EnvironmentFailed,
+        EnvironmentUnavailable."""
         tools: list[Any] = []
         cursor = None
-        while True:
-            page = await self._ask("tools/list", functools.partial(self._page, cursor))
-            tools += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                return tools
-            if len(tools) > MOST_TOOLS:
-                raise self._failed(f"lists more than {MOST_TOOLS} tools")
+        try:
+            async with asyncio.timeout(self._timeout):
+                for _ in range(MOST_PAGES):
+                    page = await self._ask("tools/list", functools.partial(self._page, cursor))
+                    tools += page.tools
+                    cursor = page.next_cursor
+                    if len(tools) > MOST_TOOLS:
+                        raise self._failed(f"lists more than {MOST_TOOLS} tools")
+                    if cursor is None:
+                        return tools
+        except TimeoutError:
+            raise self._failed(f"did not list its tools within {self._timeout:g} s (environment.timeout)") from None
+        raise self._failed(f"lists its tools on more than {MOST_PAGES} pages")
 
     async def _page(self, cursor: str | None) -> Any:
         return await self._client.list_tools(cursor=cursor)
@@ -184,7 +193,7 @@ class McpSession:
         if self._address.url:
             http = import_optional("mcp.client.streamable_http", EXTRA)
             headers = {name: self._secrets[variable] for name, variable in (self._address.headers or {}).items()}
-            return _http(http.streamable_http_client, self._address.url, headers, self._timeout, self._record_status)
+            return _http(http.streamable_http_client, self._address.url, headers, self._timeout, self._on_response)
         stdio = import_optional("mcp.client.stdio", EXTRA)
         command, *arguments = self._address.command
         variables = {name: self._secrets[name] for name in self._address.variables}
@@ -194,7 +203,8 @@ class McpSession:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the session
         return stdio.stdio_client(parameters, errlog=self._errors)
 
-    async def _record_status(self, response: Any) -> None:
+    async def _on_response(self, response: Any) -> None:
+        bound_response(import_optional("httpx2", EXTRA), response, REPLY)
         if response.request.method == "POST":
             self._status = response.status_code
 
@@ -291,8 +301,10 @@ async def _http(
     httpx2 = import_optional("httpx2", EXTRA)
     limits = httpx2.Timeout(timeout, read=timeout + 5.0)  # the session's own timeout fires first and names the request
     async with (
-        httpx2.AsyncClient(headers=dict(headers), timeout=limits, event_hooks={"response": [on_response]}) as client,
-        connect(url, http_client=client) as streams,
+        httpx2.AsyncClient(
+            headers={**headers, **IDENTITY}, timeout=limits, event_hooks={"response": [on_response]}
+        ) as client,
+        connect(url, http_client=client, max_sse_event_size=REPLY.size) as streams,
     ):
         yield streams
 

@@ -12,7 +12,7 @@ from components.environments.optional_packages import import_optional
 from components.errors import Problem, SpecError
 from components.json_text import reject_constant
 from components.specs.base import nearest
-from components.specs.schemas import bounded, first_error
+from components.specs.schemas import bounded, first_error, too_large
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Valid name of a tool in OpenAI's format."""
@@ -26,6 +26,8 @@ class Tool:
     def __init__(self, name: str, description: str, schema: dict[str, Any]):
         jsonschema, referencing = import_optional("jsonschema", EXTRA), import_optional("referencing", EXTRA)
         self.name = name
+        if problem := too_large(schema):
+            raise _invalid(name, problem)
         kind = bounded(jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator))
         try:
             kind.check_schema(schema)
@@ -34,11 +36,7 @@ class Tool:
             list(self._validator.iter_errors({}))
         except (jsonschema.exceptions.SchemaError, referencing.exceptions.Unresolvable) as error:
             reason = str(getattr(error, "message", error)).splitlines()[0][:200]
-            message = (
-                f"the tool {name!r} of the server has an invalid input schema ({reason}); exclude it: list the "
-                "other tools in environment.tools"
-            )
-            raise SpecError([Problem("environment.tools", message)]) from None
+            raise _invalid(name, reason) from None
         function = {"name": valid_name(name), "description": description, "parameters": schema}
         self.schema: dict[str, Any] = {"type": "function", "function": function}
 
@@ -62,6 +60,14 @@ class Tool:
             return arguments, ""
         at = ".".join(str(part) for part in error.absolute_path)
         return {}, f"{self.name}: {f'{at}: ' if at else ''}{error.message[:300]}"
+
+
+def _invalid(name: str, reason: str) -> SpecError:
+    message = (
+        f"the tool {name!r:.200} of the server has an invalid input schema ({reason}); exclude it: list the other "
+        "tools in environment.tools"
+    )
+    return SpecError([Problem("environment.tools", message)])
 
 
 def chosen(listed: Sequence[Any], offered: Sequence[str] | None) -> dict[str, Tool]:

@@ -20,8 +20,9 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from pydantic import Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from components.bounded_reply import LIMITS, InvalidReply, LateReply, parse, request, typed
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count, scenario_numbers
@@ -32,13 +33,16 @@ from components.json_text import reject_constant
 from components.retry import Backoff
 from components.specs.marks import REFERENCE, SERVER
 from components.specs.registered import registered
+from components.specs.schemas import too_large
 from components.specs.served import check_address
 from components.trajectories.schema import Scenario
 
 EXTRA = "openenv"
 SYSTEM = "You act in an environment. Each turn, take one action and look at what it tells you."
-MAX_MESSAGE = 2**26
-"""Maximum size of a message from a server, in bytes."""
+TOO_LARGE = 1009
+"""Code with which a WebSocket client closes a connection whose message is too large."""
+MAX_TOOLS = 1000
+"""Maximum number of tools of a server."""
 FULL = "CAPACITY_REACHED"
 """Error code of a server at capacity."""
 INVALID = ("VALIDATION_ERROR", "INVALID_JSON")
@@ -118,7 +122,7 @@ class OpenEnv:
     async def tools(self) -> list[dict[str, Any]]:
         if self._tools is None:
             action = await self._schema()
-            fields = {name: field for name, field in (action.get("properties") or {}).items() if name not in HIDDEN}
+            fields = {name: field for name, field in action["properties"].items() if name not in HIDDEN}
             self._uses_tools = not fields or set(fields) >= TOOL_FIELDS
             self._tools = await self._list_tools() if self._uses_tools else [_act(action, fields)]
             if self._uses_tools:
@@ -210,11 +214,11 @@ class OpenEnv:
 
     def _update(self, result: Mapping[str, Any]) -> None:
         """Update the return and the end of the episode."""
-        self.total += float(result.get("reward") or 0.0)
-        self.over = self.over or bool(result.get("done"))
+        self.total += result["reward"] or 0.0
+        self.over = self.over or bool(result["done"])
 
     def _render(self, result: Mapping[str, Any]) -> str:
-        observation = dict(result.get("observation") or {})
+        observation = dict(result["observation"] or {})
         return _tool_result(observation) if self._uses_tools and "result" in observation else self.render(observation)
 
     # The server
@@ -224,21 +228,20 @@ class OpenEnv:
         backoff = Backoff(self.patience)
         while True:
             try:
-                async with httpx.AsyncClient(timeout=self.timeout) as client:
-                    response = await client.get(f"{self.url}/schema")
-                if response.status_code == 200:
-                    return dict(response.json()["action"])
-                problem, unavailable = (
-                    f"{self.url}/schema: HTTP {response.status_code}",
-                    response.status_code in PASSING,
-                )
+                async with httpx.AsyncClient() as client:
+                    reply = await request(client, "GET", f"{self.url}/schema", seconds=self.timeout)
+                if reply.status == 200:
+                    return _bounded_schema(typed(_Schemas, parse(reply.content)).action)
+                problem, unavailable = f"{self.url}/schema: HTTP {reply.status}", reply.status in PASSING
                 again = unavailable
             except httpx.TransportError as error:
                 problem, unavailable = f"{self.url} cannot be reached: {type(error).__name__}: {error}", passes(error)
                 again = True
-            except (ValueError, KeyError, TypeError):
+            except LateReply as error:
+                problem, unavailable, again = f"{self.url}/schema: the server {error}", False, True
+            except InvalidReply as error:
                 raise EnvironmentFailed(
-                    f"{self.url}/schema returned no schema; check that it is an OpenEnv server"
+                    f"{self.url}/schema: the server {error}; check that it is an OpenEnv server"
                 ) from None
             pause = backoff.pause() if again else None
             if pause is None:
@@ -250,19 +253,17 @@ class OpenEnv:
         await self._connect()
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         answer = await self._exchange({"type": "mcp", "data": request})
-        tools = ((answer.get("data") or {}).get("result") or {}).get("tools")
-        if not tools:
-            raise EnvironmentFailed(f"the OpenEnv server {self.url} lists no tools")
+        try:
+            tools = typed(_Listed, answer).data.result.tools
+            parameters = [_bounded_schema(tool.schema_ or {"type": "object"}) for tool in tools]
+        except InvalidReply as error:
+            raise EnvironmentFailed(f"the OpenEnv server {self.url} listed no tools: it {error}") from None
         return [
             {
                 "type": "function",
-                "function": {
-                    "name": str(tool["name"]),
-                    "description": str(tool.get("description") or ""),
-                    "parameters": tool.get("inputSchema") or tool.get("input_schema") or {"type": "object"},
-                },
+                "function": {"name": tool.name, "description": tool.description or "", "parameters": schema},
             }
-            for tool in tools
+            for tool, schema in zip(tools, parameters, strict=True)
         ]
 
     async def _connect(self) -> None:
@@ -277,7 +278,9 @@ class OpenEnv:
         backoff = Backoff(self.patience)
         while True:
             try:
-                self._socket = await client.connect(address, max_size=MAX_MESSAGE, open_timeout=self.timeout)
+                self._socket = await client.connect(
+                    address, max_size=LIMITS.size, open_timeout=self.timeout, compression=None
+                )
                 await self._exchange({"type": "state"})  # a full server rejects the first message
                 return
             except (OSError, TimeoutError, errors.WebSocketException) as error:
@@ -305,16 +308,10 @@ class OpenEnv:
             if message["type"] == "step":
                 raise
             raise EnvironmentFailed(f"the OpenEnv server {self.url} failed at {message['type']}: {error}") from None
-        result = answer.get("data")
-        if answer.get("type") != "observation" or not isinstance(result, dict):
-            raise EnvironmentFailed(
-                f"the OpenEnv server {self.url} returned {str(answer)[:200]}; expected an observation"
-            )
-        if not isinstance(result.get("reward"), int | float | None):
-            raise EnvironmentFailed(
-                f"the OpenEnv server {self.url} returned the reward {result['reward']!r:.100}; expected a number"
-            )
-        return result
+        try:
+            return typed(_Observed, answer).data.model_dump()
+        except InvalidReply as error:
+            raise EnvironmentFailed(f"the OpenEnv server {self.url} {error}; expected an observation") from None
 
     async def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and return its response.
@@ -327,33 +324,100 @@ class OpenEnv:
             async with asyncio.timeout(self.timeout):
                 with contextlib.suppress(errors.ConnectionClosed):  # the server may have sent a reason before it closed
                     await self._socket.send(json.dumps(message))
-                answer = json.loads(await self._socket.recv())
+                answer = typed(dict[str, Any], parse(await self._socket.recv()))
+            error = typed(_ErrorData, answer.get("data") or {}) if answer.get("type") == "error" else None
         except TimeoutError:
             text = f"timed out at {message['type']} after {self.timeout:g} s (environment.timeout)"
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {text}") from None
-        except errors.ConnectionClosed as error:
-            raise EnvironmentUnavailable(f"the OpenEnv server {self.url} closed the connection: {error}") from None
-        except ValueError:
-            raise EnvironmentFailed(f"the OpenEnv server {self.url} returned invalid JSON") from None
-        if not isinstance(answer, dict):
-            raise EnvironmentFailed(f"the OpenEnv server {self.url} returned {str(answer)[:200]}; expected an object")
-        if answer.get("type") == "error":
-            raise _Refused(answer.get("data") or {})
+        except errors.ConnectionClosed as closed:
+            if closed.sent is not None and closed.sent.code == TOO_LARGE:
+                raise EnvironmentFailed(
+                    f"the OpenEnv server {self.url} returned a message of more than {LIMITS.size} bytes"
+                ) from None
+            raise EnvironmentUnavailable(f"the OpenEnv server {self.url} closed the connection: {closed}") from None
+        except InvalidReply as invalid:
+            raise EnvironmentFailed(f"the OpenEnv server {self.url} {invalid}") from None
+        if error is not None:
+            raise _Refused(error)
         return answer
 
 
 class _Refused(Exception):
     """The server reported an error."""
 
-    def __init__(self, data: Mapping[str, Any]):
-        code = str(data.get("code", ""))
-        self.full, self.invalid = code == FULL, code in INVALID
-        details = [
-            f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg', '')}"
-            for error in data.get("errors") or ()
-            if error
-        ]
-        super().__init__("; ".join([str(data.get("message", "it says no reason")), *details])[:1000])
+    def __init__(self, data: _ErrorData):
+        self.full, self.invalid = data.code == FULL, data.code in INVALID
+        details = [f"{'.'.join(map(str, error.loc))}: {error.msg}" for error in data.errors or ()]
+        super().__init__("; ".join([data.message or "it gives no reason", *details])[:1000])
+
+
+class _Action(BaseModel):
+    """JSON schema of an action."""
+
+    model_config = ConfigDict(extra="allow")
+
+    properties: dict[str, dict[str, Any]] = {}
+    required: list[str] = []
+
+
+class _Schemas(BaseModel):
+    """Response of /schema."""
+
+    action: _Action
+
+
+class _ListedTool(BaseModel):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, validation_alias=AliasChoices("inputSchema", "input_schema"))
+
+
+class _Tools(BaseModel):
+    tools: list[_ListedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class _ListResult(BaseModel):
+    result: _Tools
+
+
+class _Listed(BaseModel):
+    """Response to tools/list."""
+
+    data: _ListResult
+
+
+class _Result(BaseModel):
+    observation: dict[str, Any] | None = None
+    reward: float | None = Field(None, allow_inf_nan=False)
+    done: bool | None = None
+
+
+class _Observed(BaseModel):
+    """Response to a reset or a step."""
+
+    type: Literal["observation"]
+    data: _Result
+
+
+class _FieldError(BaseModel):
+    loc: list[str | int] = []
+    msg: str = ""
+
+
+class _ErrorData(BaseModel):
+    """Error that a server reports."""
+
+    code: str = ""
+    message: str | None = None
+    errors: list[_FieldError] | None = None
+
+
+def _bounded_schema(schema: _Action | dict[str, Any]) -> dict[str, Any]:
+    """Return a schema. Raises InvalidReply if it is too large to validate against."""
+    data = schema.model_dump() if isinstance(schema, _Action) else schema
+    if problem := too_large(data):
+        raise InvalidReply(f"returned a schema with {problem}")
+    return data
 
 
 def render_fields(observation: dict[str, Any]) -> str:

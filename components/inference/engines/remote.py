@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from components.bounded_reply import LIMITS, limits_with_tokens
 from components.chat_client import fail_on_invalid_answer
 from components.errors import EngineError, Problem, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
@@ -107,7 +108,8 @@ class RemoteEngine:
         def read(completion: dict[str, Any]) -> ChatCompletion:
             return replace(_completion(completion, request.policy, self.spec), altered=request.altered)
 
-        return await self._client.complete(body, read, _stale)
+        limits = limits_with_tokens(request.sampling.max_tokens) if self.spec.tokens else LIMITS
+        return await self._client.complete(body, read, _stale, limits)
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load an adapter on the server and unload the previous one. Raises ResourceError if the server rejects it,

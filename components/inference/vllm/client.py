@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from components.bounded_reply import limits_with_tokens
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.vllm.stream import Increments, Sampled, StreamedCompletion, completion_tokens
 from components.json_client import Client, FailedAttempt, RefusalCheck, Reply
@@ -32,10 +33,11 @@ class VllmClient(Client):
         def read(reply: Reply) -> Sampled:
             return _sampled_tokens(reply.json(), body, policy)
 
+        limits = limits_with_tokens(body["max_tokens"], body.get("logprobs") or 0)
         if increments is None:
-            return await self.post("/v1/completions", body, read, _refused)
+            return await self.post("/v1/completions", body, read, _refused, limits=limits)
         stream = StreamedCompletion(increments, body, policy)
-        return await self.post("/v1/completions", {**body, "stream": True}, read, _refused, stream)
+        return await self.post("/v1/completions", {**body, "stream": True}, read, _refused, stream, limits)
 
     async def probe(self, body: dict[str, Any]) -> Sampled:
         """Return the same for a request of the base model whose grammar the server may be unable to enforce. Raises

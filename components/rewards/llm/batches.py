@@ -22,9 +22,11 @@ from typing import Any
 
 import orjson
 
+from components.bounded_reply import LIMITS, ReplyLimits
 from components.errors import JudgeError, ResourceError
 from components.json_client import Client, FailedAttempt, Reply, packed
 from components.rewards.llm.cache import SentBatches
+from components.strict_json import check_structure
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ QUIET = 3.0
 """Seconds without a new question after which a batch is sent."""
 MOST_QUESTIONS, MOST_BYTES = 50_000, 100_000_000
 """Limits of one batch; OpenAI accepts the same number of questions, and twice the bytes."""
+MOST_ANSWER = 64 << 10
+"""Bytes of a file of answers for each of its questions, on average."""
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 5.0, 300.0, 1.3
 """Polling interval of a batch, in seconds: first, longest, and growth factor."""
 LONGEST = 26 * 3600.0
@@ -127,7 +131,10 @@ class Batches:
             ended = await self._wait_for(batch, len(names))
             for file in (ended.get("output_file_id"), ended.get("error_file_id")):
                 if file:
-                    self._fetched |= await self._client.send("GET", f"/files/{file}/content", None, _replies)
+                    limits = ReplyLimits(LIMITS.size + len(names) * MOST_ANSWER)
+                    self._fetched |= await self._client.send(
+                        "GET", f"/files/{file}/content", None, _replies, limits=limits
+                    )
         except Exception as error:  # noqa: BLE001  as above
             self._fail(names, error)
             return
@@ -214,6 +221,7 @@ def _replies(reply: Reply) -> dict[str, Reply]:
     replies = {}
     for line in reply.content.splitlines():
         try:
+            check_structure(line)
             row = orjson.loads(line)
             response = row["response"]
             name, status, body = row["custom_id"], int(response["status_code"]), orjson.dumps(response["body"])

@@ -1,4 +1,4 @@
-"""Strict parsing of clients' JSON, with bounded size.
+"""Strict parsing of JSON from clients and servers, with bounded size.
 
 The number of values and the nesting depth are counted before any object is created, in one pass over the bytes, so that
 memory is proportional to the size of the body. Values that Python's parser accepts but other parts of the server do not
@@ -27,9 +27,10 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse(data: bytes) -> Any:
-    """Return the parsed document. Raises ValueError with a description of the problem."""
-    _check_structure(data)
+def parse(data: bytes, max_values: int = MAX_VALUES, *, surrogates: bool = False) -> Any:
+    """Return the parsed document. Raises ValueError with a description of the problem. surrogates: accept lone
+    surrogates, for callers that replace them."""
+    check_structure(data, max_values)
     try:
         value = json.loads(data.decode(), parse_int=_int, **STRICT)
     except UnicodeDecodeError as error:
@@ -38,16 +39,16 @@ def parse(data: bytes) -> Any:
         raise ValueError(f"it is not JSON: {error.msg} (character {error.pos})") from None
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
-    if _ESCAPED_SURROGATE.search(data):
+    if not surrogates and _ESCAPED_SURROGATE.search(data):
         _check_text(value)
     return value
 
 
-def _check_structure(data: bytes) -> None:
+def check_structure(data: bytes, max_values: int = MAX_VALUES) -> None:
     """Raise ValueError if a document has too many values or levels."""
     structure = _TEXT.sub(b"", data)
-    if structure.count(b",") + structure.count(b"[") + structure.count(b"{") >= MAX_VALUES:
-        raise ValueError(f"it has more than {MAX_VALUES} values")
+    if structure.count(b",") + structure.count(b"[") + structure.count(b"{") >= max_values:
+        raise ValueError(f"it has more than {max_values} values")
     depth = 0
     for bracket in _BRACKET.finditer(structure):
         depth += 1 if bracket[0] in b"[{" else -1

@@ -1,0 +1,201 @@
+"""Reading of replies from servers that are not trusted, in bounded memory and time: the reader of every client.
+
+A reply is read as it was sent: compressed replies are refused, because a few bytes of gzip or zstd become gigabytes.
+Bytes are counted as they arrive, the deadline covers the whole reply and not one read, and JSON is limited in values
+and levels before any object is created: `[[],[],…]` takes 30 times its size as Python objects. `typed` then checks the
+form, so that no later line meets a list in place of an object, a NaN, or `"no"` in place of false.
+
+Everything that breaks a limit raises InvalidReply, with a text that continues "the server …".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import pydantic
+
+from components import strict_json
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+IDENTITY = {"Accept-Encoding": "identity"}
+"""Headers of every request."""
+CONNECT = 10.0
+"""Time limit of establishing a connection, in seconds."""
+_EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+_LINE_END = re.compile(rb"[\r\n]+")
+
+
+class InvalidReply(ValueError):
+    """Reply that breaks a limit, or has another form than expected."""
+
+
+class LateReply(InvalidReply):
+    """Reply that was not complete by its deadline."""
+
+
+@dataclass(frozen=True)
+class ReplyLimits:
+    """Limits of one reply. With these values it takes at most some 50 MB of memory."""
+
+    size: int = 4 << 20
+    """Maximum number of bytes."""
+    values: int = strict_json.MAX_VALUES
+    """Maximum number of JSON values."""
+
+
+LIMITS = ReplyLimits()
+TOKEN_BYTES, TOKEN_VALUES = 512, 16
+"""Size of a sampled token in a reply: its id, its log-probability and text, with the bytes of the text."""
+
+
+def limits_with_tokens(sampled: int, alternatives: int = 0) -> ReplyLimits:
+    """Return the limits of a reply with token ids and log-probabilities. sampled: maximum number of tokens that were
+    requested. alternatives: other tokens at each of them."""
+    parts = sampled * (1 + alternatives)
+    return ReplyLimits(LIMITS.size + parts * TOKEN_BYTES, LIMITS.values + parts * TOKEN_VALUES)
+
+
+class RawReply(NamedTuple):
+    status: int
+    content: bytes
+
+
+async def bounded(
+    headers: Mapping[str, str], chunks: AsyncIterator[bytes], limits: ReplyLimits
+) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body as they arrive. Raises InvalidReply."""
+    check_encoding(headers)
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > limits.size:
+            raise InvalidReply(f"returned more than {limits.size} bytes")
+        yield chunk
+
+
+async def read_body(headers: Mapping[str, str], chunks: AsyncIterator[bytes], limits: ReplyLimits = LIMITS) -> bytes:
+    """Return a body. Raises InvalidReply."""
+    return b"".join([chunk async for chunk in bounded(headers, chunks, limits)])
+
+
+def check_encoding(headers: Mapping[str, str]) -> None:
+    """Raise InvalidReply for a compressed body."""
+    encoding = headers.get("content-encoding", "")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise InvalidReply(f"compressed its reply ({encoding[:40]!r}), although the request accepts no encoding")
+
+
+async def request(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    *,
+    seconds: float,
+    content: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    limits: ReplyLimits = LIMITS,
+) -> RawReply:
+    """Return the reply to one request, whatever its status. seconds: limit from the connection to the last byte.
+    Raises LateReply, InvalidReply, and httpx.HTTPError."""
+    import httpx
+
+    sent = {**(headers or {}), **IDENTITY}
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            client.stream(
+                method, url, content=content, headers=sent, timeout=httpx.Timeout(None, connect=min(seconds, CONNECT))
+            ) as response,
+        ):
+            return RawReply(response.status_code, await read_body(response.headers, response.aiter_raw(), limits))
+    except TimeoutError:
+        raise LateReply(f"timed out after {seconds:g} s") from None
+
+
+def parse(content: bytes | str, limits: ReplyLimits = LIMITS, *, surrogates: bool = False) -> Any:
+    """Return the value of a JSON text. Raises InvalidReply. surrogates: accept lone surrogates, for callers that
+    replace them."""
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if len(data) > limits.size:
+        raise InvalidReply(f"returned more than {limits.size} bytes")
+    try:
+        return strict_json.parse(data, limits.values, surrogates=surrogates)
+    except ValueError as error:
+        raise InvalidReply(f"returned invalid JSON: {error}") from None
+
+
+def typed(kind: type[T], value: Any) -> T:
+    """Return a value as `kind`, a type that pydantic validates, without conversions. Raises InvalidReply."""
+    try:
+        validated: T = _adapter(kind).validate_python(value, strict=True)  # type: ignore[arg-type]
+        return validated
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part)[:80] for part in first["loc"])
+        raise InvalidReply(
+            f"returned {first['input']!r:.200}{f' as {place}' if place else ''}; {first['msg'].lower()}"
+        ) from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
+
+
+def bound_response(package: Any, response: Any, limits: ReplyLimits = LIMITS) -> None:
+    """Bound the body of a response that a library will read. Raises InvalidReply for a compressed one.
+
+    package: httpx or httpx2. A stream of server-sent events may be endless: its limits hold for each event."""
+    check_encoding(response.headers)
+    events = response.headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+    response.stream = _bounded_stream(package)(response.stream, limits, events)
+
+
+@functools.cache
+def _bounded_stream(package: Any) -> Any:
+    class BoundedStream(package.AsyncByteStream):
+        """Body whose parts are passed on when they are complete and within the limits."""
+
+        def __init__(self, stream: Any, limits: ReplyLimits, events: bool):
+            self._stream, self._limits, self._events = stream, limits, events
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            pending = bytearray()
+            async for chunk in self._stream:
+                pending += chunk
+                if len(pending) > self._limits.size:
+                    part = "an event" if self._events else "a reply"
+                    raise InvalidReply(f"returned {part} of more than {self._limits.size} bytes")
+                if not self._events:
+                    continue
+                start = max(0, len(pending) - len(chunk) - 3)  # what is before was searched already
+                while (end := _EVENT_END.search(pending, start)) is not None:
+                    yield self._checked(bytes(pending[: end.end()]))
+                    del pending[: end.end()]
+                    start = 0
+            if pending:
+                yield self._checked(bytes(pending))
+
+        def _checked(self, data: bytes) -> bytes:
+            text = data
+            if self._events:
+                text = b"\n".join(line[5:] for line in _LINE_END.split(data) if line.startswith(b"data:"))
+            try:
+                strict_json.check_structure(text, self._limits.values)
+            except ValueError as error:
+                raise InvalidReply(f"returned invalid JSON: {error}") from None
+            return data
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    return BoundedStream
