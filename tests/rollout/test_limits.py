@@ -556,7 +556,7 @@ def test_a_mistake_of_a_custom_agent_after_a_refusal_is_a_failure():
     engine = Parrot(fail=fourth_call())
     with endpoint(engine, has_a_mistake) as (own, _, _):
         (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, max_turns=5, player=Player(own))
-    assert trajectory.failure.message == "ValueError: my mistake"
+    assert trajectory.failure.message.startswith("ValueError: my mistake")
     assert not any(limit in trajectory.metrics for limit in LIMITS)
 
 
