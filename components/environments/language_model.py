@@ -114,5 +114,5 @@ def _content(reply: bytes) -> str:
     """Return the text of a `chat.completion` object. Raises InvalidReply if there is none."""
     content = typed(_Completion, parse(reply)).choices[0].message.content.strip()
     if not content:
-        raise InvalidReply("returned no message")
+        raise InvalidReply(f"returned no message in {reply[:200]!r}")
     return content
