@@ -345,9 +345,11 @@ def test_only_allowed_packages_are_imported(package):
 
 def test_misspelt_target_suggests_the_nearest_name(package):
     package("envs", "class World: pass")
-    assert "'World'" in refusal("mine.envs.Wrold")["_target_"]
-    assert "'mine.envs'" in refusal("mine.env.World")["_target_"]
-    assert "'components.rewards.rules.outcome'" in refusal("components.rewards.rules.outcomes.Outcome")["_target_"]
+    assert "'mine.envs.World'" in refusal("mine.envs.Wrold")["_target_"]
+    assert "'mine.envs.World'" in refusal("mine.env.World")["_target_"]
+    assert (
+        "'components.rewards.rules.outcome.Outcome'" in refusal("components.rewards.rules.outcomes.Outcome")["_target_"]
+    )
 
 
 def test_a_module_that_fails_to_import_is_a_problem_with_its_reason_and_line(package):

@@ -110,14 +110,15 @@ LONGEST_NAME = 100
 """Characters of the longest name for which a similar one is searched; the search takes quadratic time."""
 
 
-def nearest(name: Any, valid: Iterable[Any]) -> str | None:
-    """Return the valid name most similar to `name`; None if none is similar."""
+def nearest(name: Any, valid: Iterable[Any], *, cutoff: float = 0.6) -> str | None:
+    """Return the valid name most similar to `name`; None if none is similar. cutoff: lowest similarity (see
+    `difflib.get_close_matches`)."""
     names = [str(v) for v in valid]
     if len(str(name)) > LONGEST_NAME:
         return None
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
     if close:
         return close[0]
     last_parts = {n.rsplit(".", 1)[-1]: n for n in names}
-    close = difflib.get_close_matches(str(name).rsplit(".", 1)[-1], last_parts, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name).rsplit(".", 1)[-1], last_parts, n=1, cutoff=cutoff)
     return last_parts[close[0]] if close else None

@@ -221,17 +221,21 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and is_below(module_name, error.name):
-            return problem(f"no module named {error.name!r}", _nearest_module(error.name))
+            near = _nearest_module(error.name)
+            near = None if near is None else f"{near}{path.removeprefix(error.name)}"
+            return problem(f"no module named {error.name!r}", near if near and not locate(near, allow)[0] else None)
         return problem(f"cannot import {module_name!r}: {described(error)}")
     except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any exception is reported as the problem
         return problem(f"cannot import {module_name!r}: {described(error)}")
     component = getattr(module, name, None)
     if not (inspect.isclass(component) or inspect.isfunction(component)):
-        names = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and callable(v)]
+        own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name}
+        names = [n for n, v in own.items() if callable(v) and not n.startswith("_")]
+        near = nearest(name, names)
         reason = "is neither a class nor a function" if component is not None else "does not exist"
         return problem(
             f"{name!r} {reason} in {module_name}; expected one of {', '.join(sorted(names)) or 'none'}",
-            nearest(name, names),
+            near and f"{module_name}.{near}",
         )
     if not any(is_below(component.__module__, package) for package in packages):
         return problem(f"{path!r} is defined in {component.__module__!r}, outside the allowed packages")

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from components.errors import SpecError
 from components.specs import validate
 from flows.experiment import sweep_settings
-from flows.experiment.composer import UNNAMED, Composer, Sweep
+from flows.experiment.composer import EXPERIMENT, UNNAMED, Composer, Sweep
 from flows.experiment.flow import unread_keys
 from flows.experiment.override_problems import allowed_packages, has_key
 from flows.experiment.spec import ExperimentSpec
@@ -48,6 +48,9 @@ def compose_points(
     composer = Composer(config_dir)
     override_lines.refuse_secrets(overrides)
     parsed, problems = composer.parse(overrides)
+    parsed, experiment_problems = composer.several_experiments(parsed)
+    problems += experiment_problems
+    named = named and not any(f"+{EXPERIMENT}=" in str(problem) for problem in problems)
     sweep = composer.sweep(parsed, multirun, problems)
     points = composer.points(sweep.overrides if sweep else parsed, sweep is not None, problems)
     specs = []

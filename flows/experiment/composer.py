@@ -34,6 +34,7 @@ from components.redaction.data import problems as secret_problems
 from components.specs import names_below, nearest
 from flows.experiment import override_problems
 from flows.experiment.config_loader import PRIMARY, Loader
+from flows.experiment.defaults_problems import defaults_problems
 from flows.experiment.flow import SHARED_KEYS, unread_message
 from flows.experiment.foreign_code import foreign_code
 from flows.experiment.override_problems import allowed_packages, error_text, has_key, key_paths
@@ -46,6 +47,8 @@ UNNAMED = "experiment"
 """Default run name in `conf/config.yaml`, which experiments override."""
 COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 """Exceptions that Hydra raises for configs that are inconsistent or cannot be parsed."""
+CLOSE = 0.7
+"""Lowest similarity of a key that is suggested for a word alone, which need not be a key at all."""
 MOST_POINTS = 64
 """Maximum number of sweep points validated in full; in a larger sweep each value is validated separately."""
 MOST_VALUES = 1000
@@ -84,18 +87,19 @@ class Composer:
     def parse(self, lines: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         """Return the parsed overrides, and problems of the lines that cannot be parsed."""
         overrides, problems = [], []
+        experiment_is_chosen = any(line.lstrip("+~").startswith(f"{EXPERIMENT}=") for line in lines)
         for line in lines:
             try:
                 overrides.append(self.parser.parse_override(line))
             except HydraException:
-                problems.append(self._unreadable(line))
+                problems.append(self._unreadable(line, experiment_is_chosen))
                 continue
             if not overrides[-1].key_or_group:
                 problems.append(Problem(line, "has no key; expected key=value"))
                 overrides.pop()
         return overrides, problems
 
-    def _unreadable(self, line: str) -> Problem:
+    def _unreadable(self, line: str, experiment_is_chosen: bool) -> Problem:
         """Return the problem of an override that Hydra's grammar rejects."""
         if not (match := _OTHER_SIGN.fullmatch(line)):
             return Problem(line, f"cannot be parsed: expected key=value, {_FORMS}")
@@ -109,8 +113,31 @@ class Composer:
             return Problem(line, f"has no option; expected {sign}{key}=OPTION, one of {options}")
         if has_key(self._load([]), name):
             return Problem(line, f"has no value; expected {sign}{key}=VALUE")
-        near = nearest(name, [*key_paths(self._plain([])), *self._own_groups])
-        return Problem(line, "has no value, and the key does not exist; expected key=value", near and f"{near}=VALUE")
+        choices = self._load([]).hydra.runtime.choices
+        experiments = () if experiment_is_chosen else self._options(EXPERIMENT)
+        if name in experiments:
+            return Problem(line, "is the name of an experiment", f"+{EXPERIMENT}={name}")
+        groups = {group: options for group, options in self._own_groups.items() if group in choices}
+        lines = [f"{group}={name}" for group, options in groups.items() if name in options]
+        if lines:
+            return Problem(line, f"is the name of an option; expected {' or '.join(lines)}")
+        message = "has no value, and the key does not exist; expected key=value"
+        near = nearest(name, [*key_paths(self._plain([])), *groups], cutoff=CLOSE)
+        if near is None and (experiment := nearest(name, experiments, cutoff=CLOSE)):
+            return Problem(line, message, f"+{EXPERIMENT}={experiment}")
+        return Problem(line, message, near and f"{near}={'OPTION' if near in groups else 'VALUE'}")
+
+    def several_experiments(self, overrides: list[Override]) -> tuple[list[Override], list[Problem]]:
+        """Return the overrides without those that choose a second experiment, and their problem."""
+        chosen = [
+            override for override in overrides if override.key_or_group == EXPERIMENT and not override.is_delete()
+        ]
+        if len(chosen) < 2:
+            return overrides, []
+        names = ",".join(override.get_value_element_as_str() for override in chosen)
+        message = f"{names}: a run has one experiment; to run each of them, sweep: -m +{EXPERIMENT}={names}"
+        kept = [override for override in overrides if override not in chosen[1:]]
+        return kept, [Problem(f"+{EXPERIMENT}", message)]
 
     def chooses_experiment(self, overrides: list[Override]) -> bool:
         """Return True if the overrides or a primary config of the user choose an experiment."""
@@ -276,8 +303,9 @@ class Composer:
             options = self._options(group)
             wrong = [option for option in wanted if str(option) not in options]
             if not wrong and len(wanted) > 1 and not override.is_hydra_override():
-                problems.append(override_problems.several_options(name, wanted))
-                lines.append(f"{name}={wanted[0]}")
+                sign = "+" if group == EXPERIMENT and not override.is_add() else ""
+                problems.append(override_problems.several_options(f"{sign}{name}", wanted))
+                lines.append(f"{sign}{name}={wanted[0]}")
                 continue
             if not wrong and group == EXPERIMENT and (path := self._without_package(str(wanted[0]))):
                 problems.append(Problem(name, f"{path} {_GLOBAL}"))
@@ -287,6 +315,9 @@ class Composer:
                 continue
             replaced = [near for option in wanted if (near := nearest(option, options))]
             for option in wrong:
+                if misplaced := self._misplaced(group, str(option)):
+                    problems.append(Problem(name, misplaced))
+                    continue
                 near = nearest(option, options)
                 hint = f"{name}={near}" if near else None
                 own = f". To use your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
@@ -297,6 +328,18 @@ class Composer:
             else:
                 unsure.append(override.package or group.replace("/", "."))
         return lines, problems, unsure
+
+    def _misplaced(self, group: str, option: str) -> str | None:
+        """Return where an option of the user lies and where it is expected, if it is in another folder; else None."""
+        folder = self.loader.folder
+        if folder is None or not option or "/" in option or not (folder / f"{option}.yaml").is_file():
+            return None
+        if folder.name == group:
+            return (
+                f"{option!r}: --config-dir names the folder that holds {group}/; expected --config-dir {folder.parent}"
+            )
+        file, place = folder / f"{option}.yaml", folder / group / f"{option}.yaml"
+        return f"{option!r}: {file} is not in the folder {group}/; move it to {place}"
 
     def _without_package(self, option: str) -> str | None:
         """Return the file of an experiment that lacks the header `# @package _global_`, else None."""
@@ -338,11 +381,16 @@ class Composer:
                 used.append(line)
             except COMPOSITION as error:
                 key, plain = line.partition("=")[0], line.lstrip("+")
-                chosen = key.lstrip("+~") in self._load(used).hydra.runtime.choices
+                choices = self._load(used).hydra.runtime.choices
+                chosen = key.lstrip("+~") in choices
+                earlier = [other for other in used if other.partition("=")[0].lstrip("+") == key.lstrip("+")]
                 if line.startswith("~"):
-                    option = self._load(used).hydra.runtime.choices.get(key.lstrip("~"))
+                    option = choices.get(key.lstrip("~"))
                     message = f"the chosen option is {option!r}" if option else "no option of this group is chosen"
-                    problems.append(Problem(line, message, key if option else None))
+                    other = f"{key.lstrip('~')}={line.partition('=')[2]}"
+                    problems.append(Problem(line, message, other if option else None))
+                elif earlier:
+                    problems.append(Problem(key, f"{earlier[-1]} chooses an option already; expected one of the two"))
                 elif chosen and line.startswith("+"):
                     problems.append(Problem(key, "an option of this group is already chosen", plain))
                 elif not chosen and key.lstrip("+~") in SHARED_KEYS:
@@ -350,7 +398,10 @@ class Composer:
                 elif not chosen and not line.startswith(("+", "~")):
                     problems.append(Problem(key, "no option of this group is chosen yet: add one with +", f"+{plain}"))
                 else:
-                    problems.append(Problem(key, error_text(error)))
+                    path = f"{key.lstrip('+').partition('@')[0]}/{line.partition('=')[2]}"
+                    entries = list(defaults_problems(self.loader.repository, path, choices))
+                    problems += [Problem(key, message, near) for message, near in entries]
+                    problems += [] if entries else [Problem(key, error_text(error))]
         return self._load(used), problems
 
     def _load(self, lines: list[str]) -> DictConfig:

@@ -55,11 +55,11 @@ class Loader(ConfigLoaderImpl):
         """Add the user's config groups in `config_dir` to the search path. Raises SpecError if it does not exist."""
         setup_globals()
         search_path = create_config_search_path(str(CONF))
-        if config_dir is not None:
-            folder = Path(config_dir).absolute()
-            if not folder.is_dir():
-                raise SpecError([Problem("--config-dir", f"folder {str(folder)!r} does not exist")])
-            search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+        self.folder = None if config_dir is None else Path(config_dir).absolute()
+        if self.folder is not None:
+            if not self.folder.is_dir():
+                raise SpecError([Problem("--config-dir", f"folder {str(self.folder)!r} does not exist")])
+            search_path.prepend("command-line", f"file://{self.folder}", SearchPathQuery(provider="schema"))
         super().__init__(search_path)
         self._overrides: list[Override] = []
         self._replaced: dict[int, list[_Choice]] = {}

@@ -69,7 +69,12 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
     if parents and parent is None and has_key(config, ".".join(parents)):
         path = ".".join(parents)
         value = override.get_value_element_as_str()
-        return Problem(key, f"{path} is null: set it as a whole", f"{path}={{{last}: {value}}}")
+        valid = names_below(ExperimentSpec, plain, parents, allowed_packages(plain))
+        name = last if last in valid or not valid else nearest(last, valid)
+        message = f"{path} is null: set it as a whole" + (
+            f", with {', '.join(valid)}" if last not in valid and valid else ""
+        )
+        return Problem(key, message, name and f"{path}={{{name}: {value}}}")
     near = nearest(key, [*key_paths(plain), *groups])
     if near is not None and near in groups and not parents and isinstance(override.value(), str):
         option = nearest(override.value(), groups[near])
@@ -88,7 +93,7 @@ def several_options(group: str, options: Sequence[Any]) -> Problem:
     """Return the problem of several options for one group, which Hydra would merge."""
     names = ",".join(map(str, options))
     text = f"[{names}]: a group has one option; to run several, sweep over them: -m {group}={names}"
-    return Problem(group, text, f"{group}={options[0]}")
+    return Problem(group, text)
 
 
 def _accepts_new_keys(plain: Any, parents: list[str]) -> bool:
@@ -154,4 +159,5 @@ def key_paths(data: Any, prefix: str = "") -> Iterator[str]:
 
 def error_text(error: BaseException) -> str:
     """Return the first part of an error's message in one line, with secrets masked."""
-    return mask_text(" ".join(str(error).partition("full_key: ")[0].split())) or type(error).__name__
+    text = str(error).partition("full_key: ")[0].partition("Config search path:")[0]
+    return mask_text(" ".join(text.split())) or type(error).__name__

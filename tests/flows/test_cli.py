@@ -128,7 +128,7 @@ def test_every_mistake_is_named_at_once_without_a_stack_trace():
         ("rounds: 3", "Did you mean 'rounds=3'?"),
         ("+rounds=4", "+rounds: is already set; omit the +. Did you mean 'rounds=4'?"),
         ("~rounds=5", "~rounds: the key has another value: 4. Did you mean '~rounds'?"),
-        ("~model=tiny", "the chosen option is 'smollm2_135m'. Did you mean '~model'?"),
+        ("~model=tiny", "the chosen option is 'smollm2_135m'. Did you mean 'model=tiny'?"),
         ("rounds@x=3", "no such group 'rounds'"),
         ("collect={group_size: 3", "a mapping as key={a: 1}"),
         ("hydra.mode=RNU", "expected one of [RUN, MULTIRUN]"),

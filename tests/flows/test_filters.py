@@ -129,7 +129,7 @@ def test_a_function_or_class_of_the_user_is_a_filter(own):
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("shorter", {}, r"filter\._target_: 'shorter' does not exist in own_filters; .* Did you mean 'short'"),
+        ("shorter", {}, r"filter\._target_: 'shorter' does not exist .* Did you mean 'own_filters\.short'"),
         ("short", {"least": 2}, r"filter\.least: no such key"),
         ("nothing", {}, r"filter\._target_: own_filters\.nothing takes no positional argument, but is called with one"),
         ("Bare", {}, r"filter\._target_: own_filters\.Bare is not a filter"),

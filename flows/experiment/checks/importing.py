@@ -31,7 +31,7 @@ def offline_algorithm(algorithm: AlgorithmSpec, flow: FlowTarget) -> Iterator[Pr
         yield Problem(
             "algorithm.name",
             f"{algorithm.name} learns from episodes that the policy itself plays; with flow={flow.name}, expected "
-            "sft, dpo, ipo, orpo or kto",
+            "algorithm=sft, dpo, ipo, orpo or kto",
         )
 
 
