@@ -321,7 +321,7 @@ def _wait(deployments: Sequence[RunnerDeployment]) -> int:
     from flows.execution.executor import environment
     from flows.scheduling.served_flow import flow_of
 
-    os.environ |= {**environment(), "PREFECT_LOGGING_TO_API_ENABLED": "true"}  # for the runs: the UI shows their logs
+    os.environ |= environment()  # for the processes of the runs
     runner = Runner(name="espalier", query_seconds=POLL, limit=None)
     for runner_deployment in deployments:
         identifier = runner.add_deployment(runner_deployment)

@@ -55,6 +55,7 @@ def run(
     from components.tracking.store import check as check_tracking
     from components.tracking.store import local_uri, ui_command
     from flows.orchestration import server
+    from flows.orchestration.prefect_log import PrefectLog
     from flows.terminal.console import Console, hush, logging_to
     from flows.terminal.interrupt import Interruption
 
@@ -92,6 +93,7 @@ def run(
         console = Console()
         log = root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
+        prefect_log = stack.enter_context(PrefectLog())
         console.line(f"{spec.name}, seed {spec.seed}; log: {log}")
         if (excess := spec.collect.excess_overlap(spec.rounds)) is not None:
             console.line(f"warning: {excess}")
@@ -115,6 +117,7 @@ def run(
         if cached is None or server.of_user():
             prefect = stack.enter_context(server.for_run(root, keep=sweep is not None))  # starts during the imports
             interruption.last_words.append(prefect.kill)
+            stack.callback(prefect_log.stop)  # before the server stops
 
         services = "" if prefect is None else " and starting Prefect"
         console.line(f"loading packages{services}; the first stage also loads the model")
@@ -181,7 +184,9 @@ def run(
         if prefect is None:
             result = body(execution.artifact, Sequential(execution.artifact), in_turn(execution.artifact))
         else:
-            result = tasks.run_flow(spec.flow.title, execution, body, prefect, interruption, dead, records.close)
+            result = tasks.run_flow(
+                spec.flow.title, execution, body, prefect, interruption, dead, records.close, prefect_log
+            )
         line: dict[str, Any] = json.loads(result.to_json())
         record.run.result = line
         results.show(result, console, tracker.ui_command, server.ui_command(root))

@@ -52,7 +52,7 @@ START_LIMIT = 180.0
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_TO_API_ENABLED": "false",  # the run has its own log file
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",  # `flows.orchestration.prefect_log` sends the logs, masked
     "PREFECT_CLI_PROMPT": "false",
 }
 """Environment variables of clients and servers."""

@@ -22,6 +22,7 @@ from flows.execution.sharding import is_transient
 from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
 from flows.orchestration import prefect_artifacts
+from flows.orchestration.prefect_log import PrefectLog
 from flows.orchestration.server import Api, PrefectServer
 from flows.reporting.results import Results
 from flows.stages import STAGES
@@ -47,14 +48,16 @@ def run_flow(
     interruption: Interruption,
     dead: Sequence[RunRecord] = (),
     close: Callable[[RunRecord], None] = lambda run: None,
+    log: PrefectLog | None = None,
 ) -> Results:
     """Run `body` as a Prefect flow, with its stages as task runs, those that overlap included.
 
     Inside a flow run of Prefect (`flows.scheduling.served_flow`) the stages become tasks of that flow run.
 
-    dead: killed runs; their flow runs are set to Crashed. close: called with each dead run that Prefect has accepted. A
-    server that stops during the run only causes a warning, because stages do not need it. Raises errors of `body`, and
-    ResourceError if the server rejects the run before that.
+    dead: killed runs; their flow runs are set to Crashed. close: called with each dead run that Prefect has accepted.
+    log: handler that sends console lines and warnings to the flow run. A server that stops during the run only causes a
+    warning, because stages do not need it. Raises errors of `body`, and ResourceError if the server rejects the run
+    before that.
     """
     import httpx
     from prefect import flow
@@ -82,6 +85,8 @@ def run_flow(
         context = FlowRunContext.get()
         assert context is not None
         assert context.flow_run is not None
+        if log is not None:
+            log.connect(str(context.flow_run.id))
         if execution.record is not None:
             execution.record.begun(str(context.flow_run.id))
         try:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from typing import Any
 
 from prefect import Flow, flow
@@ -24,8 +23,18 @@ from prefect.states import Cancelled, Completed, Failed, State
 
 from components.errors import EspalierError, ResourceError
 from flows.execution import prefect_credential
+from flows.orchestration.prefect_log import PrefectLog
 from flows.scheduling.parameters import from_environment, resolve
+from flows.terminal.console import printable, silence_prefect
 from flows.terminal.exit_codes import describe_error
+from flows.terminal.overrides import mask_overrides
+
+logger = logging.getLogger(__name__)
+
+LONGEST_NAME = 200
+"""Maximum number of characters in the name of a flow run."""
+_GENERATED = re.compile("[a-z]+-[a-z]+")
+"""Names that Prefect generates, such as `quick-otter`."""
 
 
 @flow(persist_result=False)
@@ -39,18 +48,19 @@ def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form 
     assert context.flow_run is not None
     for name in prefect_credential.VARIABLES:  # Prefect's settings have it; child processes must not inherit it
         os.environ.pop(name, None)
+    silence_prefect()
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_hide_stack_trace)
     try:
         _forget_secrets(context, overrides)
         deployment = from_environment(_deployment_name(context))
+        _name_run(context, deployment.name, overrides)
         spec = resolve(deployment, overrides)
         from flows.experiment.prerequisites import check_keys
         from flows.session import run
 
         check_keys(spec)
-        with _logs_in_prefect(str(context.flow_run.id)):
-            result = run(spec, overrides=[*deployment.lines, *overrides])
+        result = run(spec, overrides=[*deployment.lines, *overrides])
         success = result["success"]
         return Completed(message="no evaluation" if success is None else f"held-out success {success:.3f}")
     except KeyboardInterrupt:
@@ -60,7 +70,7 @@ def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form 
     except (EspalierError, OSError) as error:
         if (message_and_code := describe_error(error)) is None:
             raise
-        return _failed(message_and_code[0])
+        return _failed(context, message_and_code[0])
 
 
 def flow_of(recipe: str) -> Flow[..., Any]:
@@ -72,7 +82,7 @@ def _forget_secrets(context: FlowRunContext, overrides: list[str]) -> None:
     """Mask this run's parameters in Prefect if they contain a secret. The run is rejected afterwards."""
     from prefect import get_client
 
-    from flows.terminal.overrides import mask_overrides, parsed_secrets
+    from flows.terminal.overrides import parsed_secrets
 
     if not parsed_secrets(overrides):
         return
@@ -92,10 +102,25 @@ def _deployment_name(context: FlowRunContext) -> str:
         return client.read_deployment(context.flow_run.deployment_id).name
 
 
-def _failed(message: str) -> State:
-    from prefect.logging import get_run_logger
+def _name_run(context: FlowRunContext, deployment: str, overrides: list[str]) -> None:
+    """Name the flow run after its deployment and its overrides, unless the user has named it."""
+    from prefect import get_client
 
-    get_run_logger().error(message)
+    assert context.flow_run is not None
+    if not _GENERATED.fullmatch(context.flow_run.name):
+        return
+    name = printable(": ".join(filter(None, (deployment, ", ".join(mask_overrides(overrides))))))
+    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(context.flow_run.id, name=name)
+
+
+def _failed(context: FlowRunContext, message: str) -> State:
+    """Return the state Failed with a message that the run's log shows, too."""
+    assert context.flow_run is not None
+    with PrefectLog() as log:
+        log.connect(str(context.flow_run.id))
+        logger.error(message)
     return Failed(message=message)
 
 
@@ -112,32 +137,3 @@ def _cancelled(context: FlowRunContext) -> bool:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(context.flow_run.id).state
     return state is not None and (state.is_cancelling() or state.is_cancelled())
-
-
-class _RunFilter(logging.Filter):
-    """Log filter that passes console lines and warnings, and tags records with the flow run's id."""
-
-    def __init__(self, flow_run_id: str):
-        super().__init__()
-        self._flow_run_id = flow_run_id
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.flow_run_id = self._flow_run_id
-        return record.name == "flows.terminal.console" or record.levelno >= logging.WARNING
-
-
-@contextmanager
-def _logs_in_prefect(flow_run_id: str) -> Iterator[None]:
-    """Send the run's log to Prefect's UI, too. The handlers are not on the root logger, which the run configures."""
-    from prefect.logging.handlers import APILogHandler
-
-    handler = APILogHandler(logging.INFO)
-    handler.addFilter(_RunFilter(flow_run_id))
-    loggers = [logging.getLogger(name) for name in ("flows", "components")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)

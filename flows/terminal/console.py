@@ -232,8 +232,8 @@ class MaskingFormatter(logging.Formatter):
         return mask_text(super().format(record))
 
 
-class _Brief(MaskingFormatter):
-    """Formatter for the terminal: omits stack traces, which the log file has, and control codes."""
+class BriefFormatter(MaskingFormatter):
+    """Formatter for the terminal and Prefect's UI: omits stack traces, which the log file has, and control codes."""
 
     def format(self, record: logging.LogRecord) -> str:
         record = copy.copy(record)
@@ -262,7 +262,7 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
     screen = RichHandler(
         logging.WARNING, console=console.rich, show_time=False, show_path=False, markup=False, rich_tracebacks=False
     )
-    screen.setFormatter(_Brief("%(name)s: %(message)s"))
+    screen.setFormatter(BriefFormatter("%(name)s: %(message)s"))
     screen.addFilter(lambda record: not record.name.startswith(FILE_ONLY))
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
@@ -281,8 +281,9 @@ def logging_to(path: Path, console: Console) -> Iterator[None]:
 
 
 def silence_prefect() -> None:
-    """Remove Prefect's own log handlers after its import, so that its messages go through the root logger."""
-    for name in ("prefect", "prefect._internal", "uvicorn", "fastapi"):
+    """Remove Prefect's own log handlers after its import, so that its messages go through the root logger. Those of the
+    runs would send them unmasked to the server."""
+    for name in ("prefect", "prefect._internal", "prefect.flow_runs", "prefect.task_runs", "uvicorn", "fastapi"):
         target = logging.getLogger(name)
         target.handlers = []
         target.propagate = True

@@ -71,6 +71,18 @@ def screen():
     return Console(stream), stream
 
 
+@pytest.fixture
+def execution(tmp_path, screen):
+    """The execution of an experiment that is neither tracked nor recorded."""
+    from components.specs import validate
+    from flows.execution.executor import Execution
+    from flows.experiment.spec import ExperimentSpec
+    from tests.flows.test_online_rl import DATA
+
+    spec = validate(ExperimentSpec, {**DATA, "root": str(tmp_path)})
+    return Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
+
+
 @pytest.fixture(scope="session")
 def prefect_root(tmp_path_factory):
     return tmp_path_factory.mktemp("prefect-root")

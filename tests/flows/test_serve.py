@@ -18,6 +18,7 @@ from flows.experiment.compose import compose
 from flows.scheduling import parameters
 from flows.scheduling.parameters import ServedExperiment
 from tests.flows.test_online_rl import Recorder
+from tests.flows.test_tasks import check_rows, logged, rows, say
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +169,14 @@ def waited(monkeypatch):
     return found
 
 
+def latest(client):
+    """Return the flow run that started last."""
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    (flow_run,) = client.read_flow_runs(limit=1, sort=FlowRunSort.START_TIME_DESC)
+    return flow_run
+
+
 def registered(client, name, recipe="online-rl"):
     return client.read_deployment_by_name(f"{recipe}/{name}")
 
@@ -263,14 +272,15 @@ def ran(connected, monkeypatch, waited, tmp_path):
     from flows import session
     from flows.scheduling.served_flow import experiment
 
-    def run(body, *overrides, enforce=True):
+    def run(body, *overrides, enforce=True, name=None):
         monkeypatch.setattr(session, "run", body)
         argv = ["+experiment=smoke", f"root={tmp_path}", "serve.overrides=[rounds]", "--name", "ran", "--replace"]
         assert serve.main(argv) == 0
         deployment = registered(connected, "ran")
         if not enforce:
             connected._client.patch(f"/deployments/{deployment.id}", json={"enforce_parameter_schema": False})
-        flow_run = connected.create_flow_run_from_deployment(deployment.id, parameters={"overrides": list(overrides)})
+        parameters = {"overrides": list(overrides)}
+        flow_run = connected.create_flow_run_from_deployment(deployment.id, parameters=parameters, name=name)
         handlers = {name: logging.getLogger(name).handlers[:] for name in ("prefect", "prefect.flow_runs")}
         try:
             return run_flow(experiment, flow_run=flow_run, return_type="state")
@@ -295,6 +305,26 @@ def test_the_flow_calls_what_the_command_line_calls(ran, tmp_path):
     assert spec == compose(overrides)
 
 
+@pytest.mark.usefixtures("tiny_stages", "root_logger")
+def test_the_log_of_a_served_run_has_console_lines_and_warnings(ran, connected, prefect_server, execution):
+    assert ran(lambda spec, *, overrides: logged(execution, say(execution), prefect_server) and {"success": None})
+    check_rows(rows(prefect_server, latest(connected).id))
+
+
+@pytest.mark.parametrize(
+    ("given", "overrides", "name"),
+    [
+        (None, [], "ran"),
+        (None, ["rounds=3"], "ran: rounds=3"),
+        (None, ["seed=" + "1" * 300], "ran: seed=" + "1" * 189 + "…"),
+        ("before the holidays", ["rounds=3"], "before the holidays"),
+    ],
+)
+def test_a_served_run_is_named_after_what_differs(ran, connected, given, overrides, name):
+    ran(lambda spec, *, overrides: {"success": None}, *overrides, enforce=False, name=given)
+    assert latest(connected).name == name
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -303,8 +333,11 @@ def test_the_flow_calls_what_the_command_line_calls(ran, tmp_path):
         ("a.password=x", "a run may not set this"),
     ],
 )
-def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(ran, line, message):
+def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(
+    ran, connected, prefect_server, line, message
+):
     state = ran(lambda *_, **__: pytest.fail("was run"), line, enforce=False)
+    assert [message in row.message for row in rows(prefect_server, latest(connected).id)] == [True]
     assert state.name == "Failed"
     assert message in state.message
     assert "Traceback" not in state.message

@@ -1,31 +1,26 @@
 """Stages as Prefect tasks: names, states and references in Prefect match the run."""
 
 import logging
+import socket
+import threading
 import time
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from components.compute.runners import KeptProcessRunner, ProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError
-from components.specs import validate
-from flows.execution.executor import Execution
-from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord, recording
+from flows.orchestration.prefect_log import MOST_ROWS, TIMEOUT, PrefectLog
 from flows.stages import STAGES
-from flows.stages.base import Context, Request
+from flows.stages.base import Request
+from flows.terminal.console import logging_to
 from flows.terminal.interrupt import Interruption
 from tests.flows import waiting
-from tests.flows.test_online_rl import DATA
 
 pytestmark = pytest.mark.usefixtures("tiny_stages", "prefect_server")
-
-
-@pytest.fixture
-def execution(tmp_path, screen):
-    spec = validate(ExperimentSpec, {**DATA, "root": str(tmp_path)})
-    return Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
 
 
 class Found:
@@ -40,13 +35,13 @@ class Found:
         return [["start", "0.5", "0.5", "1"]]
 
 
-def run(execution, body, prefect_server, *dead):
+def run(execution, body, prefect_server, *dead, log=None):
     from flows.orchestration.tasks import run_flow
 
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     try:
         with Interruption() as interruption:
-            return run_flow("online-rl", execution, body, prefect_server, interruption, *dead)
+            return run_flow("online-rl", execution, body, prefect_server, interruption, *dead, log=log)
     finally:
         logging.getLogger().handlers[:], logging.getLogger().level = handlers, level
 
@@ -87,6 +82,92 @@ def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server):
     assert flow_run.parameters["experiment"]["name"] == "test"
     assert {name: task.state.name for name, task in tasks.items()} == {"add[1]": "Completed", "add[2]": "Cached"}
     assert [done.status for done in execution.done.values()] == ["ran", "cached"]
+
+
+FOREIGN = "\x1b]0;owned\x07\x1b[2Jthe server answered api_key=sk-abcdefghijklmnopqrstuvwx"
+
+
+def say(execution):
+    """Return a body with console lines, warnings and a stage, also from a thread without Prefect's context."""
+
+    def body(call, beside, at_once):
+        call("add[1]", 1, Request("add", {"amount": 1}))
+        execution.console.line(FOREIGN)
+        thread = threading.Thread(target=lambda: logging.getLogger("some.library").warning("from a thread"))
+        thread.start()
+        thread.join()
+        logging.getLogger("some.library").info("only in the file")
+        return Found()
+
+    return body
+
+
+def logged(execution, body, prefect_server):
+    """Run the body as `flows.session.run` does."""
+    with logging_to(Path(execution.spec.root, "run.log"), execution.console), PrefectLog() as log:
+        logging.getLogger("flows.x").warning("before the flow run exists")
+        return run(execution, body, prefect_server, log=log)
+
+
+def rows(prefect_server, flow_run_id):
+    """Return the rows of a flow run's log."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import LogFilter
+    from prefect.settings import temporary_settings
+
+    with temporary_settings(prefect_server.settings()), get_client(sync_client=True) as client:
+        return client.read_logs(LogFilter(flow_run_id={"any_": [flow_run_id]}))
+
+
+def check_rows(found):
+    """Assert that the log has the lines and warnings of `say`, safe to show."""
+    lines = [row.message for row in found]
+    for words in ("before the flow run exists", "from a thread"):
+        assert lines.count(words) == 1
+    assert [line for line in lines if line.startswith("add[1] ran")]
+    (foreign,) = [line for line in lines if "the server answered" in line]
+    assert "abcdefghijkl" not in foreign
+    assert not set("\x1b\x07") & set(foreign)
+    assert "only in the file" not in lines
+
+
+def test_console_lines_and_warnings_are_in_the_log_of_the_flow_run(execution, prefect_server):
+    logged(execution, say(execution), prefect_server)
+    flow_run, tasks = wait_for(prefect_server, 1)
+    found = rows(prefect_server, flow_run.id)
+    check_rows(found)
+    (stage,) = [row for row in found if row.message.startswith("add[1] ran")]
+    assert stage.task_run_id == tasks["add[1]"].id
+
+
+def test_a_failed_stage_is_in_the_log_without_its_stack_trace(execution, prefect_server):
+    def body(call, beside, at_once):
+        call("add[1]", 1, Request("add", {"amount": -1}))
+
+    with pytest.raises(ValueError, match="below zero"):
+        logged(execution, body, prefect_server)
+    flow_run, _ = wait_for(prefect_server, 1)
+    lines = [row.message for row in rows(prefect_server, flow_run.id)]
+    assert [line for line in lines if "below zero" in line]
+    assert not [line for line in lines if "Traceback" in line]
+
+
+@pytest.mark.parametrize("server", ["refuses connections", "never answers"])
+def test_a_log_without_a_server_delays_neither_the_run_nor_its_end(prefect_root, tmp_path, server):
+    from prefect.settings import temporary_settings
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if server == "refuses connections":
+            listener.close()
+        with temporary_settings({"api.url": f"http://127.0.0.1:{port}/api"}), PrefectLog() as log:
+            log.connect(str(uuid.uuid4()))
+            for number in range(5 * MOST_ROWS):
+                logging.getLogger("some.library").warning("row %d", number)
+            assert log._rows.qsize() <= MOST_ROWS
+            joined = []
+            log._thread.join = joined.append
+        assert joined == [TIMEOUT]
 
 
 def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_server, tmp_path, monkeypatch):
