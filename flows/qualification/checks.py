@@ -6,13 +6,14 @@ A check that the environment does not allow, such as the solver's without a solv
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from components.environments.protocol import Environment, Restorable, Solver
 from components.evaluation.proportions import wilson
 from components.evaluation.qualification_page import FAILED, PASSED, SKIPPED, QualificationCheck
+from components.rewards.judge import RewardCaller
 from components.trajectories.schema import Scenario
 from flows.qualification.exploits import chance, exploits
 from flows.qualification.recording import Recording, TestedInstance, first_difference, play, play_solution
@@ -37,14 +38,37 @@ class Qualification:
     """Scenarios that are played."""
     turns: int
     """Maximum number of actions of chance and of exploits."""
+    reward: RewardCaller | None = None
+    """Reward of the experiment; None: that of the environment."""
     solved: list[Recording] = field(default_factory=list)
     random: list[Recording] = field(default_factory=list)
     exploited: list[Recording] = field(default_factory=list)
+    worth: float = 0.0
+    """Mean reward of the solutions; 0 without any."""
 
     @property
     def has_solver(self) -> bool:
         """True if the environment solves its own tasks."""
         return isinstance(self.world.environment, Solver)
+
+    async def rewards(self, recordings: Sequence[Recording], failures: list[str]) -> list[float]:
+        """Return the rewards of the episodes that the reward scores. If it scores none, add the reason to `failures`.
+        A reward of groups scores each episode beside a copy."""
+        if self.reward is None:
+            return [recording.reward for recording in recordings]
+        rewards: list[float] = []
+        reasons: list[str] = []
+        for recording in recordings:
+            episode = recording.trajectory()
+            group = [episode, replace(episode, id=f"{episode.id}/1", sample=1)] if self.reward.grouped else [episode]
+            score = (await self.reward.call_group_async(group))[0]
+            if score.reward is not None:
+                rewards.append(score.reward)
+            elif score.failure is not None:
+                reasons.append(f"{score.failure.kind}: {score.failure.message}")
+        if reasons and not rewards:
+            failures.append(f"reward: it scores no episode; the first: {reasons[0]}")
+        return rewards
 
     async def fresh(self, use: Callable[[TestedInstance], Awaitable[Any]]) -> Any:
         """Call a function with a new instance, and close the instance."""
@@ -80,7 +104,8 @@ async def check_solver(tested: Qualification) -> QualificationCheck:
         for recording in unsolved
     ]
     figures = {"episodes": len(tested.solved), "success": 1 - len(unsolved) / len(tested.solved)}
-    figures["reward"] = fmean(recording.reward for recording in tested.solved)
+    tested.worth = _mean(await tested.rewards(tested.solved, failures))
+    figures["reward"] = tested.worth
     return result("solver", failures, figures, unsolved or tested.solved)
 
 
@@ -91,6 +116,7 @@ async def check_chance(tested: Qualification) -> QualificationCheck:
     rate, low = len(lucky) / len(tested.random), wilson(len(lucky), len(tested.random))[0]
     failures = [f"random actions succeed in {rate:.0%} of the episodes"] if low > MOST_CHANCE else []
     figures = {"episodes": len(tested.random), "success": rate, "success_low": low}
+    figures["reward"] = _mean(await tested.rewards(tested.random, failures))
     return result("chance", failures, figures, lucky or tested.random)
 
 
@@ -175,19 +201,18 @@ async def check_exploits(tested: Qualification) -> QualificationCheck:
                 recording = await play(tested.world, scenario, f"{name}: {variant}", policy, tested.turns)
                 played.setdefault((name, variant), []).append(recording)
     limit = max(MOST_EXPLOIT, _rate(tested.random))
-    worth = fmean(recording.reward for recording in tested.solved) if tested.solved else 0.0
     failures: list[str] = []
     figures: dict[str, float] = {}
     examples: list[Recording] = []
     for (name, variant), recordings in played.items():
         successes = [recording for recording in recordings if recording.success]
-        rate, earned = len(successes) / len(recordings), fmean(recording.reward for recording in recordings)
+        rate, earned = len(successes) / len(recordings), _mean(await tested.rewards(recordings, []))
         figures[name] = max(figures.get(name, 0.0), rate)
         if wilson(len(successes), len(recordings))[0] > limit:
             failures.append(f"{name} ({variant}) succeeds in {rate:.0%} of the episodes")
             examples += successes[:1]
-        elif worth > 0 and earned >= worth:
-            failures.append(f"{name} ({variant}) earns a reward of {earned:.3g}, solutions {worth:.3g}")
+        elif tested.worth > 0 and earned >= tested.worth:
+            failures.append(f"{name} ({variant}) earns a reward of {earned:.3g}, solutions {tested.worth:.3g}")
             examples += recordings[:1]
         tested.exploited += (successes or recordings)[:1]
     return result("exploits", failures, figures, examples)
@@ -198,6 +223,10 @@ def _played(tested: Qualification) -> list[Recording]:
     if not tested.solved:
         return tested.random
     return [recording for pair in zip(tested.solved, tested.random, strict=False) for recording in pair]
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    return fmean(rewards) if rewards else 0.0
 
 
 def _rate(recordings: Sequence[Recording]) -> float:

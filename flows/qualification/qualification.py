@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from components.environments.protocol import Environment
 from components.errors import BoundaryError
 from components.evaluation.qualification_page import FAILED, QualificationCheck
+from components.rewards.judge import RewardCaller
+from components.rewards.protocol import ModelReward
 from components.trajectories.schema import Scenario
 from flows.qualification import checks, length, splits
 from flows.qualification.recording import TestedInstance
@@ -49,7 +51,7 @@ async def _play(
         scenarios = {split: await world.scenarios(split) for split in ("train", "heldout")}
         chosen = [*_draw(scenarios["heldout"], (count + 1) // 2), *_draw(scenarios["train"], count // 2)]
         turns = min(TURNS, spec.agent.max_turns)
-        tested = checks.Qualification(spec.environment.build, world, scenarios, chosen, turns)
+        tested = checks.Qualification(spec.environment.build, world, scenarios, chosen, turns, _reward(spec))
         results = []
         for name, check in CHECKS.items():
             if not chosen:
@@ -59,6 +61,12 @@ async def _play(
         return results, chosen
     finally:
         await world.close()
+
+
+def _reward(spec: QualifiedSettings) -> RewardCaller | None:
+    """Return the reward of the experiment; None if it asks a model, or depends on a whole collection."""
+    reward = spec.reward.build()
+    return None if isinstance(reward, ModelReward) or getattr(reward, "settles", False) else RewardCaller(reward)
 
 
 async def _checked(name: str, check: Check, tested: checks.Qualification, timeout: float) -> QualificationCheck:

@@ -70,6 +70,7 @@ class Recording:
             tools=self.tools,
             step_rewards=[step.reward for step in self.steps],
             outcome=self.steps[-1].info if self.steps else {},
+            metrics={"turns": float(len(self.actions))},
             policy=self.player,
             reward=self.reward,
         )

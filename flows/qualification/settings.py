@@ -11,10 +11,13 @@ from components.specs import Target
 
 
 class QualifiedSettings(Protocol):
-    """Sections of an experiment: environment, agent, model and evaluation."""
+    """Sections of an experiment: environment, reward, agent, model and evaluation."""
 
     @property
     def environment(self) -> Target: ...
+
+    @property
+    def reward(self) -> Target: ...
 
     @property
     def agent(self) -> AgentSpec: ...

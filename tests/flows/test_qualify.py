@@ -70,10 +70,14 @@ def test_every_built_in_environment_that_runs_here_passes(name, cache):
     assert sum(check.status == PASSED for check in checks) >= 6
 
 
-def sums(cache, fault=""):
+def sums(cache, fault="", reward=None):
     target = {"_target_": "tests.flows.faulty_environment.Sums", "fault": fault}
     environment = validate(Target, target, allow=("tests",))
-    spec = compose(["model=tiny", "warmup=none"]).model_copy(update={"environment": environment})
+    changes = {"environment": environment}
+    if reward is not None:
+        target = {"_target_": f"tests.flows.preflight_rewards.{reward}"}
+        changes["reward"] = validate(Target, target, allow=("tests",))
+    spec = compose(["model=tiny", "warmup=none"]).model_copy(update=changes)
     return {check.name: check for check in run_checks(spec, 8, cache)}
 
 
@@ -88,6 +92,14 @@ def test_a_fault_fails_its_check_with_a_reason(fault, cache):
     check = sums(cache, fault)[fault]
     assert check.status == FAILED
     assert check.reason
+
+
+def test_episodes_are_scored_by_the_reward_of_the_experiment(cache):
+    checks = sums(cache, reward="divides")
+    for name in ("solver", "chance"):
+        assert "ZeroDivisionError: division by zero (tests/flows/preflight_rewards.py:" in checks[name].reason
+    assert sums(cache, reward="success")["solver"].figures["reward"] == 1.0
+    assert "earns a reward of 1" in sums(cache, reward="constant")["exploits"].reason
 
 
 def test_the_command_writes_a_page_and_one_json_object_as_the_last_line(tmp_path, capsys):
