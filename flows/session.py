@@ -102,10 +102,13 @@ def run(
             console.line(f"starts from the policy of run {forked.run.short} after step {forked.step}")
         stack.callback(context.warm.close)
 
+        from flows.planning import preflight
         from flows.planning.cached_run import CachedRun
         from flows.reporting import results
 
         cached = CachedRun.find(spec, context, starting_point)
+        if cached is None:
+            preflight.check(spec, context, starting_point)
         standalone = sweep is None and not server.inside_flow()  # a sweep and Prefect expect a new run
         earlier = cached.earlier() if cached is not None and standalone else None
         if cached is not None and earlier is not None:

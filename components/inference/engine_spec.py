@@ -32,6 +32,11 @@ class EngineSpec(Spec):
         return True
 
     @property
+    def is_external(self) -> bool:
+        """True if it queries servers that the run does not start."""
+        return not self.needs_model
+
+    @property
     def returns_tokens(self) -> bool:
         """True if responses have token ids and log-probabilities, which training requires."""
         return True

@@ -49,10 +49,11 @@ def _check_comparisons(spec: ExperimentSpec, data: Episodes) -> None:
 
 
 def _check_imitation(spec: ExperimentSpec, data: Episodes) -> None:
-    """Raise SpecError if the algorithm would imitate rejected answers, because the filter drops none."""
+    """Raise SpecError if the algorithm would imitate rejected answers, because the filter drops none. In a plan
+    the number is unknown."""
     assert data.selection is not None
     rejected = data.trajectories.metrics.get("rejected", 0.0)
-    if spec.algorithm.imitates and rejected and not data.selection.metrics.get("dropped", 0.0):
+    if spec.algorithm.imitates and rejected and data.selection.metrics.get("dropped") == 0:
         raise SpecError(
             [
                 Problem(

@@ -53,3 +53,12 @@ class Sums:
 
     def close(self):
         pass
+
+
+class Unsolved(Sums):
+    """Environment whose `solve` raises (fault `solve`), or gives wrong answers."""
+
+    def solve(self, scenario):
+        if self.fault == "solve":
+            raise KeyError("answers")
+        return [{"role": "assistant", "content": "wrong"}] * 2

@@ -95,6 +95,10 @@ class VllmSpec(EngineSpec):
         return {name.strip("-").replace("_", "-"): option for name, option in value.items()}
 
     @property
+    def is_external(self) -> bool:
+        return bool(self.urls)
+
+    @property
     def interpreter(self) -> Path:
         """Return the Python interpreter of the environment with vLLM. Raises ResourceError if it does not exist."""
         python = Path(self.python).expanduser() if self.python else VLLM_PYTHON

@@ -1,0 +1,92 @@
+"""Preflight of a run: mistakes in its solver, reward, judges and engines are reported before the first stage."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from components.errors import EnvironmentFailed, JudgeError, ResourceError
+from components.specs import Target, validate
+from flows.experiment.compose import compose
+from flows.experiment.starting_point import StartingPoint
+from flows.planning import preflight
+from flows.stages.base import Context
+from tests.flows import preflight_rewards
+from tests.rewards.judge_server import judge_server
+
+REWARDS = preflight_rewards.__name__
+SOLVED, UNSOLVED = "tests.flows.faulty_environment.Sums", "tests.flows.faulty_environment.Unsolved"
+FREE_TEXT = "tests.flows.free_text.FreeText"
+
+
+def check(root, *overrides, reward=None, **environment):
+    spec = compose(["model=tiny", "size=tiny", "rounds=1", "warmup=none", f"root={root}", *overrides])
+    changes = {"allow": ["tests"]}
+    if environment:
+        changes["environment"] = validate(Target, environment, allow=("tests",))
+    if reward:
+        changes["reward"] = validate(Target, {"_target_": f"{REWARDS}.{reward}"}, allow=("tests",))
+    spec = spec.model_copy(update=changes)
+    preflight.check(spec, Context.created(root), StartingPoint())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("preflight")
+
+
+@pytest.mark.parametrize("environment", [SOLVED, FREE_TEXT])
+@pytest.mark.parametrize("reward", ["success", "Deviations", "demands_an_answer"])
+def test_a_reward_that_scores_an_episode_passes(root, environment, reward):
+    check(root, reward=reward, _target_=environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reward", "message"),
+    [
+        (SOLVED, "divides", r"the solution of scenario .*division by zero \(.*rewards\.py:\d+, in divid"),
+        (FREE_TEXT, "divides", r"the answer '.*' of scenario .*ZeroDivisionError"),
+        (SOLVED, "forgets", "the reward is None"),
+    ],
+)
+def test_a_broken_reward_is_refused_with_file_and_line(root, environment, reward, message):
+    with pytest.raises(JudgeError, match=message):
+        check(root, reward=reward, _target_=environment)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("solve", r"fails on each of 8 scenarios .*KeyError: 'answers' \(.*faulty_environment.py:\d+, in solve\)"),
+        ("", r"solves none of 8 scenarios .*warmup.filter keeps none.*'success': False"),
+    ],
+)
+def test_a_solver_that_always_fails_is_refused_if_it_must_demonstrate(root, fault, message):
+    with pytest.raises(EnvironmentFailed, match=message):
+        check(root, "warmup=sft_short", _target_=UNSOLVED, fault=fault)
+    check(root, _target_=UNSOLVED, fault=fault)  # the run needs no demonstrations
+
+
+def test_each_judge_answers_one_question_which_is_cached(root):
+    with judge_server() as server:
+        judge = ["reward=ruler", "judge_model@reward.model=served", f"reward.model.url={server.url}"]
+        for _ in range(2):
+            check(root, *judge, "reward.model.model=judge")
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["reward=ruler", "judge_model@reward.model=served", "reward.model.model=gone"],
+        ["inference=remote", "inference.model=gone"],
+    ],
+)
+def test_a_server_where_nobody_listens_is_refused(root, overrides):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        key = "inference.url" if "inference=remote" in overrides else "reward.model.url"
+        with pytest.raises(ResourceError, match="unreachable"):
+            check(root, *overrides, f"{key}={url}")
