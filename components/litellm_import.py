@@ -61,7 +61,13 @@ def _bounded_session() -> Any:
     async def bound(response: Any) -> None:
         bound_response(httpx, response)
 
-    return httpx.AsyncClient(headers=IDENTITY, event_hooks={"response": [bound]}, timeout=None, follow_redirects=True)
+    return httpx.AsyncClient(
+        headers=IDENTITY,
+        event_hooks={"response": [bound]},
+        timeout=None,
+        limits=httpx.Limits(max_connections=None),  # callers limit their own concurrency
+        follow_redirects=True,
+    )
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from components.bounded_reply import InvalidReply
+from components.bounded_reply import InvalidReply, LateReply
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import ResourceError
 from components.exceptions import never_connected
@@ -89,6 +89,8 @@ class LiteLLMModel:
         class of LiteLLM's errors, which `translated` maps."""
         try:
             result = await completion(**request, api_key=key, timeout=timeout, num_retries=0, max_retries=0)
+        except LateReply:
+            raise FailedAttempt(f"timed out: no answer within {timeout:g} s ({self.path}.timeout)") from None
         except InvalidReply as error:
             raise FailedAttempt(f"the server {error}", empty=True) from None
         record_contact(self.server)
@@ -101,7 +103,8 @@ class LiteLLMModel:
         text = self.masked(error, key)
         status = getattr(error, "status_code", None)
         unreachable = never_connected(error)
-        if status is not None and not isinstance(error, errors.APIConnectionError | errors.Timeout):
+        # LiteLLM reports a refused connection with status 500, which no server has sent
+        if status is not None and not unreachable and not isinstance(error, errors.APIConnectionError | errors.Timeout):
             record_contact(self.server)
         if isinstance(error, errors.UnsupportedParamsError):
             hint = f"remove the parameter, for instance +{self.path}.extra.temperature=null"

@@ -112,7 +112,7 @@ def _has_content(file: DataFile) -> bool:
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if file.format == "jsonl" and text.startswith(b"[") and text[1:].lstrip()[:1] in (b"{", b""):
         raise ResourceError(f"{file.uri}: holds a JSON array, not one object a line. Set data.format=json")
-    return bool(text) or file.format == "csv"  # a table has a header
+    return bool(text) or len(start) == _START or file.format == "csv"  # a table has a header
 
 
 def _refuse(broken: BrokenRow) -> None:

@@ -36,8 +36,10 @@ def check_config(folder: Path) -> None:
         config = config["text_config"]
     sizes = {name: config[name] for name in _SIZES if config.get(name) is not None}
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        parts = size if isinstance(size, list) and size else [size]  # some models have a size for each layer
+        if any(not isinstance(part, int) or isinstance(part, bool) or part < 1 for part in parts):
             raise ResourceError(f"{path}: {name} = {size!r:.100}: expected a positive integer; repair or replace it")
+        sizes[name] = max(parts)
     with Weights(folder) as weights:
         tensors = len(weights.where)
     size_in_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
 from components.models.files import save
+from components.models.folder_limits import check_config
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ def load(base_dir: Path, *, dtype: str, device: str) -> Any:
     from bitsandbytes.nn import Linear4bit
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+    check_config(base_dir)
     computed = getattr(torch, dtype)
     config = BitsAndBytesConfig(
         load_in_4bit=True,

@@ -351,7 +351,8 @@ def _gain(differences: dict[str, dict[str, Any]], titles: dict[str, str]) -> dic
     paired = next((paired for title, paired in differences.items() if title.endswith(f" against {starts[-1]}")), None)
     if paired is None:
         return {"gain": None, "gain_interval": None}
-    return {"gain": paired["difference"], "gain_interval": [paired["low"], paired["high"]]}
+    interval = None if paired["low"] is None else [paired["low"], paired["high"]]
+    return {"gain": paired["difference"], "gain_interval": interval}
 
 
 def _stage_seconds(execution: Execution) -> dict[str, float]:

@@ -80,6 +80,11 @@ def test_lines_in_a_file_named_json_are_read_as_lines(tmp_path):
     assert values(path=str(tmp_path / "a.json")) == ROWS
 
 
+def test_lines_after_many_blank_ones_are_read(tmp_path):
+    (tmp_path / "late.jsonl").write_text("\n" * 5000 + json.dumps(ROWS[0]) + "\n")
+    assert [row.values for row in rows(SourceSpec(path=str(tmp_path / "late.jsonl")))] == ROWS[:1]
+
+
 def test_an_object_over_several_lines_is_one_row(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(ROWS[0], indent=1))
     assert values(path=str(tmp_path / "a.json")) == ROWS[:1]

@@ -90,6 +90,13 @@ def test_the_gain_is_against_the_start_of_the_rounds_not_against_an_evaluation_b
     assert line["gain"] == 0.25
 
 
+def test_a_gain_on_one_scenario_has_no_interval():
+    """Of several episodes of one scenario there is no bootstrap over scenarios; a mean over seeds needs both limits."""
+    differences = {"after GRPO against start": {**DIFFERENCE, "low": None, "high": None}}
+    line = json.loads(results(differences=differences).to_json())
+    assert (line["gain"], line["gain_interval"]) == (0.25, None)
+
+
 def test_the_table_shows_intervals_where_there_are_some():
     assert results().rows()[1] == ["after GRPO", "0.500 [0.250, 0.750]", "0.400 [0.250, 0.750]", "0.500"]
 

@@ -151,6 +151,21 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name):
     assert not (tmp_path.parent / "outside").exists()
 
 
+def test_a_sparse_file_in_an_archive_is_refused(tmp_path):
+    """A header of GNU tar states a size of 8 TB in 512 bytes: to check the digest of its holes takes an hour."""
+    member = tarfile.TarInfo("run/bundle.json")
+    member.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    size = tarfile.itn(8 * 1024**4, 12, tarfile.GNU_FORMAT)
+    header[386:398] = header[483:495] = size  # offset of the last part, and size of the file
+    header[398:410] = tarfile.itn(0, 12, tarfile.GNU_FORMAT)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "sparse.tar.gz").write_bytes(gzip.compress(bytes(header) + bytes(10240 - len(header))))
+    with pytest.raises(ResourceError, match="no plain file or folder"), opened_bundle(tmp_path / "sparse.tar.gz"):
+        pass
+
+
 @pytest.mark.parametrize("part", ["content", "header"])
 def test_an_archive_that_expands_without_measure_is_refused(tmp_path, part):
     """1.5 GB of zeros in 1.5 MB, as a file and as an extended header that tarfile reads at once."""

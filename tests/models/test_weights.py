@@ -19,6 +19,7 @@ import pytest
 
 from components.errors import ResourceError, WaitTimeout
 from components.models import weights
+from components.models.folder_limits import check_config
 from components.models.spec import ModelSpec
 from components.models.weights import check_weights, folder, load_model, load_tokenizer, packaged_models, prepare
 from tests.deployment.tiny import TINY
@@ -221,6 +222,17 @@ def test_a_config_that_does_not_fit_its_weights_is_refused(base_dir, tmp_path, c
     (other / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ResourceError, match=message):
         load_model(other)
+
+
+def test_sizes_by_layer_are_sizes(base_dir, tmp_path):
+    """Gemma 3n has a list of intermediate sizes."""
+    other = shutil.copytree(base_dir, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"intermediate_size": [128, 256]}))
+    check_config(other)
+    (other / "config.json").write_text(json.dumps(config | {"intermediate_size": [128, 10**12]}))
+    with pytest.raises(ResourceError, match=r"intermediate_size = 1e[+]12: its safetensors files have"):
+        check_config(other)
 
 
 def test_a_tokenizer_with_millions_of_added_tokens_is_refused(base_dir, tmp_path):

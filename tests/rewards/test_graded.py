@@ -7,6 +7,9 @@ import json
 import pytest
 
 from components.rewards.judges.graded import Graded
+from components.rewards.llm.answers import Scale
+from components.rewards.llm.models.local import bounded
+from components.rewards.llm.rows import object_schema
 from tests.rewards.judged import Reply, always, judge_server, means, mistakes, says, scores, spec
 from tests.trajectories.builders import episode
 
@@ -40,6 +43,12 @@ def test_a_grade_is_read_on_the_declared_scale(answer, scale, score):
         assert grade_schema == {"type": "number", "minimum": scale[0], "maximum": scale[1]}
         examples = [json.loads(message["content"])["grade"] for message in first["messages"][1:-1:2]]
         assert examples == [scale[1], scale[0], sum(scale) / 2]
+
+
+def test_a_judge_on_this_machine_may_give_every_whole_grade():
+    """Its engine holds it to the steps of the scale, by which the whole numbers of 1 to 10 do not come out."""
+    schema = object_schema({"grade": Scale(1.0, 10.0).schema})
+    assert {*range(1, 11)} < {*bounded(schema, 512)["properties"]["grade"]["enum"]}
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_an_unreachable_address_is_an_error_at_first_contact():
 def test_an_answer_that_takes_too_long_is_not_waited_for():
     with (
         judge_server(lambda asked: replies.slow(1.5), models=MODELS) as server,
-        pytest.raises(JudgeError, match=r"timed out"),
+        pytest.raises(JudgeError, match=r"timed out: no answer within 0\.3 s \(reward\.model\.timeout\)"),
     ):
         ask(server, timeout=0.3, retry_for=0.0)
 

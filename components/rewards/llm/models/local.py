@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -138,8 +139,10 @@ def bounded(schema: dict[str, Any], max_tokens: int) -> dict[str, Any]:
     for field in fields:
         if field["type"] == "number":  # otherwise it may have any number of digits
             low, high = field["minimum"], field["maximum"]
-            values = [round(low + (high - low) * step / STEPS, 6) for step in range(STEPS + 1)]
-            field |= {"enum": [int(value) if value == int(value) else value for value in values]}
+            values = {round(low + (high - low) * step / STEPS, 6) for step in range(STEPS + 1)}
+            if high - low <= STEPS:  # the whole numbers of a scale from 1 to 10 are no steps of it
+                values |= set(range(math.ceil(low), math.floor(high) + 1))
+            field |= {"enum": [int(value) if value == int(value) else value for value in sorted(values)]}
     return copied
 
 
