@@ -172,7 +172,7 @@ class Grammars:
         """Return a compiled grammar. Raises SpecError, and EngineError for an unexpected error."""
         try:
             return self._compiled_after_trial(text(), parameter, abandoned)
-        except (SpecError, TrialAbandoned):
+        except (SpecError, EngineBusy, TrialAbandoned):
             raise
         except Exception as error:
             logger.exception("a grammar cannot be compiled")

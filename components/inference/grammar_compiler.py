@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.errors import EngineBusy
 from components.json_process import (
     JsonProcess,
     JsonProgram,
@@ -113,8 +114,8 @@ def error_of(matcher: Any) -> str:
 def compile_in_child(vocabulary: Vocabulary, grammar: str, abandoned: threading.Event) -> int:
     """Compile a grammar in a child process. Return its memory in bytes.
 
-    Raises TooCostly at a limit, ValueError for a grammar that cannot be enforced, TrialAbandoned once the event is set,
-    and OSError if the process does not start.
+    Raises TooCostly at a limit of processor time or memory, EngineBusy at that of the clock, ValueError for a grammar
+    that cannot be enforced, TrialAbandoned once the event is set, and OSError if the process does not start.
     """
     variables = {**safe_environment(), "PYTHONPATH": import_path()}
     arguments = {"vocabulary": vocabulary.as_json(), "grammar": grammar, "most_memory": MEMORY}
@@ -130,6 +131,9 @@ def compile_in_child(vocabulary: Vocabulary, grammar: str, abandoned: threading.
     except (TimeoutError, ProcessExited, RequestFailed) as error:
         if abandoned.is_set():
             raise TrialAbandoned from None
+        if isinstance(error, TimeoutError):  # the limit of processor time comes first, unless others use the processors
+            text = f"the machine is too busy: a schema was not compiled within {SECONDS:g} s; try again later"
+            raise EngineBusy(text) from None
         if isinstance(error, RequestFailed) and error.kind != "MemoryError":
             raise ValueError(str(error)) from None
         if isinstance(error, ProcessExited) and error.code >= 0:

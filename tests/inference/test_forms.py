@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from components.algorithms.policy_gradient.returns import turn_lengths
-from components.errors import SpecError
+from components.errors import EngineBusy, SpecError
 from components.inference import grammar, grammar_compiler
 from components.inference.app import AppOptions
 from components.inference.protocol import ChatRequest, Sampling
@@ -290,6 +290,14 @@ def test_the_child_that_compiles_a_grammar_has_limits(engine, monkeypatch, limit
     monkeypatch.setattr(grammar_compiler, limit, value)
     with pytest.raises(SpecError, match="response_format: the schema cannot be enforced: its grammar takes more than"):
         asyncio.run(engine._grammars.matcher(COSTLY, []))
+
+
+@needs_llguidance
+def test_a_schema_on_a_busy_machine_is_not_refused_as_too_costly(engine, monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "SECONDS", 0.0)
+    grammars = grammar.Grammars(engine.format, engine._vocabulary, engine.stop_ids)
+    with pytest.raises(EngineBusy, match=r"the machine is too busy: .*try again later"):
+        asyncio.run(grammars.matcher(ResponseForm(json_schema=json.dumps(SCHEMA)), []))
 
 
 @needs_llguidance
