@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from components.errors import EngineBusy
+from components.inference.protocol import ChatCompletion, ChatRequest
 from components.rewards.judges.graded import Graded
 from components.rewards.llm.answers import Scale
-from components.rewards.llm.models.local import bounded
+from components.rewards.llm.models.local import PolicyJudge, bounded
 from components.rewards.llm.rows import object_schema
 from tests.rewards.judged import Reply, always, judge_server, means, mistakes, says, scores, spec
 from tests.trajectories.builders import episode
@@ -49,6 +51,24 @@ def test_a_judge_on_this_machine_may_give_every_whole_grade():
     """Its engine holds it to the steps of the scale, by which the whole numbers of 1 to 10 do not come out."""
     schema = object_schema({"grade": Scale(1.0, 10.0).schema})
     assert {*range(1, 11)} < {*bounded(schema, 512)["properties"]["grade"]["enum"]}
+
+
+def test_a_judge_on_this_machine_waits_for_a_busy_engine():
+    class Engine:
+        policy, calls = "base", 0
+
+        async def chat(self, request: ChatRequest) -> ChatCompletion:
+            self.calls += 1
+            if self.calls == 1:
+                raise EngineBusy("response_format: the schemas of other requests were compiled for 25 s")
+            return ChatCompletion({"role": "assistant", "content": '{"grade": 7}'}, "stop", [], [], [], "base")
+
+        def release(self) -> None:
+            pass
+
+    engine = Engine()
+    (score,) = scores(Graded(PolicyJudge()), [episode("a", 0)], means(engine=lambda model: engine))
+    assert (score.reward, engine.calls) == (pytest.approx(0.7), 2)
 
 
 @pytest.mark.parametrize(

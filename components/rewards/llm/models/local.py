@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from components.errors import ContextOverflow, EngineError, JudgeError, ResourceError, SpecError
+from components.errors import ContextOverflow, EngineBusy, EngineError, JudgeError, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import FrozenModelSpec, LoraSpec, ModelSpec
 from components.rewards.llm.judge_model import JudgeModelSpec, Structured
@@ -114,6 +114,9 @@ class LocalModelClient:
         except ContextOverflow as error:
             hint = f"show the judge less: reward.model.longest={self._spec.longest}"
             raise JudgeError(f"{self.label}: {error}; {hint}") from error
+        except EngineBusy as error:  # each group has a schema of its own, and they are compiled two at a time
+            log.info("%s is asked again: %s", self.label, error)
+            return await self.call(messages, schema, question_digest, immediate)
         except EngineError as error:
             raise JudgeError(f"{self.label}: {error}") from error
         return JudgeAnswer(
