@@ -2,14 +2,16 @@
 
     python -m flows.stage --request FILE.json root=DIR [--store URI] [--watch]
     python -m flows.stage --requests root=DIR [--store URI]
-    python -m flows.stage --run RUN --label "train[3]" [root=DIR] [--store URI] [--again] [--watch]
+    python -m flows.stage --run RUN --label "train[3]" [root=DIR] [--store URI] [--again] [--watch] [--trust]
     python -m flows.stage collect --watch [root=DIR] [--wait SECONDS]
 
 A request contains the stage's name, its part of the spec, the keys of its input artifacts in the store below DIR, and
 the seed (`flows.stages.base.Request`). --requests reads one request per line from standard input and keeps models
 loaded between them. URI is a store shared between machines, used behind the one below DIR. Each run records the
 requests of its stages. RUN is a run's id, a prefix of it, an experiment's name (its latest run) or `latest`. A stage
-whose artifact is in the store is cached; with --again it is recomputed and compared, and the store stays unchanged.
+whose artifact is in the store is cached; with --again it is recomputed and compared, and the store stays unchanged. A
+record may be another person's: settings that start programs, contact servers, read files or run code of packages run
+only with --trust.
 
 Standard output is JSON lines: progress, and last `{"key", "digest", "status"}` or `{"error"}`; with --again also
 `same`: true if the digest equals that of the artifact in the store. If standard input is a pipe, the command ends when
@@ -39,7 +41,7 @@ from components.artifacts import Artifact
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.compute.spec import Strategy
-from components.errors import EspalierError, ResourceError
+from components.errors import EspalierError, Problem, ResourceError, SpecError
 from components.exceptions import FirstTraceback, log_traceback
 from flows.terminal.arguments import RootParser
 from flows.terminal.exit_codes import describe_error, print_message
@@ -66,6 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source.add_argument("--run", help="past run: id, prefix of an id, experiment's name, or latest")
     parser.add_argument("--label", help="with --run: the stage's name in that run, such as train[3]")
     parser.add_argument("--again", action="store_true", help="recompute the stage and compare it with the stored one")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --run: run settings of the record that start programs, contact servers, read files or run code of "
+        "packages",
+    )
     parser.add_argument("--store", help="URI of a store shared with other machines, such as s3://BUCKET/PREFIX")
     parser.add_argument(
         "--lock-timeout",
@@ -188,7 +196,25 @@ def _request(options: argparse.Namespace) -> Request:
 
     if options.run is None:
         return Request.from_json(_read(options.request))
-    return Request.from_json(Records(options.root).get(options.run).stage(options.label).request)
+    request = Request.from_json(Records(options.root).get(options.run).stage(options.label).request)
+    _check_trust(request, f"{options.run}, {options.label}", options.trust)
+    return request
+
+
+def _check_trust(request: Request, where: str, trust: bool) -> None:
+    """Print what of a recorded request reaches out of the run. Raise SpecError if something does and is not trusted;
+    nothing is imported before."""
+    from components.specs.access import accesses
+    from flows.stages.execute import stage_and_spec
+
+    lines = [f"allow = {', '.join(request.allow)} runs code"] if request.allow else []
+    if trust or not lines:  # validation already imports these packages
+        lines += [str(reach) for reach in accesses(stage_and_spec(request)[1])]
+    if lines and not trust:
+        problem = f"{where}: {'; '.join(lines)}. These settings of the record run only with --trust"
+        raise SpecError([Problem("--trust", problem)])
+    for line in lines:
+        print_message(f"trusted: {line}")
 
 
 def _next(lines: queue.SimpleQueue[str]) -> Request:

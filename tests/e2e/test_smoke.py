@@ -127,6 +127,13 @@ def test_the_end_is_readable(first, place):
     assert "evaluate[final] ran" in log.read_text()
 
 
+def test_the_log_in_prefect_has_the_lines_of_the_console(first, place):
+    with contextlib.closing(sqlite3.connect(place.root / "prefect" / "prefect.db")) as database:
+        lines = [row[0] for row in database.execute("select message from log")]
+    for words in ("loading packages and starting Prefect", "evaluate[final] ran", "after GRPO"):
+        assert any(words in line for line in lines)
+
+
 def test_everything_lies_under_the_root_and_nothing_runs_on(first, place):
     assert list(place.work.iterdir()) == []
     assert [str(path) for path in place.home.rglob("*") if path.is_file()] == []

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -116,3 +117,26 @@ def test_a_run_or_a_stage_that_does_not_exist_is_refused(tmp_path, recorded, arg
     assert code == 2
     assert words in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.security
+def test_a_record_starts_no_program_and_imports_no_package_without_trust(tmp_path):
+    planted = tmp_path / "planted"
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps([{"task": f"Add {number}."} for number in range(4)]))
+    arguments = {"scenarios": str(tasks), "command": ["touch", str(planted)], "start_timeout": 5.0}
+    mcp = {"_target_": "components.environments.adapters.mcp.Mcp", **arguments}
+    started = replace(REQUEST, spec={**REQUEST.spec, "environment": mcp, "actor": "policy"})
+    imported = replace(REQUEST, allow=("planted_package",))
+    (tmp_path / "planted_package.py").write_text(f"open({str(planted)!r}, 'w')")
+    with recording(tmp_path, RunRecord("abcdef01", "foreign", 0, time.time())) as writer:
+        for label, request in (("collect[1]", started), ("collect[2]", imported)):
+            writer.add(StageRecord(label, 0, request.to_json(), 3, "0" * 64, "0" * 64, "trajectories", "ran", 1.0))
+    for label, words in (("collect[1]", "environment.command = "), ("collect[2]", "allow = planted_package runs code")):
+        code, lines, errors = run_of(tmp_path, "--run", "foreign", "--label", label)
+        assert (code, lines) == (2, [])
+        assert words in errors
+        assert "run only with --trust" in errors
+        assert not planted.exists()
+    run_of(tmp_path, "--run", "foreign", "--label", "collect[1]", "--trust")
+    assert planted.exists()
