@@ -21,6 +21,7 @@ from components.rewards.spec import JudgeSpec
 from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec
 from components.specs import Target
+from components.specs.wording import shortened
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Scenario, Trajectory
 from components.trajectories.truncation import LIMITS
@@ -42,6 +43,8 @@ from flows.stages.until_decided import Played, play_until_decided
 
 log = logging.getLogger(__name__)
 
+CHANCE = 0.1
+"""Success at which an answer that is the same for all scenarios is right by chance."""
 REFERENCE = "reference"
 """Name of the input that an evaluation with `evaluate.stop=decided` is compared with."""
 
@@ -130,6 +133,7 @@ def _play_and_judge(
     (trajectories, times, speed), sequence = _episodes(spec, inputs, context, part, played)
     finished = [episode for episode in trajectories if episode.failure is None]
     _warn_without_success(spec, finished)
+    _warn_of_equal_answers(spec, finished)
     policy = inputs.get("policy")
     settings = spec.judge.for_part(part.count)
     with judge.judging(spec.reward.build(), context, settings, spec.model, policy, spec.inference) as judged:
@@ -247,6 +251,27 @@ def _warn_without_success(spec: EvaluateStage, finished: Sequence[Trajectory]) -
             'expected {"success": ..., "reward": ...}'
         )
         log.warning(text, spec.agent.function.target)
+
+
+def _warn_of_equal_answers(spec: EvaluateStage, finished: Sequence[Trajectory]) -> None:
+    """Log a warning if a policy that hardly ever succeeds ends the episodes of all scenarios with the same answer."""
+    from components.trajectories.policy_text import text
+
+    answers = {text(episode).rpartition("\n")[2] for episode in finished}
+    scenarios = len({episode.group for episode in finished})
+    if spec.actor != "policy" or len(answers) != 1 or scenarios < 2 or "" in answers:
+        return
+    success = sum(episode.success for episode in finished) / len(finished)
+    if success <= CHANCE:
+        log.warning(
+            "all %d evaluated episodes, of %d scenarios, end with the same answer, %s, and %.0f %% succeed: the policy "
+            "ignores the scenario. Train it on more demonstrations (warmup.demonstrations) or for more epochs "
+            "(warmup.algorithm.epochs); if it did better before, lower algorithm.learning_rate",
+            len(finished),
+            scenarios,
+            shortened(answers.pop()),
+            100 * success,
+        )
 
 
 def episodes(request: Request) -> int | None:

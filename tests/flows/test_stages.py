@@ -555,6 +555,20 @@ def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, cont
     assert ("sets `success` in the info of no episode" in caplog.text) is warned
 
 
+@pytest.mark.parametrize(
+    ("answers", "success", "warned"),
+    [("777", False, True), ("778", False, False), ("777", True, False)],
+    ids=["equal", "different", "right"],
+)
+def test_equal_answers_to_all_scenarios_are_named(monkeypatch, context, caplog, answers, success, warned):
+    rows = [episode(f"s{row}", int(answer), success=success) for row, answer in enumerate(answers)]
+    monkeypatch.setattr("flows.stages.evaluate.play", lambda *_, **__: (rows, {}, {}))
+    with caplog.at_level(logging.WARNING):
+        run_stage(Request("evaluate", EVALUATE), context)
+    warning = "all 3 evaluated episodes, of 3 scenarios, end with the same answer, 'Answer 7.', and 0 % succeed"
+    assert (warning in caplog.text) is warned
+
+
 def test_lists_outside_of_the_declarations_name_declared_stages():
     from flows.experiment.guards import RULES
 
