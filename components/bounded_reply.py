@@ -55,13 +55,17 @@ class ReplyLimits:
 LIMITS = ReplyLimits()
 TOKEN_BYTES, TOKEN_VALUES = 512, 16
 """Size of a sampled token in a reply: its id, its log-probability and text, with the bytes of the text."""
+ID_BYTES = 10
+"""Size of a token id of the prompt in a reply, with its comma and space."""
 
 
-def limits_with_tokens(sampled: int, alternatives: int = 0) -> ReplyLimits:
+def limits_with_tokens(sampled: int, alternatives: int = 0, *, prompt: int) -> ReplyLimits:
     """Return the limits of a reply with token ids and log-probabilities. sampled: maximum number of tokens that were
-    requested. alternatives: other tokens at each of them."""
+    requested. alternatives: other tokens at each of them. prompt: upper bound of the number of tokens of the prompt."""
     parts = sampled * (1 + alternatives)
-    return ReplyLimits(LIMITS.size + parts * TOKEN_BYTES, LIMITS.values + parts * TOKEN_VALUES)
+    return ReplyLimits(
+        LIMITS.size + parts * TOKEN_BYTES + prompt * ID_BYTES, LIMITS.values + parts * TOKEN_VALUES + prompt
+    )
 
 
 class RawReply(NamedTuple):

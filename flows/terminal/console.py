@@ -290,8 +290,9 @@ def silence_prefect() -> None:
 
 
 def printable(text: str) -> str:
-    """Return the text with each unprintable character, such as a terminal control code, replaced by U+FFFD."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """Return the text with each unprintable character, such as a terminal control code, replaced by U+FFFD, and
+    tabs expanded."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text.expandtabs())
 
 
 def printable_lines(lines: Iterable[str]) -> str:

@@ -103,11 +103,11 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2Jgone\x9b31m"
 
 
 def test_errors_with_foreign_text_have_no_control_codes(capsys):
-    print_error(ResourceError(f"the server answered: {ESCAPE}\nsecond line"))
+    print_error(ResourceError(f"the server answered: {ESCAPE}\n\tsecond line"))
     shown = capsys.readouterr().err
     assert not set("\x1b\x07\x9b") & set(shown)
     assert "gone" in shown
-    assert shown.endswith("\nsecond line\n")
+    assert shown.endswith("\n        second line\n")
 
 
 def test_lines_and_warnings_of_a_run_have_no_control_codes(tmp_path):

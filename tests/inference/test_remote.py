@@ -76,6 +76,13 @@ def test_a_request_reaches_the_other_engine_as_it_is(connect, echo):
     assert (completion.logprobs, completion.policy) == ([-0.5], "base")
 
 
+def test_the_ids_of_a_long_prompt_do_not_count_as_a_reply_that_is_too_large(connect):
+    ids = [100_000] * 250_000
+    with Line(faults=[answer(json.dumps({**json.loads(GOOD), "prompt_token_ids": ids}))]) as line:
+        request = ChatRequest([{"role": "user", "content": " x" * len(ids)}], sampling=HELLO.sampling)
+        assert ask(connect(line.url), request).prompt_token_ids == ids
+
+
 def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
     """Token by token: what is drawn depends on the seed of each request."""
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -108,7 +109,10 @@ class RemoteEngine:
         def read(completion: dict[str, Any]) -> ChatCompletion:
             return replace(_completion(completion, request.policy, self.spec), altered=request.altered)
 
-        limits = limits_with_tokens(request.sampling.max_tokens) if self.spec.tokens else LIMITS
+        limits = LIMITS
+        if self.spec.tokens:  # a prompt has at most a token for each byte that was sent
+            prompt = len(json.dumps([body["messages"], body.get("tools")]).encode())
+            limits = limits_with_tokens(request.sampling.max_tokens, prompt=prompt)
         return await self._client.complete(body, read, _stale, limits)
 
     def load_policy(self, version: str, folder: str | None) -> None:

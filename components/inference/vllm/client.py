@@ -33,7 +33,7 @@ class VllmClient(Client):
         def read(reply: Reply) -> Sampled:
             return _sampled_tokens(reply.json(), body, policy)
 
-        limits = limits_with_tokens(body["max_tokens"], body.get("logprobs") or 0)
+        limits = limits_with_tokens(body["max_tokens"], body.get("logprobs") or 0, prompt=len(body["prompt"]))
         if increments is None:
             return await self.post("/v1/completions", body, read, _refused, limits=limits)
         stream = StreamedCompletion(increments, body, policy)

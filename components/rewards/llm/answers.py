@@ -7,10 +7,11 @@ So neither this number nor those beside it are read. `8/10` and `40%` state a sc
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from components.rewards.llm.rows import as_number
 
 _FRACTION = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*(?:/|out of|of)\s*(\d+(?:\.\d+)?)\s*$", re.I)
 _PERCENT = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)\s*%\s*$")
@@ -49,7 +50,7 @@ def read_scores(raw_scores: Mapping[str, Any], scale: Scale = UNIT) -> tuple[dic
     for name, value in raw_scores.items():
         if (fraction := _fraction(value)) is not None:
             stated[name] = fraction
-        elif (number := _number(value)) is not None:
+        elif (number := as_number(value)) is not None:
             plain[name] = (number - scale.low) / (scale.high - scale.low)
     outside = [name for name, share in (plain | stated).items() if not 0 <= share <= 1]
     readable = stated | ({} if any(name in plain for name in outside) else plain)
@@ -68,13 +69,3 @@ def _fraction(value: Any) -> float | None:
     if (match := _FRACTION.match(value)) and float(match[2]) > 0:
         return float(match[1]) / float(match[2])
     return None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None

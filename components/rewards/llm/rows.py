@@ -72,7 +72,7 @@ def match_names(given: Sequence[Any], names: Sequence[str]) -> list[str | None]:
     1 to the number of names, they are positions."""
     matched = [_match(name, names) for name in given]
     if not any(matched):
-        numbers = [_as_number(name) for name in given]
+        numbers = [as_number(name) for name in given]
         if len(given) == len(names) and set(numbers) == set(range(1, len(names) + 1)):
             return [names[int(number) - 1] for number in numbers if number is not None]
     return matched
@@ -84,8 +84,8 @@ def _match(given: Any, names: Sequence[str]) -> str | None:
         return text
     folded = _folded(text)
     same = [name for name in names if _folded(name) == folded]
-    if not same and isinstance(given, int | float) and (number := _as_number(given)) is not None:
-        same = [name for name in names if _as_number(name) == number]  # 0123 and 12e4 without their quotes
+    if not same and isinstance(given, int | float) and (number := as_number(given)) is not None:
+        same = [name for name in names if as_number(name) == number]  # 0123 and 12e4 without their quotes
     return same[0] if len(same) == 1 else None
 
 
@@ -96,7 +96,8 @@ def _folded(text: str) -> str:
     return stripped.casefold()
 
 
-def _as_number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return a finite number, or a text that is one, as a float; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
