@@ -26,8 +26,9 @@ def test_a_run_collects_trains_and_evaluates_on_a_server(tmp_path):
         )
         assert set(done.result["stages"].values()) == {"ran"}
         assert done.result["episodes"] == 3 * 8 + 8 + 4
-        # One process, and one instance for each episode at a time; every one of them began with a reset.
+        # One process, and one instance for each episode at a time; every one of them began with a reset, and so did the
+        # try of the solver before the first stage.
         assert len(server.instances) == len(server.paths("/create")) <= 8
-        assert len(server.paths("/reset")) == done.result["episodes"]
+        assert len(server.paths("/reset")) == done.result["episodes"] + 1
         # The demonstrations, if no more, were carried out.
         assert sum("get 1 " in str(body) for _, path, body in server.log if path == "/step") >= 16

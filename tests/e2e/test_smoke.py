@@ -164,9 +164,7 @@ def test_mlflow_holds_the_run(first, place):
     assert run.data.params["seed"] == "0"
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"config.yaml", "overrides.txt", "report.html", "stages"} <= files
-    (version,) = client.search_model_versions("name='smoke'")
-    assert version.source == Path(first.result["export"]).parent.as_uri()
-    assert version.tags["policy_digest"] == first.result["policy_digest"]
+    assert client.search_model_versions("name='smoke'") == []  # size=tiny registers nothing
     models = [client.get_logged_model(output.model_id) for output in run.outputs.model_outputs]
     warmed, trained = (model.tags for model in sorted(models, key=lambda model: "parent_digest" in model.tags))
     assert trained["made_by"] == warmed["made_by"] == run.info.run_id

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,10 +43,22 @@ class _Database:
         with self._readable_errors():
             folder.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode=WAL")
+            self._enter_wal()
             self._file.execute("PRAGMA synchronous=NORMAL")
             for table in TABLES:
                 self._file.execute(table)
+
+    def _enter_wal(self) -> None:
+        """Switch to write-ahead logging. SQLite applies its own timeout to every statement except this one."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._file.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     def close(self) -> None:
         self._file.close()
