@@ -30,7 +30,7 @@ from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from flows.verification.bundle import Bundle
-    from flows.verification.verify import PlannedStage, VerifiedStage
+    from flows.verification.verify import PendingVerification, VerifiedStage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def _show(result: VerifiedStage) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _outline(planned: Sequence[PlannedStage]) -> list[str]:
+def _outline(planned: Sequence[PendingVerification]) -> list[str]:
     """Return lines on what will run, and what of it reaches out of the bundle."""
     running = [entry for entry in planned if not entry.skipped]
     lines = [f"recomputes {len(running)} of {len(planned)} stages"]

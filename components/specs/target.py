@@ -292,16 +292,16 @@ def _check_arguments(
         raise PydanticCustomError("target", "{message}", {"message": reason}) from error
     checked = model.model_validate(arguments, context=context)
     names = {f"p{i}": name for i, name in enumerate(parameters)}
-    given = {names[f]: getattr(checked, f) for f in names if f in checked.model_fields_set}
-    given |= checked.model_extra or {}
+    values = {names[f]: getattr(checked, f) for f in names if f in checked.model_fields_set}
+    values |= checked.model_extra or {}
     every = parameters_of(component)
     if errors := [
         ((name,), value, PydanticCustomError("reference", _NO_REFERENCE))
-        for name, value in given.items()
+        for name, value in values.items()
         if not _may_refer(every, name) and _holds_reference(value)
     ]:
         raise _invalid(errors)
-    return given
+    return values
 
 
 def has_target(value: Any) -> bool:

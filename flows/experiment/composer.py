@@ -136,8 +136,8 @@ class Composer:
             return overrides, []
         names = ",".join(override.get_value_element_as_str() for override in chosen)
         message = f"{names}: a run has one experiment; to run each of them, sweep: -m +{EXPERIMENT}={names}"
-        kept = [override for override in overrides if override not in chosen[1:]]
-        return kept, [Problem(f"+{EXPERIMENT}", message)]
+        remaining = [override for override in overrides if override not in chosen[1:]]
+        return remaining, [Problem(f"+{EXPERIMENT}", message)]
 
     def chooses_experiment(self, overrides: list[Override]) -> bool:
         """Return True if the overrides or a primary config of the user choose an experiment."""

@@ -19,7 +19,6 @@ from typing import Any
 
 from components.aio import run
 from components.artifacts import Artifact
-from components.compute.local.spec import LocalPlace
 from components.environments.protocol import Messages, Solver
 from components.errors import EngineError, EnvironmentFailed, EnvironmentUnavailable, EspalierError, JudgeError
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
@@ -66,7 +65,7 @@ def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> None:
     requests = [
         request
         for request in _pending(spec, context, start)
-        if isinstance(spec.compute.place(request.stage), LocalPlace)
+        if not spec.compute.place(request.stage).concurrent  # it runs in this process
     ]
     parts = [stage_and_spec(request)[1] for request in requests]
     for model, inference, max_tokens in _engines(parts):

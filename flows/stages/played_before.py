@@ -28,6 +28,8 @@ def played_before(stage: Stage, spec: StageSpec, inputs: Inputs, context: Contex
         if artifact.stage != stage.name or artifact.inputs.keys() != inputs.keys():
             continue
         part = read_json(artifact.path / MANIFEST)["spec"]
+        if part is None:
+            continue  # an artifact that no spec describes
         key = stage_key(stage.name, stage.version, part, digests, context.seed)
         if _without_reward(part) == wanted and key == artifact.key:
             return context.store.find(artifact.key)  # verifies the files

@@ -41,7 +41,7 @@ class VerifiedStage:
 
 
 @dataclass(frozen=True)
-class PlannedStage:
+class PendingVerification:
     """Stage of a bundle before its verification."""
 
     stage: BundledStage
@@ -88,23 +88,23 @@ class Verification:
         order: tuple[Verdict, ...] = ("different", "within_tolerance", "same")
         return next((verdict for verdict in order if verdict in verdicts), "skipped")
 
-    def planned(self, labels: Sequence[str] = ()) -> list[PlannedStage]:
+    def planned(self, labels: Sequence[str] = ()) -> list[PendingVerification]:
         """Return what `verify` will do with each stage. Raises ResourceError for a label that the bundle does not
         have, and SpecError for a request that is not valid."""
         chosen = [self.bundle.stage(label) for label in labels] or self.bundle.stages
         needed = self._needed([stage.key for stage in chosen])
         return [self._plan(stage) for stage in self.bundle.stages if stage.key in needed]
 
-    def _plan(self, stage: BundledStage) -> PlannedStage:
+    def _plan(self, stage: BundledStage) -> PendingVerification:
         request = Request.from_json(stage.request)
         reaches = [f"allow = {', '.join(request.allow)} runs code"] if request.allow else []
         if reaches and not self.trust:  # validation already imports these packages
-            return PlannedStage(stage, request, f"{reaches[0]}; {ONLY_TRUSTED}")
+            return PendingVerification(stage, request, f"{reaches[0]}; {ONLY_TRUSTED}")
         if reason := unrepeatable(request):
-            return PlannedStage(stage, request, f"{reason}; its files match their digests")
+            return PendingVerification(stage, request, f"{reason}; its files match their digests")
         reaches += [str(reach) for reach in accesses(stage_and_spec(request)[1])]
         reason = f"{reaches[0]}; {ONLY_TRUSTED}" if reaches and not self.trust else ""
-        return PlannedStage(stage, request, reason, reaches)
+        return PendingVerification(stage, request, reason, reaches)
 
     def _needed(self, keys: Sequence[str]) -> set[str]:
         """Return these keys and those of the stages that must be recomputed first, because the bundle does not include
@@ -124,7 +124,7 @@ class Verification:
         self.results.append(result)
         self.on_stage(result)
 
-    def _verified(self, planned: PlannedStage) -> VerifiedStage:
+    def _verified(self, planned: PendingVerification) -> VerifiedStage:
         """Recompute a stage and compare it."""
         stage, request = planned.stage, planned.request
         if planned.skipped:

@@ -121,7 +121,7 @@ def test_what_the_engine_fails_at_is_said_and_the_talk_goes_on(talk):
     ("arguments", "message"),
     [
         (["nobody"], "there is no run 'nobody'"),
-        (["http://127.0.0.1:9/v1", "--model", "m"], "is no server that can be used"),
+        (["http://127.0.0.1:9/v1", "--model", "m"], "is unreachable: no connection"),
         (["http://user:hunter2@127.0.0.1:9/v1"], "url: holds a secret (a credential in a URL)"),
     ],
 )

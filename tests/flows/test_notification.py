@@ -137,10 +137,9 @@ def test_the_end_and_the_failure_of_a_run_are_reported(webhook):
         pass
     with pytest.raises(GuardTriggered), notifier.watching():
         raise GuardTriggered("stopped by a guard")
-    assert [body["text"] for body in hook.bodies] == [
-        "smoke, run aaaaaaaa: ended: held-out success 0.500",
-        "smoke, run aaaaaaaa: failed: GuardTriggered: stopped by a guard",
-    ]
+    ended, failed = (body["text"] for body in hook.bodies)
+    assert ended == "smoke, run aaaaaaaa: ended: held-out success 0.500"
+    assert failed.startswith("smoke, run aaaaaaaa: failed: GuardTriggered: stopped by a guard")
 
 
 def test_guards_and_the_budget_are_reported_and_other_notices_are_not(webhook, tmp_path, screen):

@@ -219,7 +219,7 @@ WRONG = {
     "store=s3://b compute=sky": "compute: sends stages to remote machines",
     "store=s3://b tracking.uri=sqlite:////tmp/x.db": "tracking.uri: 'sqlite:////tmp/x.db' is on this machine",
     "store=s3://b fork=abcd@1": "fork: 'abcd@1': its record is below root on this machine",
-    "store=s3://b deploy=local": "deploy.target: 'local' serves on the machine of the run",
+    "store=s3://b deploy=local deploy.register_model=true": "deploy.target: 'local' serves on the machine of the run",
     "store=s3://b deploy.approve=true": "deploy.approve: true: approval needs a user at the run",
     "store=s3://b hydra/sweeper=optuna hydra.sweeper.pruner={name:median} evaluate.every=1": "hydra.sweeper.pruner",
 }

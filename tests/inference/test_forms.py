@@ -294,10 +294,14 @@ def test_the_child_that_compiles_a_grammar_has_limits(engine, monkeypatch, limit
 
 @needs_llguidance
 def test_a_schema_on_a_busy_machine_is_not_refused_as_too_costly(engine, monkeypatch):
-    monkeypatch.setattr(grammar_compiler, "SECONDS", 0.0)
+    """The schema takes minutes of processor time, so the wall clock ends it first on any machine."""
+    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
+    monkeypatch.setattr(grammar_compiler, "CPU_SECONDS", 600)
+    monkeypatch.setattr(grammar_compiler, "MEMORY", 8 << 30)
+    monkeypatch.setattr(grammar_compiler, "SECONDS", 1.0)
     grammars = grammar.Grammars(engine.format, engine._vocabulary, engine.stop_ids)
     with pytest.raises(EngineBusy, match=r"the machine is too busy: .*try again later"):
-        asyncio.run(grammars.matcher(ResponseForm(json_schema=json.dumps(SCHEMA)), []))
+        asyncio.run(grammars.matcher(COSTLY, []))
 
 
 @needs_llguidance

@@ -122,7 +122,6 @@ def pages(folders: list[Path], load) -> list[str]:
             policies_page.PlayedEpisodes(*parts, {"s1é/0": 2.0, "s2é/0": 3.0}),
             cost=None,
             samples=2,
-            max_turns=5,
         )
         for name, parts in zip("pq", loaded, strict=True)
     ]

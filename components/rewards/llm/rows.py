@@ -47,16 +47,16 @@ def by_name(
     of a row in a list; value: field with its judgement; called: what the names are called, in the plural."""
     if isinstance(answer, dict):
         answer = [{**(row if isinstance(row, dict) else {value: row}), key: name} for name, row in answer.items()]
-    given = [row for row in answer if isinstance(row, dict)] if isinstance(answer, list) else []
-    meant = match_names([row.get(key, "") for row in given], names)
+    entries = [row for row in answer if isinstance(row, dict)] if isinstance(answer, list) else []
+    meant = match_names([row.get(key, "") for row in entries], names)
     rows: dict[str, list[Row]] = {}
-    for name, row in zip(meant, given, strict=True):
+    for name, row in zip(meant, entries, strict=True):
         if name is not None:
             rows.setdefault(name, []).append(row)
     present = {name: rows[name] for name in names if name in rows}
     ambiguous = [name for name, matches in present.items() if len({repr(row.get(value)) for row in matches}) > 1]
     unknown = dict.fromkeys(
-        str(row.get(key, "")).strip()[:40] for name, row in zip(meant, given, strict=True) if name is None
+        str(row.get(key, "")).strip()[:40] for name, row in zip(meant, entries, strict=True) if name is None
     )
     problems = {
         "lacks": [name for name in names if name not in present],
@@ -66,25 +66,25 @@ def by_name(
     return {name: matches[0] for name, matches in present.items() if name not in ambiguous}, problems
 
 
-def match_names(given: Sequence[Any], names: Sequence[str]) -> list[str | None]:
-    """Return the name that each given one means, None if that is unclear: the same text, else the only name with equal
+def match_names(labels: Sequence[Any], names: Sequence[str]) -> list[str | None]:
+    """Return the name that each label means, None if that is unclear: the same text, else the only name with equal
     text regardless of case, quotes and brackets, or with an equal number. If none matches and they are the numbers from
     1 to the number of names, they are positions."""
-    matched = [_match(name, names) for name in given]
+    matched = [_match(name, names) for name in labels]
     if not any(matched):
-        numbers = [as_number(name) for name in given]
-        if len(given) == len(names) and set(numbers) == set(range(1, len(names) + 1)):
+        numbers = [as_number(name) for name in labels]
+        if len(labels) == len(names) and set(numbers) == set(range(1, len(names) + 1)):
             return [names[int(number) - 1] for number in numbers if number is not None]
     return matched
 
 
-def _match(given: Any, names: Sequence[str]) -> str | None:
-    text = str(given).strip()
+def _match(label: Any, names: Sequence[str]) -> str | None:
+    text = str(label).strip()
     if text in names:
         return text
     folded = _folded(text)
     same = [name for name in names if _folded(name) == folded]
-    if not same and isinstance(given, int | float) and (number := as_number(given)) is not None:
+    if not same and isinstance(label, int | float) and (number := as_number(label)) is not None:
         same = [name for name in names if as_number(name) == number]  # 0123 and 12e4 without their quotes
     return same[0] if len(same) == 1 else None
 

@@ -179,11 +179,11 @@ class Choice(AnswerComparison):
 
 def _without_punctuation(text: str) -> str:
     """Return the text without punctuation, except for what belongs to a number; thousands separators do not."""
-    kept = {at for match in _IN_NUMBERS.finditer(text) for at in range(*match.span())}
+    protected = {at for match in _IN_NUMBERS.finditer(text) for at in range(*match.span())}
     return "".join(
         character
         for at, character in enumerate(text)
-        if at in kept or not unicodedata.category(character).startswith("P")
+        if at in protected or not unicodedata.category(character).startswith("P")
     )
 
 
