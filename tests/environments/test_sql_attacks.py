@@ -156,7 +156,7 @@ def test_attacks_do_not_block_the_event_loop_or_other_episodes():
     asyncio.run(ask(second.reset, scenario))
     actions = [call("query", {"sql": BOMBS["recursion"]}), call("submit", {"sql": scenario.input["gold"]})]
     ticks, (attacked, unharmed) = asyncio.run(_ticks_beside([slow, second], actions))
-    assert ticks >= 10
+    assert ticks >= 3
     assert attacked.observation[0]["content"] == "error: the query took too long and was ended"
     assert unharmed.info["success"] is True
     slow.close()

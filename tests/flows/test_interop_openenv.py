@@ -36,10 +36,10 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def urls():
-    """A server of an environment with tools, and of one with text, each with two sessions at most."""
+    """A server of an environment with tools, and of one with text. Episodes over HTTP stay open until they are idle."""
     with contextlib.ExitStack() as stack:
         yield {
-            name: stack.enter_context(serving(create_app(load(overrides_of(name)), SessionLimits(sessions=4))))
+            name: stack.enter_context(serving(create_app(load(overrides_of(name)), SessionLimits(sessions=64))))
             for name in ("shop", "maze")
         }
 
