@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from components.deployment.targets.spec import TargetSpec
 from components.errors import Problem
+from components.models.spec import ModelSpec
 from components.specs import Spec
 from components.specs.marks import SERVER
 
@@ -46,9 +47,9 @@ class DeploySpec(Spec):
     """Number of held-out prompts on which exports and policy are compared."""
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """Name in the model registry and of files; None uses the experiment's name."""
-    register_model: bool = True
-    """Register the export in MLflow's model registry, where it can become champion. false for test runs, which
-    `size=tiny` sets."""
+    register_model: bool | None = None
+    """Register the export in MLflow's model registry, where it can become champion. null: unless the model is the one
+    for tests (`model=tiny`). false: never, as with `size=tiny`. true: also the model for tests."""
     margin: float = Field(0.0, ge=0, lt=1)
     """Minimum gain in held-out success over the current champion, on the same scenarios, for the policy to replace it;
     with 0 any gain suffices. The first version of a name becomes champion without a comparison."""
@@ -61,6 +62,10 @@ class DeploySpec(Spec):
     """Target to which a champion is deployed after the run; None deploys to none."""
     canary: CanarySpec = CanarySpec()
     """Check that a deployment must pass; otherwise the previous deployment stays or is restored."""
+
+    def registers(self, model: ModelSpec) -> bool:
+        """Return True if the export of a model is registered. Test runs register nothing unless asked to."""
+        return not model.for_tests if self.register_model is None else self.register_model
 
     @field_validator("formats")
     @classmethod

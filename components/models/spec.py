@@ -109,6 +109,11 @@ class LocalModelSpec(Spec):
         data = serialize(self)
         return data if self.architecture is not None else {k: v for k, v in data.items() if k != "architecture"}
 
+    @property
+    def for_tests(self) -> bool:
+        """Tell whether it is the tiny model with random weights, which only tests a flow."""
+        return self.source == "random" and self.architecture is None
+
     def content(self) -> dict[str, Any]:
         """Return what else determines the model, for stage keys: the digest of a local folder, whose files may change
         at any time, or an architecture with its words; else {}."""

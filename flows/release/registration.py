@@ -8,10 +8,12 @@ from flows.recipes.outcome import RunOutcome
 from flows.release import champion, deployment
 from flows.reporting.results import ReleaseResult
 
+NOT_REGISTERED = "test run: the export is not registered in MLflow (deploy.register_model=true registers it)"
+
 
 def register(execution: Execution, outcome: RunOutcome) -> tuple[ReleaseResult, EspalierError | None]:
-    """Register the export unless `deploy.register_model` is false, decide on the champion, and deploy it if
-    `deploy.target` is set.
+    """Register the export unless the run is a test (`deploy.register_model`), decide on the champion, and deploy it
+    if `deploy.target` is set.
 
     The second value is the error of a deployment that was rolled back; the policy then stays registered.
     """
@@ -21,8 +23,10 @@ def register(execution: Execution, outcome: RunOutcome) -> tuple[ReleaseResult, 
     assert tracker is not None
     digest = policy_digest(outcome.checkpoint.path) if outcome.checkpoint else None
     tracker.outbox.drain(spec.tracking.patience)
-    if outcome.export is None or digest is None or not spec.deploy.register_model:
+    if outcome.export is None or digest is None:
         return ReleaseResult(digest), None
+    if not spec.deploy.registers(spec.model):
+        return ReleaseResult(digest, notices=(NOT_REGISTERED,)), None
     name = spec.deploy.name or spec.name
     tags = champion.tags(execution, outcome)
     version = tracker.register_model(name, outcome.export, policy_digest=digest, tags=tags)

@@ -100,9 +100,18 @@ def test_a_tiny_experiment_runs(name, tmp_path):
 
 def test_a_test_run_registers_nothing_and_deploys_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr("components.algorithms.train.policy_digest", lambda path: "digest")
-    tracker = Mock()
     outcome = Mock(export=tmp_path)
-    for lines, registers in ((["size=tiny"], False), ([], True)):
+    cases = {
+        "": True,
+        "size=tiny": False,
+        "size=tiny deploy=serve": False,
+        "size=tiny model=small": False,
+        "model=tiny": False,
+        "model=tiny deploy=serve": False,
+        "model=tiny deploy.register_model=true": True,
+    }
+    for line, registers in cases.items():
+        tracker, lines = Mock(), line.split()
         spec = compose(["+experiment=tic_tac_toe", *lines])
         execution = Mock(spec=None)
         execution.spec, execution.tracker = spec, tracker
@@ -110,7 +119,9 @@ def test_a_test_run_registers_nothing_and_deploys_nothing(monkeypatch, tmp_path)
             patch.setattr(registration.champion, "tags", lambda *_: {})
             patch.setattr(registration.champion, "decide", Mock())
             result, error = registration.register(execution, outcome)
-        assert tracker.register_model.called == registers
+        assert tracker.register_model.called == registers, line
+        assert (registration.NOT_REGISTERED in result.notices) != registers
         assert (result.policy_digest, error) == ("digest", None)
-    with pytest.raises(SpecError, match=r"deploy\.register_model"):
-        compose(["+experiment=tic_tac_toe", "deploy=local", "deploy.register_model=false"])
+    for line in ("deploy.register_model=false", "size=tiny", "model=tiny"):
+        with pytest.raises(SpecError, match=r"deploy\.register_model: .*only a champion is deployed"):
+            compose(["+experiment=tic_tac_toe", "deploy=local", line])
