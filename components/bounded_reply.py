@@ -158,10 +158,9 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 def bound_response(package: Any, response: Any, limits: ReplyLimits = LIMITS) -> None:
     """Bound the body of a response that a library will read. Raises InvalidReply for a compressed one.
 
-    package: httpx or httpx2. A stream of server-sent events may be endless: its limits hold for each event."""
+    package: httpx or httpx2."""
     check_encoding(response.headers)
-    events = response.headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
-    response.stream = _bounded_stream(package)(response.stream, limits, events)
+    response.stream = _bounded_stream(package)(response.stream, response.headers, limits)
 
 
 @functools.cache
@@ -169,37 +168,47 @@ def _bounded_stream(package: Any) -> Any:
     class BoundedStream(package.AsyncByteStream):
         """Body whose parts are passed on when they are complete and within the limits."""
 
-        def __init__(self, stream: Any, limits: ReplyLimits, events: bool):
-            self._stream, self._limits, self._events = stream, limits, events
+        def __init__(self, stream: Any, headers: Mapping[str, str], limits: ReplyLimits):
+            self._stream, self._headers, self._limits = stream, headers, limits
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            pending = bytearray()
-            async for chunk in self._stream:
-                pending += chunk
-                if len(pending) > self._limits.size:
-                    part = "an event" if self._events else "a reply"
-                    raise InvalidReply(f"returned {part} of more than {self._limits.size} bytes")
-                if not self._events:
-                    continue
-                start = max(0, len(pending) - len(chunk) - 3)  # what is before was searched already
-                while (end := _EVENT_END.search(pending, start)) is not None:
-                    yield self._checked(bytes(pending[: end.end()]))
-                    del pending[: end.end()]
-                    start = 0
-            if pending:
-                yield self._checked(bytes(pending))
-
-        def _checked(self, data: bytes) -> bytes:
-            text = data
-            if self._events:
-                text = b"\n".join(line[5:] for line in _LINE_END.split(data) if line.startswith(b"data:"))
-            try:
-                strict_json.check_structure(text, self._limits.values)
-            except ValueError as error:
-                raise InvalidReply(f"returned invalid JSON: {error}") from None
-            return data
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return complete_parts(self._headers, self._stream, self._limits)
 
         async def aclose(self) -> None:
             await self._stream.aclose()
 
     return BoundedStream
+
+
+async def complete_parts(
+    headers: Mapping[str, str], chunks: AsyncIterator[bytes], limits: ReplyLimits = LIMITS
+) -> AsyncIterator[bytes]:
+    """Yield a JSON body once it is complete, or server-sent events as each is complete. Raises InvalidReply.
+
+    A stream of events may be endless: its limits hold for each event."""
+    events = headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+    pending = bytearray()
+    async for chunk in chunks:
+        pending += chunk
+        if len(pending) > limits.size:
+            raise InvalidReply(f"returned {'an event' if events else 'a reply'} of more than {limits.size} bytes")
+        if not events:
+            continue
+        start = max(0, len(pending) - len(chunk) - 3)  # what is before was searched already
+        while (end := _EVENT_END.search(pending, start)) is not None:
+            yield _checked(bytes(pending[: end.end()]), limits, events)
+            del pending[: end.end()]
+            start = 0
+    if pending:
+        yield _checked(bytes(pending), limits, events)
+
+
+def _checked(data: bytes, limits: ReplyLimits, events: bool) -> bytes:
+    text = data
+    if events:
+        text = b"\n".join(line[5:] for line in _LINE_END.split(data) if line.startswith(b"data:"))
+    try:
+        strict_json.check_structure(text, limits.values)
+    except ValueError as error:
+        raise InvalidReply(f"returned invalid JSON: {error}") from None
+    return data

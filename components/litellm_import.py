@@ -2,7 +2,8 @@
 
 By default LiteLLM fetches a price table when it is imported, prints advertisements at each error, and installs its own
 log handlers. It also keeps connections for later calls, which outlive the event loop they were created on. Therefore
-all its calls share one event loop, which ends with the process.
+all calls share one event loop and one HTTP session, which end with the process. The package's own session is left
+alone: agents of users may call LiteLLM in the same process, on event loops of their own.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
-from components.bounded_reply import IDENTITY, LateReply, bound_response
+from components.bounded_reply import IDENTITY, LateReply, check_encoding, complete_parts
 
 LOCAL = ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "LITELLM_LOCAL_BLOG_POSTS")
 """Variables that select the bundled tables instead of downloaded ones."""
@@ -34,7 +36,6 @@ def litellm() -> Any:
 
     package.suppress_debug_info = True
     package.telemetry = False
-    package.aclient_session = _bounded_session()
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised as exceptions
     return package
@@ -47,27 +48,44 @@ async def completion(**sent: Any) -> Any:
     async def ask() -> Any:
         try:
             async with asyncio.timeout(sent["timeout"]):
-                return await litellm().acompletion(**sent)
+                return await litellm().acompletion(**sent, shared_session=_session())
         except TimeoutError:
             raise LateReply(f"timed out after {sent['timeout']:g} s") from None
 
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(), _loop()))
 
 
-def _bounded_session() -> Any:
-    """Return the HTTP session of the providers with OpenAI's API, whose addresses users set: it bounds replies."""
-    import httpx
+@functools.cache
+def _session() -> Any:
+    """Return the HTTP session of all calls, which bounds replies. Called on the shared event loop."""
+    import aiohttp
 
-    async def bound(response: Any) -> None:
-        bound_response(httpx, response)
+    async def bound(request: Any, handler: Any) -> Any:
+        request.headers.update(IDENTITY)
+        response = await handler(request)
+        check_encoding(response.headers)
+        response.content = _BoundedContent(response.content, response.headers)
+        return response
 
-    return httpx.AsyncClient(
-        headers=IDENTITY,
-        event_hooks={"response": [bound]},
-        timeout=None,
-        limits=httpx.Limits(max_connections=None),  # callers limit their own concurrency
-        follow_redirects=True,
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),  # callers limit their own concurrency
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        middlewares=(bound,),
     )
+
+
+class _BoundedContent:
+    """Body of a response, which LiteLLM reads in chunks."""
+
+    def __init__(self, content: Any, headers: Any):
+        self._content, self._headers = content, headers
+
+    def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        return complete_parts(self._headers, self._content.iter_chunked(size))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
 
 
 @functools.cache
@@ -75,9 +93,13 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="LiteLLM", daemon=True).start()
 
+    async def close() -> None:
+        await litellm().close_litellm_async_clients()
+        await _session().close()
+
     def end() -> None:
         with contextlib.suppress(Exception):  # an unresponsive server must not delay the exit
-            asyncio.run_coroutine_threadsafe(litellm().close_litellm_async_clients(), loop).result(LAST)
+            asyncio.run_coroutine_threadsafe(close(), loop).result(LAST)
         loop.call_soon_threadsafe(loop.stop)
 
     atexit.register(end)

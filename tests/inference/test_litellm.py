@@ -13,9 +13,11 @@ from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engines.litellm import LiteLLMEngine, LiteLLMSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.server import ModelServer
+from components.litellm_import import litellm
 from components.specs.provider import PriceSpec
 from tests.inference.faulty import EMPTY, Line, answer, completion, status
 from tests.inference.test_server import WEATHER, EchoEngine
+from tests.rollout.worlds import discard_litellm_clients
 
 HELLO = ChatRequest([{"role": "user", "content": "hello"}], [WEATHER], sampling=Sampling(0.5, max_tokens=17), seed=5)
 GOOD = completion({"content": "yes"})
@@ -40,6 +42,20 @@ def ask(url: str, request: ChatRequest = HELLO, **options):
     extra = {"api_base": url, **options.pop("extra", {})}
     spec = LiteLLMSpec(**{"model": "openai/shop", "extra": extra, "retry_for": 5.0} | options)
     return asyncio.run(LiteLLMEngine(spec).chat(request))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
+def test_other_code_in_the_process_calls_litellm_on_its_own_event_loops():
+    async def call(url):
+        messages = [{"role": "user", "content": "x"}]
+        await litellm().acompletion(model="openai/shop", messages=messages, api_base=url, max_retries=0)
+
+    with ModelServer(EchoEngine(), "shop") as server:
+        for _ in range(2):
+            ask(server.url)
+            asyncio.run(call(server.url))
+    discard_litellm_clients()
 
 
 def test_a_request_reaches_the_model_with_its_tools_and_its_tokens_are_counted():

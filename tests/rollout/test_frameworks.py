@@ -15,7 +15,7 @@ from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
 from components.trajectories.schema import Scenario
-from tests.rollout.worlds import collect
+from tests.rollout.worlds import collect, discard_litellm_clients
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -234,6 +234,8 @@ def test_an_agent_of_a_framework_is_one_exact_history(agent):
     with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
         own = OwnAgent(agent, server.url, engines)
         found = collect(engine, Stock, Stock().scenarios("train"), player=Player(own), timeout=200.0, group_size=1)
+    if package == "litellm":
+        discard_litellm_clients()
     for trajectory in found:
         assert trajectory.failure is None, f"{package} {version(package)}: {trajectory.failure}"
         assert trajectory.success, f"{package} {version(package)}"

@@ -28,7 +28,7 @@ from components.rollout.capture import Capture
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
 from components.trajectories.schema import History, Message, Trajectory
-from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+from tests.rollout.worlds import Echo, Parrot, collect, discard_litellm_clients, scenarios
 
 
 @contextmanager
@@ -211,6 +211,8 @@ def test_what_it_says_is_the_trajectory(agent):
         import litellm  # noqa: F401  it takes seconds, which are not the episode's
     expected = played(plain)
     trajectories = played(agent, timeout=600.0)
+    if "litellm" in agent.__name__:
+        discard_litellm_clients()
     for trajectory, other in zip(trajectories, expected, strict=True):
         assert trajectory.failure is None
         assert trajectory.outcome == {"reward": 0.5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,14 @@ from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Scenario, Trajectory
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def discard_litellm_clients() -> None:
+    """Drop the clients that LiteLLM keeps of ended event loops and never closes, under the filters of this test."""
+    import litellm
+
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    gc.collect()
 
 
 def scenarios(count: int) -> list[Scenario]:
