@@ -80,7 +80,7 @@ def with_data(answers: dict[str, Any], path: str | None) -> dict[str, Any]:
     method here learns from."""
     if path is None:
         return answers
-    from components.data.importing import resolve_form
+    from components.data.form_resolution import resolve_form
     from components.data.sources import rows
     from components.data.spec import DataSpec
 

@@ -23,7 +23,7 @@ class ImportedData:
 def resolve(spec: DataSpec) -> ImportedData:
     """Return the source with its form and its digests. Raises SpecError without a source, for a source that cannot be
     read, and for a form that does not fit it."""
-    from components.data.importing import resolve_form
+    from components.data.form_resolution import resolve_form
 
     if not spec.is_set:
         raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])

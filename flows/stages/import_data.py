@@ -50,7 +50,7 @@ def import_shard(
 ) -> dict[str, float]:
     """Write `problems.json`: the rows of a part that fail the checks against the tokenizer, which take most of the
     time. Checks that compare rows are left to the join."""
-    from components.data.importing import problems_of_part
+    from components.data.row_checks import problems_of_part
 
     _refuse_change(spec)
     on_row = _reporter(spec, context)

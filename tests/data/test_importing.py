@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.data.fingerprints import Fingerprints, SimilarTexts, fingerprint
-from components.data.importing import CHECKS, DataImport, ImportReport, resolve_form
+from components.data.form_resolution import resolve_form
+from components.data.import_report import CHECKS, ImportReport
+from components.data.importing import DataImport
 from components.data.spec import DataSpec
 from components.data.tokens import TokenChecks
 from components.errors import SpecError

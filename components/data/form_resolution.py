@@ -1,0 +1,77 @@
+"""Form of a source's rows: the declared one, checked against the first rows, or the one recognised from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from components.data.examples import RowProblem
+from components.data.forms import FORMS, Form, recognise, score_form
+from components.data.sources import BrokenRow, rows
+from components.data.spec import DataSpec
+from components.errors import Problem, SpecError
+from components.specs import nearest
+
+log = logging.getLogger(__name__)
+
+RECOGNISED_FROM = 50
+"""Number of rows that a form is recognised from."""
+
+
+def resolve_form(spec: DataSpec, path: str = "data") -> str:
+    """Return the form of the data: `spec.form`, or the recognised one. path: key of the spec, for messages. Raises
+    SpecError for a form that does not fit the first rows, and ResourceError if the source cannot be read."""
+    broken: list[BrokenRow] = []
+    read = islice(rows(spec, lambda row: None if broken else broken.append(row)), RECOGNISED_FROM)
+    first = [spec.without_ignored(row.values) for row in read]
+    names = ", ".join(dict.fromkeys(name for values in first for name in values)) or "none"
+    if not first:
+        reason = (
+            f"no row can be read; the first is {broken[0]}"
+            if broken
+            else f"{', '.join(spec.paths) or spec.dataset} is empty"
+        )
+        raise SpecError([Problem(f"{path}.path" if spec.path is not None else f"{path}.dataset", reason)])
+    if spec.form != "auto":
+        form = FORMS[spec.form]
+        unknown = [name for name in spec.mapped if name not in form.names()]
+        if unknown:
+            names = ", ".join(form.names())
+            message = f"no such column of the form {form.name}; expected one of {names}"
+            raise SpecError(
+                [Problem(f"{path}.columns.{name}", message, nearest(name, form.names())) for name in unknown]
+            )
+        if not score_form(form, first, spec.mapped):
+            reason = _reason(form, first[0], spec)
+            message = f"{spec.form}: does not fit the rows ({reason}). Columns: {names}"
+            raise SpecError([Problem(f"{path}.form", message)])
+        return spec.form
+    name = recognise(first, spec.mapped)
+    if name is None:
+        fitting = [form for form in FORMS.values() if form.fits(first[0], spec.mapped)]
+        reasons = "; ".join(f"{form.name}: {_reason(form, first[0], spec)}" for form in fitting)
+        if fitting:
+            message = f"auto: no form reads the first rows, which have the columns {names} ({reasons})"
+            raise SpecError([Problem(f"{path}.form", message)])
+        forms = "; ".join(f"{form.name} ({', '.join(form.columns)})" for form in FORMS.values())
+        raise SpecError(
+            [
+                Problem(
+                    f"{path}.form",
+                    f"auto: no form fits the columns {names}. Expected the columns of one of the forms {forms}. Name "
+                    f"the form, and map its columns with {path}.columns={{prompt: COLUMN, completion: COLUMN}}",
+                )
+            ]
+        )
+    log.info("%s: form %s, recognised from the columns %s", path, name, names)
+    return name
+
+
+def _reason(form: Form, values: Mapping[str, Any], spec: DataSpec) -> str:
+    try:
+        form.example(values, spec.mapped)
+    except RowProblem as problem:
+        return str(problem)
+    return "no row can be read"
