@@ -1,8 +1,8 @@
 """Import of data of one's own: rows to scored trajectories, each row checked, as a stream.
 
 Memory is bounded: a row, a chunk of the writers, and the fingerprints of the rows (`fingerprints`). Each row fails at
-most one check, the first of `import_report.CHECKS`. Rows that fail a check are left out (`on_problem: drop`), or end the import after
-all rows were counted (`strict`).
+most one check, the first of `import_report.CHECKS`. Rows that fail a check are left out (`on_problem: drop`), or end
+the import after all rows were counted (`strict`).
 """
 
 from __future__ import annotations
