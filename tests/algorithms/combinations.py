@@ -6,8 +6,9 @@ shows which combinations are rejected (`docs.gradients`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import combinations as subsets
 from typing import Any, get_args
 
 from components.algorithms.policy_gradient.spec import GRPOSpec, PolicyGradientSpec
@@ -73,6 +74,20 @@ def combinations() -> Iterator[Combination]:
                         yield Combination(name, credit, form, ratio, kl_in, estimator)
 
 
+def covering(rows: Sequence[tuple[Hashable, ...]]) -> list[tuple[Hashable, ...]]:
+    """Return rows that contain every pair of values that any row contains: a covering array of strength 2, greedily.
+    Defects depend on the interaction of two settings far more often than of three (Kuhn, Wallace and Gallo, "Software
+    fault interactions and implications for software testing", 2004)."""
+    pairs = {row: set(subsets(enumerate(row), 2)) for row in rows}
+    missing = set().union(*pairs.values())
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs[row] & missing))
+        missing -= pairs[best]
+        chosen.append(best)
+    return chosen
+
+
 def problems(spec: GRPOSpec) -> list[Problem]:
     """Return the reasons why an experiment with these settings is rejected."""
     return list(spec.problems())
@@ -114,6 +129,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         for level, limit in (("token", 1.3), ("sequence", 3.0))
     },
 }
+
+
+def factors(combination: Combination, histories: str) -> tuple[str, ...]:
+    return (*astuple(combination), histories)
 
 
 def varied(base: str, variation: str, **more: Any) -> GRPOSpec:

@@ -1,5 +1,5 @@
-"""Gradients of every combination of a policy gradient's settings equal those of its formula, or the combination is
-rejected.
+"""Gradients of the combinations of a policy gradient's settings equal those of its formula, or the combination is
+rejected. Every pair of settings is tested; `make test-slow` tests all combinations.
 
 The trainers compute in float32 on prefix tries; the formulas (`papers`) compute in float64, on single sequences in
 plain torch (`plain_llama`). Each training takes two steps; in the second the policy has changed (`gradients`).
@@ -21,7 +21,6 @@ from tests.algorithms.gradients import (
     HISTORIES,
     TEMPERATURE,
     UNGUARDED,
-    Bench,
     Replaces,
     policy_gradient_errors,
     relative_error,
@@ -30,31 +29,53 @@ from tests.algorithms.gradients import (
 
 TOLERANCE = 1e-5
 
-COMBINATIONS = list(combinations.combinations())
+BASES = list(combinations.BASES)
+ALL = [(combination, histories) for combination in combinations.combinations() for histories in HISTORIES]
+ACCEPTED = [case for case in ALL if not combinations.problems(case[0].spec(**UNGUARDED))]
+VARIED = [
+    (base, variation, histories)
+    for variation in combinations.VARIATIONS
+    for base in combinations.BASES
+    for histories in HISTORIES
+]
 
 
-def check(bench: Bench, spec, histories: str) -> None:
-    """Check that the combination is rejected with a remedy, or that its gradients equal those of the formula."""
-    if problems := combinations.problems(spec):
-        for problem in problems:
-            key = problem.path.removeprefix("algorithm.")
-            assert problem.message.startswith(f"{getattr(spec, key)}: ")
-            assert "; expected " in problem.message
-        return
-    assert max(policy_gradient_errors(bench, spec, histories)) <= TOLERANCE
+def cases(rows, chosen):
+    """Return the parameters of a test: the rows that are not chosen are left to `make test-slow`."""
+    return [
+        pytest.param(*row, id=", ".join(map(str, row)), marks=() if row in chosen else pytest.mark.slow) for row in rows
+    ]
 
 
-@pytest.mark.parametrize("histories", HISTORIES)
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
-def test_the_gradient_is_that_of_the_formula_or_refused(bench, combination, histories):
-    check(bench, combination.spec(**UNGUARDED), histories)
+PAIRS = set(combinations.covering([combinations.factors(*case) for case in ACCEPTED]))
+CHOSEN = [case for case in ACCEPTED if combinations.factors(*case) in PAIRS]
+CHOSEN_VARIED = [
+    (base, variation, HISTORIES[(index + offset) % 2])
+    for index, variation in enumerate(combinations.VARIATIONS)
+    for offset, base in ((0, BASES[index % 4]), (1, BASES[(index + 1) % 4]))
+]
 
 
-@pytest.mark.parametrize("histories", HISTORIES)
-@pytest.mark.parametrize("base", combinations.BASES)
-@pytest.mark.parametrize("variation", combinations.VARIATIONS)
+@pytest.mark.parametrize(("combination", "histories"), cases(ACCEPTED, CHOSEN))
+def test_the_gradient_is_that_of_the_formula(bench, combination, histories):
+    assert max(policy_gradient_errors(bench, combination.spec(**UNGUARDED), histories)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("base", "variation", "histories"), cases(VARIED, CHOSEN_VARIED))
 def test_so_is_that_of_each_other_setting(bench, base, variation, histories):
-    check(bench, combinations.varied(base, variation, **UNGUARDED), histories)
+    spec = combinations.varied(base, variation, **UNGUARDED)
+    if not combinations.problems(spec):
+        assert max(policy_gradient_errors(bench, spec, histories)) <= TOLERANCE
+
+
+def test_a_combination_without_a_formula_is_refused_with_a_remedy():
+    specs = [combination.spec(**UNGUARDED) for combination in combinations.combinations()]
+    specs += [combinations.varied(base, variation, **UNGUARDED) for base, variation, _ in VARIED]
+    refused = [(spec, problem) for spec in specs for problem in combinations.problems(spec)]
+    assert refused
+    for spec, problem in refused:
+        assert problem.message.startswith(f"{getattr(spec, problem.path.removeprefix('algorithm.'))}: ")
+        assert "; expected " in problem.message
 
 
 @pytest.mark.parametrize("credit", combinations.options("credit"))
