@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.evaluation.metrics import mean_interval
+from components.evaluation.metrics import Estimate, seeds_difference, seeds_interval
 from docs.generated import Generated, table
 from docs.results import ROOT, commit, processor
 from flows.history.records import Records, RunRecord
@@ -131,7 +131,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def baselines_table() -> str:
-    """Return the table of the tasks: means of trained policies over the seeds, with Student-t intervals."""
+    """Return the table of the tasks: means of trained policies over the seeds, with intervals over and within them."""
     if not rows():
         return "No result is recorded yet.\n"
     prompted = any(row["prompted"] for row in rows())
@@ -140,7 +140,8 @@ def baselines_table() -> str:
     cells = []
     for row in rows():
         policies = row["policies"]
-        before, after = _values(row["warmed_up"]), _values(row["trained"])
+        before, after = _estimates(row["warmed_up"]), _estimates(row["trained"])
+        trained = seeds_interval([success for success, _ in after], [interval for _, interval in after])
         cells.append(
             [
                 f"`{row['experiment']}`",
@@ -148,9 +149,9 @@ def baselines_table() -> str:
                 _shown(policies["random"]),
                 *([_shown(row["prompted"])] if prompted else []),
                 _shown(policies["base"]),
-                f"{fmean(before):.2f}",
-                _over_seeds(after, ".2f"),
-                _over_seeds([b - a for a, b in zip(before, after, strict=True)], "+.2f"),
+                f"{fmean(success for success, _ in before):.2f}",
+                _over_seeds(trained, ".2f"),
+                _over_seeds(seeds_difference(list(zip(before, after, strict=True))), "+.2f"),
                 _shown(policies["solver"]),
             ]
         )
@@ -161,8 +162,8 @@ def baselines_table() -> str:
     return f"{table(head, cells)}\nCommit {commits}; {processors}.{note}\n"
 
 
-def _values(by_seed: dict[str, dict[str, Any]]) -> list[float]:
-    return [by_seed[seed]["success"] for seed in sorted(by_seed)]
+def _estimates(by_seed: dict[str, dict[str, Any]]) -> list[Estimate]:
+    return [(by_seed[seed]["success"], by_seed[seed]["interval"]) for seed in sorted(by_seed)]
 
 
 def _shown(measure: dict[str, Any] | None) -> str:
@@ -172,8 +173,7 @@ def _shown(measure: dict[str, Any] | None) -> str:
     return f"{measure['success']:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _over_seeds(values: list[float], form: str) -> str:
-    mean = mean_interval(values)
+def _over_seeds(mean: dict[str, Any], form: str) -> str:
     bounds = "" if mean["low"] is None else f" [{mean['low']:{form}}, {mean['high']:{form}}]"
     return f"{mean['mean']:{form}}{bounds}"
 

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from statistics import fmean
 from typing import Any
 
-from components.evaluation.metrics import mean_interval
+from components.evaluation.metrics import Estimate, seeds_difference, seeds_interval
 from docs import recipe_files
 from docs.generated import Generated, table
 from docs.recipes_plot import plot
@@ -157,7 +157,8 @@ def write(new: list[dict[str, Any]]) -> None:
 
 
 def summary_table() -> str:
-    """Return a table of the means over the seeds of each experiment, with Student-t intervals of the gain."""
+    """Return a table of the means over the seeds of each experiment, with intervals of the gain over and within
+    them."""
     head = ["Experiment", "Seeds", "Before", "After", "Gain [95 % over seeds]", "Seeds with gain", "Minutes", "Memory"]
     cells = []
     for experiment, runs in by_experiment().items():
@@ -167,7 +168,7 @@ def summary_table() -> str:
                 str(len(runs)),
                 f"{fmean(row['before'] for row in runs):.2f}",
                 f"{fmean(row['after'] for row in runs):.2f}",
-                _signed([row["gain"] for row in runs]),
+                _gain(runs),
                 f"{sum(row['flat'] is None for row in runs)} of {len(runs)}",
                 f"{fmean(row['seconds'] for row in runs) / 60:.1f}",
                 f"{max(row['peak_memory_gb'] for row in runs):.1f} GB",
@@ -200,7 +201,7 @@ def results_table() -> str:
 
 def variants_table() -> str:
     """Return a table of the experiments that have variants: each setting with its means over the seeds, and the
-    difference of the variant to the experiment, paired by seed, with Student-t intervals."""
+    difference of the variant to the experiment, paired by seed, with intervals over and within the seeds."""
     groups: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
     for row in rows():
         groups.setdefault((row["experiment"], *row["overrides"]), {})[row["seed"]] = row
@@ -213,9 +214,10 @@ def variants_table() -> str:
                 base = _measures([own[seed] for seed in shared]).get(measure, [])
                 mine = _measures([runs[seed] for seed in shared]).get(measure, [])
                 paired = len(setting) > 1 and len(base) == len(mine) == len(shared) > 0
-                difference = _signed([b - a for a, b in zip(base, mine, strict=True)]) if paired else ""
+                difference = _signed(seeds_difference(list(zip(base, mine, strict=True)))) if paired else ""
                 title = " ".join(f"`{part}`" for part in setting)
-                cells.append([title, measure, str(len(values)), f"{fmean(values):.3f}", difference])
+                mean = fmean(value for value, _ in values)
+                cells.append([title, measure, str(len(values)), f"{mean:.3f}", difference])
     return table(["Setting", "Measure", "Seeds", "Mean", "Difference to the experiment [95 % over seeds]"], cells)
 
 
@@ -228,7 +230,7 @@ def files_table() -> str:
             continue
         runs = groups.get(experiment, [])
         means = [f"{fmean(row[name] for row in runs):.2f}" for name in ("before", "after")] if runs else ["", ""]
-        gain = _signed([row["gain"] for row in runs]) if runs else "not recorded"
+        gain = _gain(runs) if runs else "not recorded"
         further = " ".join(f"`{argument}`" for argument in file.arguments[2:])
         cells.append([f"`{experiment}`", f"`{file.form}`", further, str(len(runs)), *means, gain])
     return table(head, cells)
@@ -251,16 +253,23 @@ def guards_table() -> str:
     return table(["Seed", "Round", "Training reward", "Held-out success", "Guard"], cells)
 
 
-def _measures(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return held-out success, and the numbers that the recipe reports, of each run by name."""
+def _measures(runs: list[dict[str, Any]]) -> dict[str, list[Estimate]]:
+    """Return held-out success, and the numbers that the recipe reports, of each run by name. The interval of the gain
+    is also that of the success after it; the reported numbers have none."""
     names = dict.fromkeys(name for run in runs for name in run["reported"])
-    reported = {name: [run["reported"][name] for run in runs if name in run["reported"]] for name in names}
-    return {"held-out success": [run["after"] for run in runs], **reported}
+    reported: dict[str, list[Estimate]] = {
+        name: [(run["reported"][name], None) for run in runs if name in run["reported"]] for name in names
+    }
+    success: list[Estimate] = [(run["after"], [run["before"] + bound for bound in run["interval"]]) for run in runs]
+    return {"held-out success": success, **reported}
 
 
-def _signed(values: list[float]) -> str:
-    """Return the mean of differences with its Student-t interval as text."""
-    mean = mean_interval(values)
+def _gain(runs: list[dict[str, Any]]) -> str:
+    return _signed(seeds_interval([run["gain"] for run in runs], [run["interval"] for run in runs]))
+
+
+def _signed(mean: dict[str, Any]) -> str:
+    """Return a mean of differences over seeds with its interval as text."""
     bounds = "" if mean["low"] is None else f" [{mean['low']:+.2f}, {mean['high']:+.2f}]"
     return f"{mean['mean']:+.2f}{bounds}"
 

@@ -2,8 +2,8 @@
 
 For held-out success, the difference of two settings has the interval of a verdict (`components.evaluation.verdict`):
 over seeds and scenarios with several seeds, over scenarios with one seed each. For other metrics it is Student's t over
-the common seeds. A setting whose interval includes 0 is equal to the best. Without an interval on either side (one
-seed, and a metric of the whole run), the values are compared.
+the common seeds, and includes the uncertainty within each. A setting whose interval includes 0 is equal to the best.
+Without an interval on either side (one seed, and a metric of the whole run), the values are compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.evaluation.metrics import bootstrap, mean_interval
+from components.evaluation.metrics import Estimate, bootstrap, seeds_difference
 from components.evaluation.proportions import newcombe
 from components.evaluation.verdict import outcome, seeded_effect
 from flows.history.records import Records, RunRecord
@@ -100,13 +100,21 @@ def _mean(setting: Setting, metric: str) -> float:
 
 
 def _difference_over_seeds(best: Setting, other: Setting, metric: str) -> tuple[float | None, float | None]:
-    first, second = ({seed_of(point): point.value(metric) for point in side.finished} for side in (best, other))
+    first, second = (_estimates(side, metric) for side in (best, other))
     pairs = [(first[seed], second[seed]) for seed in first if seed is not None and seed in second]
-    changes = [b - a for a, b in pairs if a is not None and b is not None]
-    if not changes:
+    if not pairs:
         return None, None
-    measure = mean_interval(changes)
+    measure = seeds_difference(pairs)
     return measure["low"], measure["high"]
+
+
+def _estimates(setting: Setting, metric: str) -> dict[int | None, Estimate]:
+    """Return the value of a metric and its interval over scenarios, if it has one, by seed."""
+    return {
+        seed_of(point): (value, (point.result or {}).get(f"{metric}_interval"))
+        for point in setting.finished
+        if (value := point.value(metric)) is not None
+    }
 
 
 def _success_difference(

@@ -11,6 +11,7 @@ from flows.planning.earlier_stages import SimilarStage
 from flows.planning.plan import plan
 from flows.sweeps.points import Point
 from flows.sweeps.seeds import over_seeds
+from flows.sweeps.settings import Setting, difference
 from tests.flows.pretend import pretend, spec_of
 
 
@@ -119,3 +120,29 @@ def test_the_interval_over_seeds_includes_those_within_each():
     assert seeds_interval([0.0, 0.0], [(0.0, upper), (0.0, upper)])["high"] == pytest.approx(upper)
     wide = seeds_interval([0.2, 0.8], [(0.1, 0.3), (0.7, 0.9)])
     assert {**wide} == {**mean_interval([0.2, 0.8])}
+
+
+def test_the_interval_of_a_difference_over_seeds_includes_those_within_each():
+    """The example of Newcombe (1998, Stat Med 17:873, table II): 56/70 - 48/80 has the interval 0.0524 to 0.3339."""
+    from components.evaluation.metrics import seeds_difference
+    from components.evaluation.proportions import wilson
+
+    pair = ((48 / 80, wilson(48, 80)), (56 / 70, wilson(56, 70)))
+    equal = seeds_difference([pair, pair])
+    assert (equal["low"], equal["high"]) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    without = seeds_difference([((0.0, None), (0.2, (0.1, 0.3))), ((0.0, None), (0.4, (0.3, 0.5)))])
+    assert without == mean_interval([0.2, 0.4])
+
+
+def test_equal_rewards_of_two_seeds_do_not_decide_a_sweep():
+    """Of a metric without a paired comparison: each seed has an interval of its own, over its scenarios."""
+
+    def setting(name: str, reward: float) -> Setting:
+        result = {"reward": reward, "reward_interval": [reward - 0.2, reward + 0.2]}
+        overrides = [f"algorithm={name}"]
+        points = [point(seed, *overrides, f"seed={seed}", **result) for seed in (0, 1)]
+        return Setting(overrides, points)
+
+    compared = difference(setting("grpo", 0.5), setting("rloo", 0.4), "reward", {})
+    assert compared.equal
+    assert (compared.low, compared.high) == pytest.approx((-0.1 - 0.08**0.5, -0.1 + 0.08**0.5))
