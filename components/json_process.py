@@ -64,18 +64,15 @@ class RequestFailed(Exception):
         super().__init__(f"{kind}: {text}")
 
 
-def import_path() -> str:
-    """Return the import path of this process, for PYTHONPATH."""
-    return os.pathsep.join(dict.fromkeys(os.path.abspath(entry) for entry in ["", *sys.path]))
-
-
 def safe_environment() -> dict[str, str]:
-    """Return the environment without variables that may hold secrets, for a child that reads untrusted text."""
-    return {
-        name: os.environ[name]
-        for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
-        if name in os.environ
-    }
+    """Return the environment without variables that may hold secrets, and with the import path of this process, for a
+    child that reads untrusted text."""
+    names = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+    return {name: os.environ[name] for name in names if name in os.environ} | {"PYTHONPATH": _import_path()}
+
+
+def _import_path() -> str:
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(entry) for entry in ["", *sys.path]))
 
 
 @dataclass(frozen=True)
@@ -92,6 +89,8 @@ class JsonProgram:
     """Modules that the child imports before it is ready."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Resource limits by their names in the module `resource`, such as RLIMIT_AS."""
+    seconds_per_call: float = 0.0
+    """CPU time limit of a call; a child that exceeds it ends by SIGPROF. 0: no limit. Not for async targets."""
     folder: str | None = None
     """Working directory; None takes that of this process."""
     new_session: bool = False
@@ -124,6 +123,7 @@ class JsonProcess:
             "target": program.target,
             "imports": list(program.imports),
             "limits": dict(program.limits),
+            "seconds_per_call": program.seconds_per_call,
             "completes_calls": program.completes_calls,
         }
         variables = program.variables
@@ -132,7 +132,7 @@ class JsonProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if program.show_stderr else subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": import_path()} if variables is None else dict(variables),
+            env={**os.environ, "PYTHONPATH": _import_path()} if variables is None else dict(variables),
             cwd=program.folder,
             start_new_session=program.new_session,
         )

@@ -105,12 +105,16 @@ def set_limit(name: str, value: int) -> None:
         raise OSError(f"the system refuses the resource limit {name} = {value}: {error}") from None
 
 
-def serve(answer: Callable[..., Any], connection: ParentConnection) -> None:
-    """Answer requests one after the other until the parent closes the connection."""
+def serve(answer: Callable[..., Any], connection: ParentConnection, seconds: float) -> None:
+    """Answer requests one after the other until the parent closes the connection. seconds: CPU time limit of a call,
+    enforced by a signal that ends the process, also within C code; 0: no limit."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in connection.requests:
         request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         with connection.reporting(request["id"]):
             connection.respond(request["id"], answer(**request["arguments"]))
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if hasattr(answer, "close"):
         answer.close()
 
@@ -153,7 +157,7 @@ def main(options: dict[str, Any]) -> None:
 
         asyncio.run(serve_concurrently(answer, connection))
     else:
-        serve(answer, connection)
+        serve(answer, connection, options["seconds_per_call"])
 
 
 if __name__ == "__main__":

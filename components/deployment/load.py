@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from components.models.folder_limits import building, check_gguf
 from components.models.weights import load_model, load_tokenizer
 
 
@@ -27,9 +28,13 @@ def load_gguf(folder: Path, *, dtype: str, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     (file,) = folder.glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=getattr(torch, dtype))
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-    if GGUFReader(file).fields["tokenizer.ggml.pre"].contents() == "smollm":
+    with building(f"the model of {file.name}", folder):
+        reader = GGUFReader(file)
+        check_gguf(file, reader)
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+        split_rule = reader.fields["tokenizer.ggml.pre"].contents()
+    if split_rule == "smollm":
         from tokenizers import pre_tokenizers as split
 
         digits = [split.Digits(individual_digits=True), split.ByteLevel(add_prefix_space=False)]

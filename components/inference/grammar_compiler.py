@@ -20,7 +20,6 @@ from components.json_process import (
     JsonProgram,
     ProcessExited,
     RequestFailed,
-    import_path,
     safe_environment,
     wait_for,
 )
@@ -117,10 +116,9 @@ def compile_in_child(vocabulary: Vocabulary, grammar: str, abandoned: threading.
     Raises TooCostly at a limit of processor time or memory, EngineBusy at that of the clock, ValueError for a grammar
     that cannot be enforced, TrialAbandoned once the event is set, and OSError if the process does not start.
     """
-    variables = {**safe_environment(), "PYTHONPATH": import_path()}
     arguments = {"vocabulary": vocabulary.as_json(), "grammar": grammar, "most_memory": MEMORY}
     limits = {"RLIMIT_CPU": CPU_SECONDS, "RLIMIT_CORE": 0}
-    process = JsonProcess(JsonProgram(f"{__name__}:_trial", variables=variables, limits=limits))
+    process = JsonProcess(JsonProgram(f"{__name__}:_trial", variables=safe_environment(), limits=limits))
     deadline = time.monotonic() + SECONDS
 
     def expired() -> str:

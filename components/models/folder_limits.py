@@ -7,24 +7,29 @@ the safetensors files, and the number of added tokens is limited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.errors import ResourceError
+from components.errors import EspalierError, ResourceError
 from components.json_text import read_json
 from components.models.files import Weights
 
 MAX_ADDED_TOKENS = 100_000
 """Maximum number of added tokens; published tokenizers have 7,000 at most."""
 MAX_FILE = 128 << 20
-"""Maximum size of a JSON file of a tokenizer or of a config, in bytes; published ones have 35 MB at most."""
-_ADDED_TOKENS = {
+"""Maximum size of a file of a tokenizer or of a config, in bytes; published ones have 35 MB at most."""
+MAX_TOKEN_ID = 10_000_000
+"""Maximum token id; published vocabularies have 300,000 tokens at most, and tokenizers fills gaps between ids."""
+_TOKEN_IDS = {
     "tokenizer.json": "added_tokens",
     "tokenizer_config.json": "added_tokens_decoder",
-    "added_tokens.json": None,
+    "added_tokens.json": "",
+    "vocab.json": "",
 }
-"""Key of the added tokens in each file of a tokenizer; None: the whole file."""
+"""Key of the added tokens in each file of a tokenizer; empty: the whole file maps tokens to ids."""
+_REPLACE = "repair or replace the file"
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
 
@@ -38,7 +43,7 @@ def check_config(folder: Path) -> None:
     for name, size in sizes.items():
         parts = size if isinstance(size, list) and size else [size]  # some models have a size for each layer
         if any(not isinstance(part, int) or isinstance(part, bool) or part < 1 for part in parts):
-            raise ResourceError(f"{path}: {name} = {size!r:.100}: expected a positive integer; repair or replace it")
+            raise ResourceError(f"{path}: {name} = {size!r:.100}: expected a positive integer; {_REPLACE}")
         sizes[name] = max(parts)
     with Weights(folder) as weights:
         tensors = len(weights.where)
@@ -55,26 +60,78 @@ def check_config(folder: Path) -> None:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise ResourceError if the tokenizer has too many added tokens or too large files; ArtifactError if a file is
-    damaged."""
-    for name, key in _ADDED_TOKENS.items():
+    """Raise ResourceError if the tokenizer has too many added tokens, too large token ids or too large files;
+    ArtifactError if a file is damaged."""
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".jinja", ".txt", ".model"):
+            _check_size(path)
+    for name, key in _TOKEN_IDS.items():
         path = folder / name
         if not path.is_file():
             continue
         content = _object(path)
-        added = content if key is None else content.get(key) or ()
-        if not isinstance(added, list | dict | tuple):
-            raise ResourceError(f"{path}: {key} = {added!r:.100}: expected a list of tokens; repair or replace it")
+        match name:
+            case "tokenizer.json":
+                added = content.get(key)
+                if not isinstance(added, list) or not all(isinstance(token, Mapping) for token in added):
+                    raise ResourceError(f"{path}: {key} = {added!r:.100}: expected a list of tokens; {_REPLACE}")
+                model = content.get("model")
+                vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+                ids = [token.get("id") for token in added]
+                ids += vocabulary.values() if isinstance(vocabulary, Mapping) else ()
+            case "tokenizer_config.json":
+                added = content.get(key) or {}
+                if not isinstance(added, Mapping):
+                    raise ResourceError(f"{path}: {key} = {added!r:.100}: expected an object of tokens; {_REPLACE}")
+                ids = [int(number) if number.isdecimal() else number for number in added]
+            case _:
+                added, ids = (content if name == "added_tokens.json" else ()), list(content.values())
         if len(added) > MAX_ADDED_TOKENS:
             raise ResourceError(
                 f"{path} adds {len(added)} tokens; expected {MAX_ADDED_TOKENS} at most: use the tokenizer of the model"
             )
+        for number in ids:
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_TOKEN_ID:
+                raise ResourceError(
+                    f"{path}: token id {number!r:.100}: expected an integer from 0 to {MAX_TOKEN_ID}; {_REPLACE}"
+                )
+
+
+def check_gguf(path: Path, reader: Any) -> None:
+    """Raise ResourceError if the metadata of a GGUF file demand more than its tensors have. reader: its GGUFReader."""
+    size_in_bytes, tensors = path.stat().st_size, len(reader.tensors)
+    limits = {"block_count": tensors, "embedding_length": 8 * size_in_bytes, "feed_forward_length": 8 * size_in_bytes}
+    for key, field in reader.fields.items():
+        name = key.rpartition(".")[2]
+        value = field.contents() if name in limits else 1
+        for size in value if isinstance(value, list) else [value]:
+            if not isinstance(size, int) or not 1 <= size <= limits.get(name, 1):
+                raise ResourceError(
+                    f"{path}: {key} = {size!r:.100}: it has {tensors} tensors in {size_in_bytes} bytes; export it again"
+                )
+
+
+@contextmanager
+def building(subject: str, place: Path) -> Iterator[None]:
+    """Turn any error of a library that builds something from untrusted files into a ResourceError that names them."""
+    try:
+        yield
+    except EspalierError:
+        raise
+    except Exception as error:
+        raise ResourceError(
+            f"{subject} in {place} cannot be built: {type(error).__name__}: {error!s:.1000}; {_REPLACE}"
+        ) from error
 
 
 def _object(path: Path) -> dict[str, Any]:
-    if (size := path.stat().st_size) > MAX_FILE:
-        raise ResourceError(f"{path} has {size} bytes; expected {MAX_FILE} at most: use the file of the model")
+    _check_size(path)
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ResourceError(f"{path}: expected a JSON object; repair or replace it")
+        raise ResourceError(f"{path}: expected a JSON object; {_REPLACE}")
     return content
+
+
+def _check_size(path: Path) -> None:
+    if (size := path.stat().st_size) > MAX_FILE:
+        raise ResourceError(f"{path} has {size} bytes; expected {MAX_FILE} at most: use the file of the model")

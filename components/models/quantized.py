@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
 from components.models.files import save
-from components.models.folder_limits import check_config
+from components.models.folder_limits import building, check_config
 
 if TYPE_CHECKING:
     import torch
@@ -51,15 +51,16 @@ def load(base_dir: Path, *, dtype: str, device: str) -> Any:
         bnb_4bit_use_double_quant=False,
         bnb_4bit_compute_dtype=computed,
     )
-    model = AutoModelForCausalLM.from_pretrained(
-        base_dir,
-        dtype=computed,
-        quantization_config=config,
-        device_map={"": device},
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
+    with building("the model of config.json", base_dir):
+        model = AutoModelForCausalLM.from_pretrained(
+            base_dir,
+            dtype=computed,
+            quantization_config=config,
+            device_map={"": device},
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
     for module in model.modules():
         if isinstance(module, Linear4bit):  # repacking for inference on some CPUs would block gradients
             module.support_avx512bf16_for_cpu = False

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from components.artifacts import lock_file, sync_tree
 from components.artifacts.keys import file_digest
@@ -30,7 +30,7 @@ from components.json_text import read_json
 from components.models import quantized, random_weights
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.files import save
-from components.models.folder_limits import check_config, check_tokenizer
+from components.models.folder_limits import building, check_config, check_tokenizer
 from components.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
     if quantization != "none":
         return quantized.load(base_dir, dtype=dtype, device=device)
     check_config(Path(base_dir))
-    try:
+    with building("the model of config.json", Path(base_dir)):
         model = AutoModelForCausalLM.from_pretrained(
             base_dir,
             dtype=getattr(torch, dtype),
@@ -156,10 +156,6 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
             use_safetensors=True,
             trust_remote_code=False,
         )
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of an odd config
-        raise ResourceError(
-            f"the model in {base_dir} cannot be built: {type(error).__name__}: {error!s:.1000}"
-        ) from error
     model = model.to(device).eval()
     if model.device.type == "cuda":
         fused_norms.fuse(model)
@@ -168,10 +164,7 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
 
 def vocabulary(base_dir: Path) -> dict[str, int]:
     """Return the token ids of the tokenizer in `base_dir`, by token."""
-    from transformers import AutoTokenizer
-
-    check_tokenizer(Path(base_dir))
-    return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False).get_vocab()
+    return dict(_read_tokenizer(Path(base_dir)).get_vocab())
 
 
 def tokenizer_digest(base_dir: Path) -> str:
@@ -184,10 +177,7 @@ def tokenizer_digest(base_dir: Path) -> str:
 
 def load_tokenizer(base_dir: Path) -> Any:
     """Return the tokenizer in `base_dir`. Raises ResourceError if it has no chat template."""
-    from transformers import AutoTokenizer
-
-    check_tokenizer(Path(base_dir))
-    tokenizer = AutoTokenizer.from_pretrained(base_dir, clean_up_tokenization_spaces=False, trust_remote_code=False)
+    tokenizer = _read_tokenizer(Path(base_dir), clean_up_tokenization_spaces=False)
     if not tokenizer.chat_template:
         raise ResourceError(
             f"the model in {base_dir} has no chat template, so it cannot follow a conversation: choose an instruct "
@@ -196,14 +186,42 @@ def load_tokenizer(base_dir: Path) -> Any:
     return tokenizer
 
 
+def _read_tokenizer(base_dir: Path, **options: Any) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    check_tokenizer(base_dir)
+    try:
+        with building("the tokenizer of tokenizer_config.json", base_dir):
+            return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False, **options)
+    except ResourceError:
+        path = base_dir / "tokenizer.json"
+        if path.is_file():
+            with building("the tokenizer of tokenizer.json", base_dir):  # names the other file if this one is damaged
+                Tokenizer.from_file(str(path))
+        raise
+
+
+def model_config(base_dir: Path) -> Any:
+    """Return transformers' configuration of the model in `base_dir`."""
+    from transformers import AutoConfig
+
+    check_config(base_dir)
+    with building("the configuration of config.json", base_dir):
+        return AutoConfig.from_pretrained(base_dir, trust_remote_code=False)
+
+
 def declared_end(base_dir: Path) -> int | list[int] | None:
     """Return the tokens that the model's files declare as the end of a response."""
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(base_dir).eos_token_id
-    except OSError:  # no such file: use the model's configuration, as transformers does
-        return read_json(base_dir / "config.json").get("eos_token_id")
+    path = base_dir / "generation_config.json"
+    if not path.is_file():  # use the model's configuration, as transformers does
+        path = base_dir / "config.json"
+    with building(f"the configuration of {path.name}", base_dir):
+        end = read_json(path).get("eos_token_id")
+    tokens = end if isinstance(end, list) else [end]
+    if end is not None and any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+        raise ResourceError(f"{path}: eos_token_id = {end!r:.100}: expected a token id, or a list of them")
+    return cast("int | list[int] | None", end)
 
 
 def pick_device(device: str) -> str:

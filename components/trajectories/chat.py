@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
+from components.trajectories.chat_template import ChatTemplate, Messages, TemplateTooCostly
 from components.trajectories.tool_calls import (
     call_id,
     certain_text_pythonic,
@@ -41,8 +41,6 @@ Call a tool like this: [{example}]"""
 """System message with tools, for templates without tool support."""
 DEFAULT_SYSTEM = "You are a helpful assistant."
 """Default system message if there are tools."""
-TODAY = datetime(2025, 1, 1)
-"""Date that templates read as the current one."""
 _PROBE = {
     "type": "function",
     "function": {
@@ -76,10 +74,11 @@ class ChatFormat:
         special = {
             *tokenizer.all_special_tokens,
             *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
-        }
+        } - {""}
         self._special = re.compile(
             "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)) or r"(?!)"
         )
+        self._template = ChatTemplate(tokenizer)
         self.end, self.end_id = self._end_of_turn()
         self.native_tools = self._supports_tools()
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
@@ -93,7 +92,7 @@ class ChatFormat:
         differ from the tokenizer's end-of-sequence token."""
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
         try:
-            tail = self._apply(talk).rpartition("stem")[2]
+            tail = self._probe(talk).rpartition("stem")[2]
         except EngineError as error:
             raise ResourceError(f"{error}: a question and its answer; choose another model") from error
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
@@ -112,8 +111,8 @@ class ChatFormat:
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
         try:
-            shown = "Probes." in self._apply(talk[:1], tools=[_PROBE])
-            _, tag, written = self._apply(talk, tools=[_PROBE]).rpartition("<tool_call>")
+            shown = "Probes." in self._probe(talk[:1], [_PROBE])
+            _, tag, written = self._probe(talk, [_PROBE]).rpartition("<tool_call>")
             return shown and read_tagged(tag + written)[1] == [("probe", '{"word": "a"}')]
         except (EngineError, ValueError):
             return False
@@ -122,44 +121,51 @@ class ChatFormat:
         """Return True if the template renders a conversation of these roles, including message `which`."""
         talk = [{"role": role, "content": f"probe{number}"} for number, role in enumerate(roles)]
         try:
-            return talk[which]["content"] in self._apply(talk)
+            return talk[which]["content"] in self._probe(talk)
         except EngineError:
             return False
+
+    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+        """Return a short conversation as text. Raises ResourceError if even that exceeds the template's limits."""
+        try:
+            return self._template.render([(messages, False)], tools)[0]
+        except TemplateTooCostly as error:
+            raise ResourceError(
+                f"{error}. Choose another model than {self.tokenizer.name_or_path}, or repair its template"
+            ) from None
 
     def _response_channel(self) -> str:
         """Return the special tokens that mark a final response and that the model samples itself, such as
         `<|channel|>final<|message|>`; empty for most templates."""
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
-        head, whole = self.render(talk[:1], [], generate=True), self.render(talk, [], generate=False)
+        head, whole = self._render([(talk[:1], True), (talk, False)], [])
         between = whole.removeprefix(head).partition("stem")[0] if whole.startswith(head) else ""
         return between if self._special.search(between) else ""
 
     # Rendering
 
-    def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=TODAY.strftime, **options)
-        except Exception as error:
-            raise PromptRefused(  # with the folder's name only, because servers return the message
-                f"the chat template of {Path(self.tokenizer.name_or_path).name} refuses the conversation "
-                f"({type(error).__name__}: {error})"
-            ) from error
-
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, generate: bool) -> str:
         """Return the conversation as text; `generate` adds the start of an assistant message. Special tokens in
         messages and tool descriptions, such as `<|im_end|>` on a web page, are escaped as the plain text `<
         |im_end|>`."""
-        messages = [message if message["role"] == "assistant" else self._escape(message) for message in messages]
+        return self._render([(messages, generate)], tools)[0]
+
+    def _render(self, conversations: Sequence[tuple[Messages, bool]], tools: list[dict[str, Any]]) -> list[str]:
         tools = self._escape(tools)
+        shown = [(self._shown(messages, tools), generate) for messages, generate in conversations]
+        return self._template.render(shown, (tools or None) if self.native_tools else None)
+
+    def _shown(self, messages: Messages, tools: list[dict[str, Any]]) -> Messages:
+        """Return messages as the template reads them."""
+        messages = [message if message["role"] == "assistant" else self._escape(message) for message in messages]
         if self.native_tools:
-            shown = [_for_template(message) for message in messages]
-            return self._apply(shown, tools=tools or None, add_generation_prompt=generate)
+            return [_for_template(message) for message in messages]
         shown = _tools_as_text(messages, tools, self.tool_role)
         if not self.system_role:
             shown = _system_as_user(shown)
         if self.alternates:
             shown = _merge_user_messages(shown)
-        return self._apply(shown, add_generation_prompt=generate)
+        return shown
 
     def _escape(self, data: Any) -> Any:
         """Return JSON data with escaped special tokens."""
@@ -196,8 +202,7 @@ class ChatFormat:
 
         closed: True if the sampled tokens end with the end-of-turn token.
         """
-        head = self.render(messages[:turn], tools, generate=True)
-        whole = self.render(messages, tools, generate=True)
+        head, whole = self._render([(messages[:turn], True), (messages, True)], tools)
         cut = whole.find(self.end, len(head))
         if not whole.startswith(head) or cut < 0:
             return None
@@ -240,8 +245,7 @@ class ChatFormat:
         differently from its generation prompt."""
         alone = [{"role": "user", "content": "a"}]  # for templates that move the system message in later turns
         for before, offered in ((messages[:turn], tools), (alone, [])):
-            head = self.render(before, offered, generate=True)
-            whole = self.render([*before, messages[turn]], offered, generate=False)
+            head, whole = self._render([(before, True), ([*before, messages[turn]], False)], offered)
             if whole.startswith(head):
                 body = whole[len(head) :]
                 cut = body.rfind(self.end)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 
-from components.trajectories.chat import DEFAULT_SYSTEM, TODAY, TOOLS, ChatFormat
+from components.trajectories.chat import DEFAULT_SYSTEM, TOOLS, ChatFormat
+from components.trajectories.chat_template import TODAY
 from components.trajectories.tool_calls import WORD
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.{0,200}?)\1\s*\)""")

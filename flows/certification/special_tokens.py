@@ -7,7 +7,7 @@ from typing import Any
 from components.errors import PromptRefused
 from components.evaluation.certificate_page import CertificateCheck, check_result
 from components.inference.conversations import stop_ids
-from components.models.weights import declared_end
+from components.models.weights import declared_end, model_config
 from components.trajectories.chat import ChatFormat
 from flows.certification.subject import Subject
 
@@ -71,7 +71,4 @@ def _ends(chat: ChatFormat, special: set[int]) -> set[int]:
 
 
 def _vocabulary(subject: Subject) -> int:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(subject.base_dir, trust_remote_code=False)
-    return int(config.get_text_config().vocab_size)
+    return int(model_config(subject.base_dir).get_text_config().vocab_size)

@@ -79,6 +79,20 @@ def test_a_gguf_answers_like_the_policy(merged, asked, tmp_path, precision, coar
     assert report["prompts"] == 3
 
 
+def test_a_gguf_that_demands_more_than_its_tensors_is_refused(merged, tmp_path):
+    """The number of layers, a 32-bit integer behind its key and type, is overwritten in place."""
+    write_gguf(merged, tmp_path / "x.gguf", name="x", precision="f16")
+    content = bytearray((tmp_path / "x.gguf").read_bytes())
+    at = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    content[at : at + 4] = (10**6).to_bytes(4, "little")
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(ResourceError, match=r"llama\.block_count = 1000000: it has \d+ tensors"):
+        load_gguf(tmp_path, dtype="float32", device="cpu")
+    (tmp_path / "x.gguf").write_bytes(content[:300])
+    with pytest.raises(ResourceError, match=r"the model of x\.gguf in .* cannot be built"):
+        load_gguf(tmp_path, dtype="float32", device="cpu")
+
+
 def test_digit_splitting_tokenizer_round_trips(tmp_path):
     base = write_llama(tmp_path / "base", digits=True)
     write_gguf(base, tmp_path / "x.gguf", name="x", precision="f16")

@@ -17,11 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import ResourceError, WaitTimeout
+from components.errors import EspalierError, ResourceError, WaitTimeout
 from components.models import weights
 from components.models.folder_limits import check_config
 from components.models.spec import ModelSpec
-from components.models.weights import check_weights, folder, load_model, load_tokenizer, packaged_models, prepare
+from components.models.weights import (
+    check_weights,
+    declared_end,
+    folder,
+    load_model,
+    load_tokenizer,
+    packaged_models,
+    prepare,
+    vocabulary,
+)
 from tests.deployment.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -242,6 +251,34 @@ def test_a_tokenizer_with_millions_of_added_tokens_is_refused(base_dir, tmp_path
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ResourceError, match=r"tokenizer\.json adds 100001 tokens; expected 100000 at most"):
         load_tokenizer(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value", "message"),
+    [
+        ("tokenizer.json", ("model", "vocab", "A"), 2**31, r"/tokenizer\.json: token id 2147483648: expected an"),
+        ("tokenizer.json", ("added_tokens", 0, "id"), "x", r"/tokenizer\.json: token id 'x': expected an integer"),
+        ("tokenizer.json", ("added_tokens",), None, r"/tokenizer\.json: added_tokens = None: expected a list"),
+        ("tokenizer.json", ("model", "merges"), None, r"of tokenizer\.json in .* cannot be built: Exception"),
+        ("tokenizer.json", ("pre_tokenizer",), [], r"of tokenizer\.json in .* cannot be built: Exception"),
+        ("tokenizer_config.json", ("pad_token",), [], r"of tokenizer_config\.json in .* cannot be built: TypeError"),
+        ("tokenizer_config.json", ("tokenizer_class",), 1, r"of tokenizer_config\.json in .* cannot be built: Attr"),
+        ("generation_config.json", ("eos_token_id",), "x", r"/generation_config\.json: eos_token_id = 'x': expected"),
+    ],
+)
+def test_a_damaged_file_of_a_tokenizer_is_named(base_dir, tmp_path, name, keys, value, message):
+    read = declared_end if name == "generation_config.json" else vocabulary
+    other = shutil.copytree(base_dir, tmp_path / "other")
+    content = entry = json.loads((other / name).read_text())
+    for key in keys[:-1]:
+        entry = entry[key]
+    entry[keys[-1]] = value
+    (other / name).write_text(json.dumps(content))
+    with pytest.raises(ResourceError, match=message):
+        read(other)
+    (other / name).write_text(json.dumps(content)[:40])
+    with pytest.raises(EspalierError, match=name):
+        read(other)
 
 
 def test_a_tokenizer_without_chat_template(base_dir, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from components.errors import ResourceError, SpecError
 from components.rewards import judge as judging
+from components.rewards.answer_worker import AnswerWorker
 from components.rewards.rules import mathematics
 from components.rewards.rules.answer_format import Matches, Tags
 from components.rewards.rules.costs import Costs
@@ -18,7 +19,6 @@ from components.rewards.rules.length import Length, Steps
 from components.rewards.rules.outcome import Outcome
 from components.rewards.rules.repetition import Repetition
 from components.rewards.rules.tool_use import Calls, ToolUse
-from components.rewards.worker_process import WorkerProcess
 from components.trajectories.schema import History, Message, Scenario, Score, ToolCall, Trajectory
 from tests.trajectories.builders import episode, talk
 
@@ -328,14 +328,14 @@ class TestApart:
     """Functions in a subprocess worker."""
 
     def test_it_answers_and_what_is_printed_is_no_answer(self):
-        worker = WorkerProcess("tests.rewards.beside:echo", 10)
+        worker = AnswerWorker("tests.rewards.beside:echo", 10)
         assert [worker(a=1), worker(text="ä\n\u2028")] == [{"a": 1}, {"text": "ä\n\u2028"}]
 
     def test_what_hangs_dies_or_raises_is_an_error_and_the_next_call_is_answered(self):
         from components.errors import JudgeError
 
         for name, said in (("hang", "not done after 0.3 s"), ("die", "ended with 7"), ("echo", "")):
-            worker = WorkerProcess(f"tests.rewards.beside:{name}", 0.3 if name == "hang" else 10)
+            worker = AnswerWorker(f"tests.rewards.beside:{name}", 0.3 if name == "hang" else 10)
             if said:
                 for _ in range(2):
                     with pytest.raises(JudgeError, match=said):
@@ -344,11 +344,11 @@ class TestApart:
                 with pytest.raises(TypeError):
                     worker(a={1, 2})
         with pytest.raises(JudgeError, match="unexpected keyword argument 'b'"):
-            WorkerProcess("tests.rewards.beside:hang", 10)(b=1)
+            AnswerWorker("tests.rewards.beside:hang", 10)(b=1)
 
     def test_a_process_that_cannot_start_is_a_missing_resource(self):
         with pytest.raises(ResourceError, match="did not start"):
-            WorkerProcess("components.rewards.nowhere:nothing", 1)()
+            AnswerWorker("components.rewards.nowhere:nothing", 1)()
 
 
 @pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")

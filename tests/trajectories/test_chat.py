@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.errors import EngineError, ResourceError
+from components.errors import EngineError, PromptRefused, ResourceError
+from components.models.random_weights import CHATML
 from components.trajectories.chat import ChatFormat
+from components.trajectories.chat_template import TODAY, ChatTemplate
+from tests.trajectories.families import FAMILIES, chat_format
 from tests.trajectories.templates import ENDLESS, FORGETFUL, HERMES, OPENED, OTHER_CALLS, REASONING, STRICT
 
 FIND = {
@@ -245,6 +249,44 @@ def test_a_conversation_that_the_template_refuses(make_format):
     text = r"^the chat template of tiny refuses the conversation \(TemplateError: Roles must alternate"
     with pytest.raises(EngineError, match=text):
         chat.render([user("a"), assistant("b"), assistant("c")], [], generate=True)
+
+
+def test_templates_are_rendered_as_by_transformers():
+    for family in FAMILIES.values():
+        chat = chat_format(family)
+        for messages, tools in ((TALK[1:2], None), (TALK[:5], [FIND])):
+            options = {"tools": tools, "add_generation_prompt": True, "strftime_now": TODAY.strftime}
+            try:
+                expected = chat.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            except Exception as error:  # noqa: BLE001  whatever the template meets
+                with pytest.raises(PromptRefused, match=re.escape(f"({type(error).__name__}: {error})")):
+                    ChatTemplate(chat.tokenizer).render([(messages, True)], tools)
+            else:
+                assert ChatTemplate(chat.tokenizer).render([(messages, True)], tools) == [expected]
+
+
+DOUBLED = "{% set n = namespace(x=START) %}{% for i in range(60) %}{% set n.x = STEP %}{% endfor %}{{ n.x | tojson }}"
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        ("{{ 'a' * 10**9 }}", "MemoryError"),
+        ("{{ 'a' * 10**7 }}", "MemoryError: it writes 1000"),
+        (DOUBLED.replace("START", "'a'").replace("STEP", "n.x ~ n.x"), "MemoryError"),
+        (DOUBLED.replace("START", "[1]").replace("STEP", "[n.x, n.x]"), "MemoryError|not done after 2 s"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "not done after 2 s"),
+        ("{{ (messages | length + 7) ** (10 ** 9) }}", "MemoryError|not done after 2 s"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ],
+)
+def test_a_template_with_limits_of_time_memory_and_output(make_format, attack, reason):
+    with pytest.raises(ResourceError, match=rf"takes too much for a conversation: ({reason})"):
+        make_format(attack + CHATML)
+    chat = make_format("{% if messages | length > 3 %}" + attack + "{% endif %}" + CHATML)
+    with pytest.raises(PromptRefused, match=rf"takes too much for a conversation: ({reason})"):
+        chat.render(TALK[1:2] * 4, [], generate=True)
+    assert chat.render(TALK[1:2], [], generate=True) == make_format().render(TALK[1:2], [], generate=True)
 
 
 def test_a_template_without_a_system_role_has_it_said_by_the_user(make_format):

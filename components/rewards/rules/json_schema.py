@@ -19,8 +19,8 @@ from pydantic import Field
 
 from components.errors import AnswerTooCostly, JudgeError, Problem, SpecError
 from components.json_text import STRICT
+from components.rewards.answer_worker import AnswerWorker
 from components.rewards.rules.answers import AnswerReader, check_field, field
-from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -50,7 +50,7 @@ class JsonSchema:
             check_field(schema, "reward.schema")
         elif (error := _schema_error(schema)) is not None:
             raise SpecError([Problem("reward.schema", f"is no JSON schema: {error}")])
-        self._misfit = WorkerProcess(
+        self._misfit = AnswerWorker(
             "components.rewards.rules.json_schema:misfit", seconds, ["jsonschema", "referencing"]
         )
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.errors import AnswerTooCostly, JudgeError, ResourceError
+from components.rewards.answer_worker import AnswerWorker
 from components.rewards.rules.accuracy import AnswerComparison
 from components.rewards.rules.answers import as_text
-from components.rewards.worker_process import WorkerProcess
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
 
@@ -52,7 +52,7 @@ class Mathematics(AnswerComparison):
         if find_spec("math_verify") is None:
             raise ResourceError("this reward needs the package math-verify: pip install -e '.[math]'")
         self.digits = digits
-        self._same = WorkerProcess("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
+        self._same = AnswerWorker("components.rewards.rules.mathematics:verified", seconds, ["math_verify"])
 
     def same(self, answer: str, expected: Any) -> bool:
         equal = self._same(answer=answer, expected=as_text(expected), digits=self.digits)
