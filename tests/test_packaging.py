@@ -193,24 +193,12 @@ def test_uv_reads_pips_files_too(tmp_path):
 # Documents
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docs_name_make_targets_that_exist(document):
-    text = document.read_text()
-    commands = "\n".join(re.findall(r"`{1,3}(.*?)`{1,3}", text, re.DOTALL))
-    named = set(re.findall(r"\bmake ([a-z][a-z-]*)\b", commands))
-    assert named <= targets(), f"{document.name} names targets that the Makefile does not have"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docs_link_to_files_that_exist(document):
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
-    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
-    assert not missing, f"{document.name} links to files that are not there"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docs_name_modules_that_exist(document):
-    named = set(re.findall(r"python -m ((?:flows|components)[\w.]*)", document.read_text()))
-    for name in named:
-        path = ROOT / name.replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"no module {name}"
+def test_docs_name_make_targets_and_modules_that_exist():
+    """Outside of shell blocks too, which `tests/docs` checks."""
+    for document in DOCUMENTS:
+        text = document.read_text()
+        commands = "\n".join(re.findall(r"`{1,3}(.*?)`{1,3}", text, re.DOTALL))
+        assert set(re.findall(r"\bmake ([a-z][a-z-]*)\b", commands)) <= targets(), document
+        for name in set(re.findall(r"python -m ((?:flows|components)[\w.]*)", text)):
+            path = ROOT / name.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), (document, name)

@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +37,6 @@ RUNS = [
     if words(line)[1:3] in (["-m", "flows.run"], ["-m", "flows.plan"])
 ]
 OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork", "--success", "--gain"}
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 SECTIONS = {
@@ -95,22 +95,26 @@ def leaves(part: Any) -> list[str]:
     return [page for entry in part for value in entry.values() for page in leaves(value)]
 
 
-@each_page
-def test_every_link_leads_somewhere(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if "://" in link:
-            continue
+def test_every_link_leads_somewhere():
+    broken = []
+    for page, link in each(r"\]\(([^)\s]+)\)"):
         file, _, anchor = link.partition("#")
         target = (page.parent / file).resolve() if file else page
-        assert target.exists(), link
-        assert target.is_relative_to(ROOT), link
-        if anchor:
-            assert anchor in anchors(target), link
+        if "://" not in link and not (
+            target.exists() and target.is_relative_to(ROOT) and (not anchor or anchor in anchors(target))
+        ):
+            broken.append((page.name, link))
+    assert broken == []
 
 
-@each_page
-def test_every_page_is_at_most_two_links_away_from_the_readme(page):
-    assert page in {target for near in [PAGES[0], *linked(PAGES[0])] for target in [near, *linked(near)]}
+def each(pattern: str) -> list[tuple[Path, str]]:
+    """Return what matches a pattern in the prose of the pages, with the page; once for each page."""
+    return [(page, text) for page in PAGES for text in sorted(set(re.findall(pattern, prose(page))))]
+
+
+def test_every_page_is_at_most_two_links_away_from_the_readme():
+    near = [PAGES[0], *linked(PAGES[0])]
+    assert set(PAGES) - set(near) - {target for page in near for target in linked(page)} == set()
 
 
 def linked(page: Any) -> set[Any]:
@@ -136,33 +140,41 @@ def test_every_page_that_code_and_configuration_name_exists():
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
-@each_page
-def test_every_path_and_name_exists(page):
+def test_every_path_and_name_exists():
     """In prose: `components/...`, `flows/...`, `conf/...` as files, dotted names as modules or their members. Of a path
     with NAME or FAMILY in it, the folder exists."""
-    named = set(re.findall(r"`((?:components|flows|conf|docs|tests)/[\w./]*)`", prose(page)))
-    paths = {re.sub(r"[^/]*(?:NAME|FAMILY).*", "", path) for path in named}
-    assert not [path for path in paths if not (ROOT / path).exists()]
-    for name in set(re.findall(r"`((?:components|flows)(?:\.\w+)+)`", prose(page))):
-        module, _, last = name.rpartition(".")
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            assert hasattr(importlib.import_module(module), last), name
+    paths = each(r"`((?:components|flows|conf|docs|tests)/[\w./]*)`")
+    missing = [
+        (page.name, path) for page, path in paths if not (ROOT / re.sub(r"[^/]*(NAME|FAMILY).*", "", path)).exists()
+    ]
+    missing += [(page.name, name) for page, name in each(r"`((?:components|flows)(?:\.\w+)+)`") if not is_name(name)]
+    assert missing == []
 
 
-@each_page
-def test_every_key_exists(page):
+def is_name(name: str) -> bool:
+    """Return whether this is a module, or a member of one."""
+    module, _, last = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return hasattr(importlib.import_module(module), last)
+    return True
+
+
+def test_every_key_exists():
     """`group.key` and `group=option` in prose."""
     groups, _ = every_option()
-    for key in set(re.findall(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`", prose(page))):
+    unknown = []
+    for page, key in each(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`"):
         *parents, last = key.split(".")
-        known = known_below(tuple(parents))
-        assert last in known or last in ("yaml", "json", "jsonl", "mjs") or parents[-1] == "stages", key
-    for option in set(re.findall(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`", prose(page))):
+        if last not in {*known_below(tuple(parents)), "yaml", "json", "jsonl", "mjs"} and parents[-1] != "stages":
+            unknown.append((page.name, key))
+    assert unknown == []
+    for option in sorted({option for _, option in each(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`")}):
         package = PACKAGES.get(option.partition("=")[2])
         if option != "environment=stock" and (package is None or find_spec(package) is not None):
-            composes(option)
+            group, _, name = option.lstrip("+").partition("=")
+            check([option, *needed(group, name)])
 
 
 @functools.cache  # many keys have the same parents
@@ -180,12 +192,6 @@ def every_option() -> tuple[list[str], list[Any]]:
     lines = [[one, *needed(*one.split("=", 1))] for one in options]
     lines += [["reward=ruler", f"judge_model@reward.model={one}", *values] for one, values in JUDGES.items()]
     return groups, [composer.point(composer.parse(line)[0])[0] for line in lines]
-
-
-@functools.cache
-def composes(option: str) -> None:
-    group, _, name = option.lstrip("+").partition("=")
-    check([option, *needed(group, name)])
 
 
 @pytest.mark.parametrize("arguments", RUNS)
@@ -258,18 +264,18 @@ def test_the_mlflow_command_is_the_one_that_runs_print():
     assert [line for _, line in COMMANDS if line.startswith(printed)]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_block_says_what_it_is(block):
+def test_every_block_says_what_it_is():
     """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; py is code
     for other libraries; console and text are output."""
-    if block.language in ("python", "py"):
-        compile(block.text, str(block), "exec")
-    elif block.language == "yaml":
-        assert isinstance(yaml.safe_load(block.text), dict)
-    elif block.language == "json":
-        assert isinstance(json.loads(block.text), dict)
-    else:
-        assert block.language in ("sh", "console", "text", "javascript")
+    for block in BLOCKS:
+        if block.language in ("python", "py"):
+            compile(block.text, str(block), "exec")
+        elif block.language == "yaml":
+            assert isinstance(yaml.safe_load(block.text), dict), block
+        elif block.language == "json":
+            assert isinstance(json.loads(block.text), dict), block
+        else:
+            assert block.language in ("sh", "console", "text", "javascript"), block
 
 
 def test_the_mistakes_in_the_documentation_are_answered_so():
