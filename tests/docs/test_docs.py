@@ -31,11 +31,12 @@ from tests.test_configs import JUDGES, PACKAGES, needed
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
-RUNS = [
-    pytest.param(words(line)[3:], id=f"{page.stem}: {line.partition(' -m flows.')[2].partition(' #')[0].strip()}")
-    for page, line in COMMANDS
+RUNS = {
+    line.partition(" -m flows.")[2].partition(" #")[0].strip(): words(line)[3:]
+    for _, line in COMMANDS
     if words(line)[1:3] in (["-m", "flows.run"], ["-m", "flows.plan"])
-]
+}
+"""Arguments of the commands that start or plan a run, by their text."""
 OPTIONS = {"-m", "--help", "--cfg", "job", "--package", "--fork", "--success", "--gain"}
 
 
@@ -194,7 +195,7 @@ def every_option() -> tuple[list[str], list[Any]]:
     return groups, [composer.point(composer.parse(line)[0])[0] for line in lines]
 
 
-@pytest.mark.parametrize("arguments", RUNS)
+@pytest.mark.parametrize("arguments", RUNS.values(), ids=RUNS)
 def test_every_run_command_is_valid(arguments):
     """Options exist, and Hydra composes what the rest describes."""
     if "--config-dir" in arguments:
