@@ -1,9 +1,12 @@
 """Handling of Ctrl-C (SIGINT) and SIGTERM with a bounded time to exit.
 
 The first signal raises KeyboardInterrupt in the main thread, so that cleanup runs while the stack unwinds: drafts,
-child processes, states in MLflow and Prefect. If cleanup takes longer than `LIMITS` (a library computes or holds a
-lock), a thread starts `last_words`, waits for them for `LAST_WORDS_LIMIT`, and ends the process. Further signals are
-ignored.
+child processes, states in MLflow and Prefect. If cleanup takes longer than `LIMITS`, a thread starts `last_words`,
+waits for them for `LAST_WORDS_LIMIT`, and ends the process. A second Ctrl-C starts the last words at once; other
+further signals are ignored.
+
+Python runs a signal handler between two steps of its main thread. A library that computes outside Python (a gradient, a
+tokenizer, a query) delays it until it returns, so the thread learns of signals from a pipe (`signal.set_wakeup_fd`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -27,6 +31,9 @@ LIMITS = {signal.SIGINT: 2.0, signal.SIGTERM: 25.0}
 before it stops, and training saves its state in that time."""
 LAST_WORDS_LIMIT = 0.7
 """Seconds from the start of the last words to the forced exit: a locked database can block them for long."""
+AGAIN = 0.5
+"""Seconds after the first signal before which another does not count: launchers forward the Ctrl-C of a terminal that
+also reaches the process itself."""
 EXIT_CODE = 130
 
 
@@ -38,8 +45,9 @@ class Interruption:
         """Functions called before a forced exit, each in a thread of its own, so that none waits for another. An
         exception in one is logged."""
         self._stopped = threading.Event()
-        self._over = threading.Event()
         self._before: dict[int, object] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup_before = -1
 
     @property
     def happened(self) -> bool:
@@ -47,35 +55,57 @@ class Interruption:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.getsignal(number) for number in LIMITS}
+            read, write = self._pipe = os.pipe()
+            os.set_blocking(write, False)
+            self._wakeup_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=(read,), name="interrupt", daemon=True).start()
             self.install()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._pipe[1])  # ends the thread
+        self._pipe = None
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # returned by getsignal
 
     def install(self) -> None:
         """Install the handlers. Called again once a flow has started: Prefect then replaces the SIGTERM handler."""
         if threading.current_thread() is threading.main_thread():
-            assert self._before, "install() needs the context manager, which restores the previous handlers"
-            for number in (signal.SIGINT, signal.SIGTERM):
+            assert self._pipe, "install() needs the context manager, which restores the previous handlers"
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            for number in LIMITS:
                 signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._stopped.is_set():
-            return
-        self._stopped.set()
-        limit = LIMITS[signal.Signals(number)]
-        threading.Thread(target=self._enforce, args=(limit,), name="interrupt", daemon=True).start()
-        raise KeyboardInterrupt
+        if not self._stopped.is_set():
+            self._stopped.set()
+            raise KeyboardInterrupt
 
-    def _enforce(self, limit: float) -> None:
-        if self._over.wait(limit):
-            return
+    def _watch(self, pipe: int) -> None:
+        """End the process after the limit of the first signal, or at a second Ctrl-C; return at the end of the pipe."""
+        first: float | None = None
+        limit = 0.0
+        while True:
+            remaining = None if first is None else max(0.0, first + limit - time.monotonic())
+            if not select.select([pipe], [], [], remaining)[0]:
+                return self._force(f"cleanup did not finish within {limit:.1f} s")
+            received = os.read(pipe, 1)
+            if not received:
+                return os.close(pipe)
+            now, number = time.monotonic(), received[0]
+            if first is None and number in LIMITS:
+                first, limit = now, LIMITS[signal.Signals(number)]
+            elif first is not None and number == signal.SIGINT and now - first >= AGAIN:
+                return self._force("interrupted again")
+
+    def _force(self, reason: str) -> None:
+        """Call the last words and end the process."""
         deadline = time.monotonic() + LAST_WORDS_LIMIT
-        threads = [threading.Thread(target=self._report_forced_exit, args=(limit,), daemon=True)]
+        threads = [threading.Thread(target=self._report_forced_exit, args=(reason,), daemon=True)]
         threads += [threading.Thread(target=_call, args=(callback,), daemon=True) for callback in self.last_words]
         for thread in threads:
             thread.start()
@@ -84,8 +114,11 @@ class Interruption:
         os._exit(EXIT_CODE)
 
     @staticmethod
-    def _report_forced_exit(limit: float) -> None:
-        logger.warning("cleanup did not finish within %.1f s: ending the process; run it again to resume", limit)
+    def _report_forced_exit(reason: str) -> None:
+        logger.warning("%s: ending the process; run it again to resume", reason)
+
+
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # signals of a forked child are not this process's
 
 
 def _call(callback: Callable[[], None]) -> None:

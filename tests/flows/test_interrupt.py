@@ -59,6 +59,49 @@ def test_blocked_cleanup_is_cut_short_after_the_last_words_and_none_of_them_can_
     assert "of no use" in errors
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_signal_during_a_computation_outside_python_ends_the_process(again):
+    """The main thread runs no signal handler there. SIGTERM leaves 25 s, which a Ctrl-C after it cuts short."""
+    process = start("""
+        import ctypes
+        lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        with Interruption() as interruption:
+            interruption.last_words.append(lambda: print("last words", flush=True))
+            lock(mutex)
+            print("ready", flush=True)
+            lock(mutex)
+    """)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM if again else signal.SIGINT)
+    while again and process.poll() is None:
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=600)
+    assert (out, process.returncode) == ("last words\n", EXIT_CODE)
+    assert ("interrupted again" if again else "did not finish") in errors
+    assert not again or time.monotonic() - began < LIMITS[signal.SIGTERM]
+
+
+def test_a_signal_to_a_forked_process_does_not_end_its_parent():
+    process = start("""
+        import os, signal
+        from flows.terminal import interrupt
+        interrupt.LIMITS[signal.SIGINT] = 0.1
+        with Interruption():
+            if not (child := os.fork()):
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(60)
+                except KeyboardInterrupt:
+                    os._exit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+            time.sleep(0.5)
+        print("ready", flush=True)
+    """)
+    process.communicate(timeout=600)
+    assert process.returncode == 0
+
+
 def test_after_the_run_signals_are_what_they_were():
     process = start("""
         import signal
@@ -66,6 +109,7 @@ def test_after_the_run_signals_are_what_they_were():
         with Interruption():
             pass
         assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+        assert signal.set_wakeup_fd(-1) == -1
         print("ready", flush=True)
     """)
     assert process.wait(600) == 0
