@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -45,6 +47,25 @@ def test_the_lock_satisfies_every_declared_dependency():
         name = canonicalize_name(requirement.name)
         assert name in versions, f"{name} is not locked: run `make lock`"
         assert requirement.specifier.contains(versions[name]), f"{requirement} is locked as {versions[name]}"
+
+
+def test_every_imported_package_is_declared():
+    declared = PROJECT["dependencies"] + [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+    names = {canonicalize_name(Requirement(line).name) for line in declared}
+    imported = set()
+    for path in [*(ROOT / "components").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).partition(".")[0])
+    distributions = importlib.metadata.packages_distributions()
+    undeclared = {
+        module
+        for module in imported & distributions.keys()
+        if not names & set(map(canonicalize_name, distributions[module]))
+    }
+    assert undeclared == set()
 
 
 def test_dependencies_of_the_weights_package_are_not_locked():
