@@ -14,6 +14,10 @@ _VALUE = re.compile(rf"([-+–−]?(?:{_DIGITS})(?:[eE][-+]?\d+)?)(?:/({_DIGITS}
 _LEAD = re.compile(r"^\W*(?:####|(?:the )?(?:final )?answer(?: is)?\s*[:=]?)\s*", re.IGNORECASE)
 
 
+class Percentage(float):
+    """Number with a percent sign, as a fraction: `50%` is 0.5."""
+
+
 def numbers(text: str) -> list[float | None]:
     """Return the numbers in a text, in order.
 
@@ -39,9 +43,23 @@ def _value(run: str, percent: bool) -> float | None:
     match = _VALUE.fullmatch(run)
     if match is None:
         return None
-    value = float(re.sub("[–−]", "-", match[1]).replace(",", "")) / (100.0 if percent else 1.0)
+    value = float(re.sub("[–−]", "-", match[1]).replace(",", ""))
     divisor = 1.0 if match[2] is None else float(match[2].replace(",", ""))
-    return value / divisor if divisor else None
+    if not divisor:
+        return None
+    return Percentage(value / divisor / 100.0) if percent else value / divisor
+
+
+def same_number(number: float, expected: float, absolute: float, relative: float = 0.0) -> bool:
+    """Return True if |number - expected| <= max(absolute, relative · |expected|). If only one of them has a percent
+    sign, `25%` is 25 or 0.25: data sets of questions write either for it."""
+    percentages = isinstance(number, Percentage), isinstance(expected, Percentage)
+    pairs = [(number, expected)]
+    if percentages == (True, False):
+        pairs.append((100.0 * number, expected))
+    if percentages == (False, True):
+        pairs.append((number, 100.0 * expected))
+    return any(abs(value - target) <= max(absolute, relative * abs(target)) for value, target in pairs)
 
 
 def last_line(text: str) -> str:

@@ -9,8 +9,11 @@ Plain data is copied: None, bool, int, float, complex, str, bytes, bytearray, li
 and from the standard library Counter, OrderedDict, defaultdict (as dict), deque, Decimal, Fraction, date, datetime and
 timedelta. Types are exact: an instance of a subclass is not plain data. Any other object of the program stays in its
 process; the test holds an `ObjectReference` reference that it may call, iterate, index and read attributes of, but not
-compare. Functions of the test may be passed to the program, which calls them back. Exceptions are sent as type and
-arguments; types that the program defines are represented by a subclass of their built-in base.
+compare. A test that names no class of the program expects plain data of its functions: there, what they return may only
+be called, and iterated once, as closures and generators are. Otherwise a single object whose `__len__`, `__bool__` and
+`__getattr__` answer anything would pass the tests of every function. Functions of the test may be passed to the
+program, which calls them back. Exceptions are sent as type and arguments; types that the program defines are
+represented by a subclass of their built-in base.
 
 The program can tamper with everything in its own process, this script included, so its messages are untrusted: decoded
 here, they can only be the types above. Only the standard library is imported, as little as possible, because the script
@@ -71,6 +74,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "repr": repr,
     "isinstance": isinstance,
 }
+
+
+_ON_RESULTS = ("call", "iter", "next")
+"""Operations on objects that functions return, in a test that names no class of the program."""
 
 
 class PeerDisconnected(BaseException):
@@ -326,7 +333,12 @@ class Test:
         self._link = link
         self._lock = RLock()
         self._functions: list[Callable[..., Any]] = []
-        self._opaque: dict[int, ObjectReference] = {}
+        self._opaque: dict[tuple[int, bool], ObjectReference] = {}
+        self._expects_objects = True
+        self._iterators: dict[int, Any] = {}
+        """Iterator of each returned object that the test iterates, by its number."""
+        self._exhausted: set[int] = set()
+        """Numbers of the iterators that have ended."""
         self._exceptions: dict[int, type[Exception]] = {}
         self.gone = False
         self.changed = False
@@ -343,6 +355,7 @@ class Test:
         if len(names.shadowed) > 1:
             listed = ", ".join(sorted(names.shadowed))
             return ["invalid", f"calls only functions that are built-in, {listed}, so it is unclear which is tested"]
+        self._expects_objects = names.class_named
         try:
             names.look_up()
             exec(code, names)
@@ -363,10 +376,38 @@ class Test:
         answer = self._ask(["get", name])
         if answer[0] != "value":
             raise KeyError(name)
-        return self._decode(answer[1])
+        return decode(answer[1], lambda data: self._resolve(data, named=True))
 
     def do(self, operation: str, *values: Any, **named: Any) -> Any:
         """Execute an operation in the program and return its result."""
+        if type(values[0]) is ObjectReference and is_result(values[0]):
+            return self._do_with_result(operation, *values, **named)
+        return self._do(operation, *values, **named)
+
+    def _do_with_result(self, operation: str, result: ObjectReference, *values: Any, **named: Any) -> Any:
+        """Execute an operation on an object that a function returned."""
+        number = number_of(result)
+        if operation not in _ON_RESULTS:
+            raise TypeError(
+                f"{operation}: a function of the program returns a {name_of(result)}, which is no plain data; a test "
+                "of objects names their class"
+            )
+        if operation == "iter":
+            if number not in self._iterators:
+                self._iterators[number] = self._do(operation, result)
+            iterator = self._iterators[number]
+            if type(iterator) is ObjectReference and number_of(iterator) in self._exhausted:
+                raise TypeError(f"a {name_of(result)} that a function of the program returns can be iterated once")
+            return iterator
+        if operation == "next" and number in self._exhausted:
+            raise StopIteration
+        try:
+            return self._do(operation, result, *values, **named)
+        except StopIteration:
+            self._exhausted.add(number)
+            raise
+
+    def _do(self, operation: str, *values: Any, **named: Any) -> Any:
         keywords = {key: self._encode(value) for key, value in named.items()}
         answer = self._ask(["do", operation, [self._encode(value) for value in values], keywords])
         if answer[0] == "raised":
@@ -413,12 +454,14 @@ class Test:
             return ["function", len(self._functions) - 1]
         raise TypeError(f"the test passes a {type(value).__name__} to the program, which is no plain data")
 
-    def _resolve(self, data: list[Any]) -> Any:
+    def _resolve(self, data: list[Any], named: bool = False) -> Any:
+        """Return a value that is no plain data. named: the test refers to it by a name of the program."""
         if data[0] == "object":
             _, number, name = data
             if type(number) is not int or type(name) is not str:
                 raise TypeError("a message that is no reference")
-            return self._opaque.setdefault(number, ObjectReference(self, number, name))
+            result = not named and not self._expects_objects
+            return self._opaque.setdefault((number, result), ObjectReference(self, number, name, result))
         if data[0] == "function":
             return self._functions[data[1]]
         if data[0] == "exception":
@@ -471,6 +514,8 @@ class Names(dict[str, Any]):
         self._free = {name for name in used - _defined(tree) if not name.startswith("__")}
         self._modules = (self._free & sys.stdlib_module_names) - _used_whole(tree)
         own = {name for name in self._free - self._modules if not hasattr(builtins, name)}
+        self.class_named = any(name[0].isupper() for name in own)
+        """True if the test names a class of the program, told by its initial: the program itself is no evidence."""
         self.shadowed = set() if own else self._free & _SHADOWABLE
 
     def look_up(self) -> None:
@@ -525,12 +570,14 @@ def _used_whole(tree: ast.Module) -> set[str]:
 class ObjectReference:
     """Reference to an object of the program. It is never compared: the program's answer would be no evidence."""
 
-    __slots__ = ("__name", "__number", "__test")
+    __slots__ = ("__name", "__number", "__result", "__test")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, test: Test, number: int, name: str):
-        for attribute, value in (("__test", test), ("__number", number), ("__name", name)):
-            object.__setattr__(self, f"_ObjectReference{attribute}", value)
+    def __init__(self, test: Test, number: int, name: str, result: bool = False):
+        """Set the object. result: a function returned it to a test that expects plain data."""
+        attributes = {"test": test, "number": number, "name": name, "result": result}
+        for attribute, value in attributes.items():
+            object.__setattr__(self, f"_ObjectReference__{attribute}", value)
 
     def __getattr__(self, name: str) -> Any:
         return self.__test.do("getattr", self, name)
@@ -608,6 +655,16 @@ class ObjectReference:
 def number_of(value: ObjectReference) -> int:
     """Return the number of the referenced object."""
     return object.__getattribute__(value, "_ObjectReference__number")
+
+
+def name_of(value: ObjectReference) -> str:
+    """Return the name of the class of the referenced object."""
+    return object.__getattribute__(value, "_ObjectReference__name")
+
+
+def is_result(value: ObjectReference) -> bool:
+    """Return True if a function returned the referenced object to a test that expects plain data."""
+    return object.__getattribute__(value, "_ObjectReference__result")
 
 
 def main_module() -> dict[str, Any]:

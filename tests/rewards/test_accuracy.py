@@ -203,6 +203,23 @@ class TestNumeric:
     def test_only_refuses_several_numbers(self, text, right):
         assert reward_of(Numeric(number="only"), 7, text) == right
 
+    @pytest.mark.parametrize(
+        ("expected", "text", "right"),
+        [
+            ("25", "25%", 1.0),
+            (0.25, "25 %", 1.0),
+            ("25%", "25", 1.0),
+            ("25%", "0.25", 1.0),
+            ("25%", "25%", 1.0),
+            ("25%", "0.25%", 0.0),
+            ("0.25%", "25%", 0.0),
+            ("2500", "25%", 0.0),
+            ("25", "0.25", 0.0),
+        ],
+    )
+    def test_a_percent_sign_may_be_left_out_on_one_side(self, expected, text, right):
+        assert reward_of(Numeric(), expected, text) == right
+
     def test_expected_may_be_text_with_a_number(self):
         assert reward_of(Numeric(), "thus #### 1,200", "1200") == 1.0
 

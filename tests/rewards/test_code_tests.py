@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -207,6 +208,7 @@ ACCEPTED = {
         "    assert 'too little' in str(error)\nelse:\n    assert False\n"
         "import unittest\nwith unittest.TestCase().assertRaises(Overdrawn):\n    Account('x').pay(-3)",
     ),
+    "closures": ("def adder(n): return lambda x: x + n", "add = adder(3)\nassert add(4) == 7 and adder(1)(1) == 2"),
     "linked nodes": (
         BANK,
         "node, found = chain([1, 2, 3]), []\nwhile node:\n    found.append(node.value)\n    node = node.next\n"
@@ -231,8 +233,44 @@ REFUSED = {
 }  # fmt: skip
 
 
+GENERIC = """
+class G:
+    def __init__(self): self.passes = 0
+    def __call__(self, *values): return self
+    def __getattr__(self, name): return self
+    def __getitem__(self, key): return 0
+    def __len__(self): return 3
+    def __bool__(self): return True
+    def __str__(self): return "3"
+    def __iter__(self):
+        self.passes += 1
+        return iter([3, 1, 2] if self.passes == 1 else [])
+f = G()
+def g(*values): return G()
+def h(*values): return [G()]
+"""
+"""A program whose functions return an object that answers anything."""
+PROPERTIES = [
+    "assert F([3, 1, 2])",
+    "assert len(F([3, 1, 2])) == 3",
+    "r = F([3, 1, 2])\nassert all(r[i] <= r[i + 1] for i in range(2))",
+    "r = F([3, 1, 2])\nassert set(r) == {1, 2, 3}\nassert all(a <= b for a, b in zip(r, list(r)[1:]))",
+    "assert F('ab').isdigit()",
+    "assert str(F('ab')).isdigit()",
+    "def check(candidate):\n    assert candidate([3])\ncheck(F)",
+]
+
+
 @pytest.mark.usefixtures("sandbox_here")
 class TestForms:
+    @pytest.mark.parametrize("function", ["f", "g", "h"])
+    def test_an_object_that_answers_anything_passes_no_property(self, function):
+        tests = [re.sub(r"\bF\b", function, test) for test in PROPERTIES]
+        if function == "h":  # a list is plain data, so its elements are tested
+            tests = [test.replace("h([3, 1, 2])", "h()[0]").replace("h('ab')", "h()[0]") for test in tests[:-1]]
+        score = scored(f"```python\n{GENERIC}\n```", tests, seconds=60.0)
+        assert score.reward == 0.0, score.explanation
+
     @pytest.mark.parametrize("name", ACCEPTED)
     def test_honest_programs_pass_tests_of_each_form(self, name):
         code, test = ACCEPTED[name]

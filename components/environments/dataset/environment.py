@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.aio import stoppable
-from components.answer_text import NUMBER, boxed, last_line, last_number
+from components.answer_text import NUMBER, boxed, last_line, last_number, same_number
 from components.data.spec import SourceSpec
 from components.environments.dataset.columns import DatasetColumns, as_text
 from components.environments.dataset.store import Sources, default_cache, stored
@@ -211,7 +211,7 @@ class Dataset(ToolEnvironment):
         final = text.rpartition(self.answer_after)[2] if self.answer_after is not None and marked else text
         if self.success == "number" or (self.success == "auto" and _is_number(expected)):
             number, right = last_number(final), last_number(as_text(expected))
-            return number is not None and right is not None and abs(number - right) <= TOLERANCE
+            return number is not None and right is not None and same_number(number, right, TOLERANCE)
         return _plain(boxed(final) or (final if marked else last_line(final))) == _plain(as_text(expected))
 
 

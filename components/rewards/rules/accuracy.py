@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.answer_text import last_number, only_number
+from components.answer_text import last_number, only_number, same_number
 from components.errors import JudgeError, Problem, SpecError
 from components.rewards.rules.answers import AnswerReader, as_text, check_field, field
 from components.specs.registered import registered
@@ -107,7 +107,8 @@ class Numeric(AnswerComparison):
     """Equality of numbers: |answer - expected| <= max(absolute, relative · |expected|).
 
     A number has its sign, decimals, exponent, slash (`1/2` is 0.5) and percent sign (`50%` is 0.5); a unit may follow.
-    Digits in a word, a date, a version or a list without spaces are no number (`components.answer_text`).
+    If only the answer or only the expected number has a percent sign, `50%` also equals 50. Digits in a word, a date, a
+    version or a list without spaces are no number (`components.answer_text`).
 
     Args:
         answer, expected: See `AnswerComparison`.
@@ -132,7 +133,7 @@ class Numeric(AnswerComparison):
         if target is None or isinstance(expected, bool) or not math.isfinite(target):
             raise JudgeError(f"what was expected, {expected!r:.100}, is no number")
         number = last_number(answer) if self.number == "last" else only_number(answer)
-        return number is not None and abs(number - target) <= max(self.absolute, self.relative * abs(target))
+        return number is not None and same_number(number, target, self.absolute, self.relative)
 
 
 @registered("reward.choice")

@@ -17,7 +17,9 @@ to it, and only plain data comes back (`components.sandbox.remote`). So statemen
     pass it objects that are no plain data             pass plain data or functions
 
 An expression of a `call` is evaluated in the program's own process, where all of this works. In statements, the name of
-a built-in or of a standard library module always refers to Python's, even if the program redefines it. A helper
+a built-in or of a standard library module always refers to Python's, even if the program redefines it. Statements that
+name no class of the program (`Stack`, by its initial capital) expect plain data of its functions; what else these
+return may only be called, and iterated once. So no object whose operators answer anything passes for a result. A helper
 function of the program that statements apply to its results is not trustworthy: let tests define or import what they
 compare with.
 """
