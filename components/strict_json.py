@@ -47,13 +47,22 @@ def parse(data: bytes, max_values: int = MAX_VALUES, *, surrogates: bool = False
 def check_structure(data: bytes, max_values: int = MAX_VALUES) -> None:
     """Raise ValueError if a document has too many values or levels."""
     structure = _TEXT.sub(b"", data)
-    if structure.count(b",") + structure.count(b"[") + structure.count(b"{") >= max_values:
+    if _values(structure) > max_values:
         raise ValueError(f"it has more than {max_values} values")
     depth = 0
     for bracket in _BRACKET.finditer(structure):
         depth += 1 if bracket[0] in b"[{" else -1
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def count_values(data: bytes) -> int:
+    """Return the number of values of a document, or one or two more for each empty list or object."""
+    return _values(_TEXT.sub(b"", data))
+
+
+def _values(structure: bytes) -> int:
+    return structure.count(b",") + structure.count(b"[") + structure.count(b"{") + 1
 
 
 def _int(text: str) -> int:

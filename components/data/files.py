@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from components.data.compression import COMPRESSIONS, decompressed
 from components.data.spec import SourceSpec
 from components.errors import ResourceError
 from components.redaction import mask_text
@@ -27,8 +28,6 @@ SUFFIXES = {
     ".arrow": "arrow",
 }
 """Formats by file suffix."""
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
-"""Compressions by file suffix."""
 _METADATA = {"dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json", "manifest.json"}
 """Files that describe a folder of data and hold no rows."""
 _GLOB = set("*?[")
@@ -59,10 +58,21 @@ class DataFile:
         """Compression of the file as a whole; None for uncompressed files."""
         return COMPRESSIONS.get(PurePosixPath(self.path).suffix.lower())
 
+    @property
+    def local(self) -> Path | None:
+        """Path of the file on this machine; None for other filesystems."""
+        protocols = self.filesystem.protocol
+        return Path(self.path) if "file" in ([protocols] if isinstance(protocols, str) else protocols) else None
+
+    def size(self) -> int:
+        """Return the size of the file in bytes, 0 if the filesystem does not state it."""
+        with reading(self.uri):
+            return int(self.filesystem.size(self.path) or 0)
+
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Open the decompressed content. Raises ResourceError if it cannot be read."""
-        with reading(self.uri), self.filesystem.open(self.path, "rb", compression=self.compression) as file:
+        with reading(self.uri), decompressed(self.filesystem, self.path, self.compression) as file:
             yield file
 
 
@@ -72,6 +82,8 @@ def reading(uri: str) -> Iterator[None]:
     import lzma
     import zlib
 
+    import zstandard
+
     try:
         yield
     except ResourceError:
@@ -80,7 +92,7 @@ def reading(uri: str) -> Iterator[None]:
         raise ResourceError(f"there is no file {mask_text(uri)}") from None
     except ImportError as error:
         raise ResourceError(f"{mask_text(uri)} cannot be read: {mask_text(str(error))}") from None
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         reason = mask_text(str(error)) or type(error).__name__
         raise ResourceError(f"{mask_text(uri)} cannot be read: {reason}") from None
 

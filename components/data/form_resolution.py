@@ -9,7 +9,8 @@ from typing import Any
 
 from components.data.examples import RowProblem
 from components.data.forms import FORMS, Form, recognise, score_form
-from components.data.sources import BrokenRow, rows
+from components.data.rows import BrokenRow
+from components.data.sources import rows
 from components.data.spec import DataSpec
 from components.errors import Problem, SpecError
 from components.specs import nearest

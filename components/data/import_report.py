@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from components.data.sources import BrokenRow, DataRow
+from components.data.rows import BrokenRow, DataRow
 
 CHECKS = {
     "malformed": "cannot be read, or lack a part of the form",

@@ -17,7 +17,8 @@ from components.data.fingerprints import MOST_FINGERPRINTS, Fingerprints, Simila
 from components.data.forms import FORMS, score_form
 from components.data.import_report import ImportReport, check_message
 from components.data.row_checks import Problems, check_example, check_repeated, check_tokens, prompt_fingerprint
-from components.data.sources import BrokenRow, DataRow, rows
+from components.data.rows import BrokenRow, DataRow
+from components.data.sources import rows
 from components.data.spec import DataSpec, SourceSpec
 from components.data.tokens import TokenChecks
 from components.data.unused_columns import UnusedColumns

@@ -1,6 +1,6 @@
 """Streaming parser of JSON files with rows: an array, an object with an array of rows, or one object.
 
-The nesting depth is limited, so a hostile file exhausts neither memory nor the stack.
+The nesting depth and the size of a row are limited, so a hostile file exhausts neither memory nor the stack.
 """
 
 from __future__ import annotations
@@ -8,29 +8,56 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
+from components.data.limits import ROW_BYTES, ROW_VALUES, too_large
+
 ROW_KEYS = ("data", "rows", "examples", "items", "instances", "records", "train", "test", "validation")
 """Keys under which an object holds its array of rows."""
 DEEPEST = 200
 """Maximum nesting depth."""
+_BLOCK = 1 << 16
+"""Bytes that are parsed at a time."""
 
 
 class InvalidJSON(ValueError):
     """JSON text that is invalid, truncated, nested too deeply, or holds no rows."""
 
 
+class _RowWindow:
+    """Stream that ends with RowTooLarge when a row does, because the parser keeps a row, or a text, until its end."""
+
+    def __init__(self, stream: IO[bytes]):
+        self._stream = stream
+        self._size = 0
+
+    def read(self, size: int) -> bytes:
+        if self._size > ROW_BYTES + _BLOCK:  # a row begins within a block
+            raise too_large(self._size, at_least=True)
+        block = self._stream.read(size)
+        self._size += len(block)
+        return block
+
+    def end_row(self) -> None:
+        """Begin to count the size of the next row."""
+        self._size = 0
+
+
 def json_rows(stream: IO[bytes]) -> Iterator[Any]:
     """Yield the rows of a JSON file, with one in memory at a time. A file with one object that has no array of rows is
-    one row. Raises InvalidJSON, also after rows that were valid."""
+    one row. Raises InvalidJSON, and RowTooLarge for a row that exceeds a limit, also after rows that were valid."""
     import ijson
     from ijson.common import ObjectBuilder
 
     start: int | None = None  # nesting depth of the rows
-    depth, key, builder = 0, "", None
+    depth, key, builder, values = 0, "", None, 0
+    window = _RowWindow(stream)
     whole = ObjectBuilder()
     try:
-        for event, value in ijson.basic_parse(stream, use_float=True):
+        for event, value in ijson.basic_parse(window, buf_size=_BLOCK, use_float=True):
             closing = event in ("end_map", "end_array")
             depth -= closing
+            values += not closing and event != "map_key"
+            if values > ROW_VALUES:
+                raise too_large(values, "values", at_least=True)
             if builder is None and start is None:
                 if (event == "start_array") and (depth == 0 or (depth == 1 and key in ROW_KEYS)):
                     start = depth + 1
@@ -44,7 +71,8 @@ def json_rows(stream: IO[bytes]) -> Iterator[Any]:
                 builder.event(event, value)
                 if depth == start and event not in ("start_map", "start_array", "map_key"):
                     yield builder.value
-                    builder = None
+                    builder, values = None, 0
+                    window.end_row()
             elif start is not None and closing and depth == start - 1:
                 if depth == 0:
                     continue

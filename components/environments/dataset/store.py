@@ -24,7 +24,8 @@ from typing import Any, overload
 import orjson
 
 from components.data.files import data_files
-from components.data.sources import BrokenRow, DataRow, content_digest, rows
+from components.data.rows import BrokenRow, DataRow
+from components.data.sources import content_digest, rows
 from components.data.spec import SourceSpec
 from components.environments.dataset.columns import DatasetColumns, RowError
 from components.errors import Problem, ResourceError, SpecError

@@ -1,0 +1,24 @@
+"""Limits of one row, the same for each format.
+
+A few hundred bytes of a compressed file become gigabytes of text, and `[[],[],…]` takes 30 times its size as Python
+objects. Each reader therefore counts the bytes and values of a row before it creates objects of them.
+"""
+
+from __future__ import annotations
+
+ROW_BYTES = 8 << 20
+"""Maximum size of a row in bytes: of its text, or of its values in a Parquet or Arrow file."""
+ROW_VALUES = 1_000_000
+"""Maximum number of values of a row, those in lists and objects included."""
+DECODING_MEMORY = 200 << 20
+"""Memory that the decoding of a Parquet or Arrow file may take, in bytes; for an Arrow file, its size is added."""
+
+
+class RowTooLarge(ValueError):
+    """Row that exceeds a limit."""
+
+
+def too_large(size: int, unit: str = "bytes", *, at_least: bool = False) -> RowTooLarge:
+    """Return the error of a row with `size` bytes or values. at_least: the row was not read to its end."""
+    limit = ROW_BYTES if unit == "bytes" else ROW_VALUES
+    return RowTooLarge(f"the row has {'at least ' if at_least else ''}{size} {unit}; expected at most {limit}")
