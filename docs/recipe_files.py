@@ -85,9 +85,10 @@ def _game(form: str, *arguments: str) -> RecipeFile:
 
 
 RECIPES = {
-    "dpo": _game("preference", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32"),
+    "dpo": _game("preference", "warmup=sft", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32"),
     "ipo": _game(
         "preference",
+        "warmup=sft",
         "algorithm.learning_rate=3e-4",
         "algorithm.batch_size=32",
         "algorithm.beta=1",
@@ -95,8 +96,10 @@ RECIPES = {
         "algorithm.decay=linear",
     ),
     "orpo": _game("preference", "warmup=sft", "algorithm.learning_rate=1e-3", "algorithm.epochs=2"),
-    "kto": _game("thumbs", "algorithm.learning_rate=3e-5", "algorithm.batch_size=64", "algorithm.bad_weight=0.3"),
-    "ranking": _game("ranking", "algorithm.learning_rate=3e-4", "algorithm.batch_size=64"),
+    "kto": _game(
+        "thumbs", "warmup=sft", "algorithm.learning_rate=3e-5", "algorithm.batch_size=64", "algorithm.bad_weight=0.3"
+    ),
+    "ranking": _game("ranking", "warmup=sft", "algorithm.learning_rate=3e-4", "algorithm.batch_size=64"),
     "feedback": RecipeFile(GAMES, CHOICES, ()),
     "sft": _game(
         "messages",

@@ -123,9 +123,10 @@ def _keys(group: str) -> Iterator[str]:
     if group == "flow":
         for path in _files(group):
             yield from _flow(path)
-    elif inspect.isclass(annotation) and issubclass(annotation, Target):
+    elif any(inspect.isclass(part) and issubclass(part, Target) for part in (annotation, *get_args(annotation))):
         for path in _files(group):
-            yield from _target(group, path)
+            if "_target_" in _read(path):
+                yield from _target(group, path)
     elif group == "warmup":
         path = CONF / group / "sft.yaml"
         values = _read(path)

@@ -71,7 +71,7 @@ def evaluate(
         stack.enter_context(Interruption())
         stack.enter_context(redirect_stdout(sys.stderr))  # stdout carries the result only
         stack.callback(context.warm.close)
-        scenarios = scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
+        scenarios = scenarios_of(spec.required_environment, spec.evaluate.split, context)[: spec.evaluate.scenarios]
         policies.check(resolved, scenarios)
         root = Path(spec.root)
         private_root(root)

@@ -43,14 +43,15 @@ def qualify(
     from flows.stages.base import Context
     from flows.terminal.console import hush
 
+    environment = spec.required_environment.target
     hush()
     with redirect_stdout(sys.stderr):  # stdout carries the result only
         checks = run_checks(spec, count, Context.created(spec.root, spec.store).cache)
-    name = spec.environment.target.rpartition(".")[2]
+    name = environment.rpartition(".")[2]
     page = html or Path(spec.root) / FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-    page = write_page(page, render(spec.environment.target, checks, time.strftime("%Y-%m-%d %H:%M:%S"), overrides))
+    page = write_page(page, render(environment, checks, time.strftime("%Y-%m-%d %H:%M:%S"), overrides))
     data = {
-        "environment": spec.environment.target,
+        "environment": environment,
         "passed": passed(checks),
         "checks": [check.to_json() for check in checks],
         "html": str(page),

@@ -167,7 +167,13 @@ class DataImport:
             problems.append(Problem("data.path", "no row is left to train on"))
         problems += self._column_problems()
         if has_heldout and not report.heldout:
-            problems.append(Problem(f"data.{self._heldout_key()}", "the held-out split is empty"))
+            text = "the held-out split is empty"
+            if self._spec.heldout is not None:
+                share = f"{self._spec.heldout:g}: a share of {report.rows} rows"
+                text = (
+                    f"{share}, but {text}; expected a larger share, such as data.heldout=0.5, or data.heldout_path=FILE"
+                )
+            problems.append(Problem(f"data.{self._heldout_key()}", text))
         if problems:
             raise SpecError(problems)
 

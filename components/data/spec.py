@@ -12,6 +12,8 @@ from components.specs import Spec
 from components.specs.marks import FILES, SERVER
 
 Format = Literal["auto", "jsonl", "json", "parquet", "csv", "arrow"]
+HELDOUT_SHARE = 0.1
+"""Share of the rows that a training without an environment holds out by default."""
 FormName = Literal[
     "auto",
     "messages",
@@ -87,7 +89,7 @@ class DataSpec(SourceSpec):
     """Rows whose text is almost that of an earlier row: not searched, counted and used, or treated by `on_problem`."""
     heldout: float | None = Field(None, gt=0, lt=1)
     """Share of the rows that are held out from training, chosen by their prompts: rows with equal prompts are in the
-    same split. null: none."""
+    same split. null: none; 0.1 with `environment: null`, whose result is measured on held-out rows."""
     heldout_path: Annotated[str | list[str] | None, FILES] = Field(None, min_length=1)
     """Files of held-out rows, as `path`. Rows of `path` with the same prompts fail the check `leaked`."""
     heldout_split: str | None = None

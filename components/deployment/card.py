@@ -61,6 +61,9 @@ class ModelCard:
     differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Differences between two evaluations (`evaluation.metrics.paired_difference`), by label such as "start to
     final"."""
+    heldout: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of held-out rows of the data (`components.algorithms.likelihood.summary`), `before` and `after` the
+    training on it, of a model that no evaluation measured."""
 
     def text(self, form: Format) -> str:
         """Return the card of an export in this format: Markdown with the YAML front matter of a Hugging Face model
@@ -89,7 +92,7 @@ class ModelCard:
 
     @property
     def _environment(self) -> str:
-        return self._config.get("environment", {}).get("_target_", "not stated")
+        return (self._config.get("environment") or {}).get("_target_", "not stated")
 
     @property
     def _split(self) -> str:
@@ -135,14 +138,27 @@ class ModelCard:
         method += ", merged into the weights" if model.lora and form != "adapter" else ""
         if model.quantization != "none":
             method += f" of a base that was rounded to {model.quantization}"
+        purpose = f"to act in the environment `{self._environment}` over several turns"
+        if self.heldout:
+            purpose = "on answers of a data set"
+        stored = "GGUF" if form == "gguf" else "safetensors"
+        return f"{base}, trained{learned} by Espalier {purpose}. {method}; stored as {stored}."
+
+    def _heldout_results(self) -> str:
+        rows = self.heldout["after"]["rows"]
+        lines = ["| Policy | Loss | Accuracy |", "|---|---|---|"]
+        for label, metrics in self.heldout.items():
+            loss, accuracy = (f"{metrics[name]:.3f}" if name in metrics else "–" for name in ("loss", "accuracy"))
+            lines.append(f"| {label} training | {loss} | {accuracy} |")
         return (
-            f"{base}, trained{learned} by Espalier to act in the environment `{self._environment}` over several turns. "
-            f"{method}; stored as {'GGUF' if form == 'gguf' else 'safetensors'}."
+            "\n".join(lines) + f"\n\n{rows:.0f} answers of the data that training did not see. Loss: negative "
+            "log-likelihood per token of accepted answers, in nats. Accuracy: share of the prompts whose best answer "
+            "is likelier per token than the worst. No episode was played."
         )
 
     def _results(self) -> str:
         if not self.results:
-            return "Nothing was measured."
+            return self._heldout_results() if self.heldout else "Nothing was measured."
         lines = [
             "| Policy | Episodes | Success | Reward | Turns | Failed |",
             "|---|---|---|---|---|---|",
@@ -177,13 +193,19 @@ class ModelCard:
     def _limits(self) -> str:
         measured = list(self.results.values())[-1]["scenarios"] if self.results else 0
         seed = self._config.get("seed", "not stated")
+        basis = (
+            f"{measured} scenarios that training did not see, drawn from the same environment as the training scenarios"
+        )
+        purpose = "earn a reward"
+        if self.heldout:
+            basis = f"{self.heldout['after']['rows']:.0f} answers of the same data, which training did not see"
+            purpose = "give answers like those of its data"
         return (
-            f"- Measured on {measured} scenarios that training did not see, drawn from the same environment as the "
-            "training scenarios. This says nothing about other tasks, other tools or real users.\n"
+            f"- Measured on {basis}. This says nothing about other tasks, other tools or real users.\n"
             f"{_SELECTED if self._is_best_of_several else ''}"
             f"- One training run with seed {seed}; other seeds give other policies. The "
             "intervals cover the choice of scenarios, not the choice of the seed.\n"
-            "- The policy was trained to earn a reward, not to be harmless or truthful. What it does with tools has to "
+            f"- The policy was trained to {purpose}, not to be harmless or truthful. What it does with tools has to "
             "be checked where it matters.\n"
             "- The licence and the limits of the base model hold for this one too."
         )

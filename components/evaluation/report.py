@@ -34,6 +34,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class HeldoutAnswer:
+    """Greedy answers of the policy to the prompt of a held-out row."""
+
+    prompt: str
+    """Last message before the answer."""
+    reference: str
+    """Answer of the data."""
+    before: str
+    """Answer before the training on the data."""
+    after: str
+
+
+@dataclass(frozen=True)
 class RewardTraining:
     """One training of a reward model. Accuracy is the share of held-out pairs in which it ranks the better episode
     higher."""
@@ -137,6 +150,11 @@ class Report:
     """Wall-clock time of the run."""
     evaluations: Sequence[Evaluation] = ()
     """Evaluations in chronological order."""
+    heldout: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of held-out rows of the data (`components.algorithms.likelihood.summary`), `before` and `after` the
+    training on it."""
+    answers: Sequence[HeldoutAnswer] = ()
+    """Answers to prompts of held-out rows."""
     differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Results of `metrics.paired_difference` by title (`after GRPO against after SFT`). The headline shows the first
     one."""

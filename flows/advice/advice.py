@@ -156,7 +156,7 @@ def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list
     if f"data.path={FILE}" in lines:
         notes.append(f"replace {FILE} by your data, or give it as --data FILE to have its content recognized")
     if not rule.rounds and situation.environment is None:
-        notes.append("set environment=NAME to one that tests what you train for; the evaluations play it")
+        notes.append("environment=NAME adds held-out success in an environment that tests what you train for")
     amounts = {"demonstrations": situation.labels, "preferences": situation.preferences}
     for name, amount in amounts.items():
         if 0 < amount < FEW and not rule.rounds:

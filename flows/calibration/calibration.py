@@ -92,11 +92,12 @@ def play(work: CalibrationRunner) -> dict[str, Artifact]:
     spec, requests = work.spec, Requests(work.spec)
     spec.inference.check_prerequisites()
     check_weights(spec.model, work.context.cache)
-    available = scenarios_of(spec.environment, spec.evaluate.split, work.context)
+    environment = spec.required_environment
+    available = scenarios_of(environment, spec.evaluate.split, work.context)
     count = min(spec.calibrate.scenarios, len(available))
     use_solver = spec.calibrate.solutions
     if use_solver is None:
-        use_solver = has_solutions(spec.environment, available)
+        use_solver = has_solutions(environment, available)
     episodes = {"policy": work.stage("collect[policy]", requests.collect_heldout("policy", count))}
     if use_solver:
         episodes["solver"] = work.stage("collect[solver]", requests.collect_heldout("solver", count))

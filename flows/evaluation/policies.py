@@ -159,7 +159,7 @@ def check(policies: Sequence[NamedPolicy], scenarios: Sequence[Scenario]) -> Non
     from flows.calibration.calibration import has_solutions
 
     for policy in policies:
-        environment = policy.spec.environment
+        environment = policy.spec.required_environment
         if policy.actor == "solver" and not has_solutions(environment, scenarios):
             raise SpecError(
                 [Problem(KEY, f"solver: {environment.target} has no solver for these scenarios; leave it out")]
@@ -172,7 +172,7 @@ def _check_random(policy: NamedPolicy, scenario: Scenario) -> None:
     from components.rollout.random_agent import check_random
 
     async def checked() -> None:
-        environment = policy.spec.environment.build()
+        environment = policy.spec.required_environment.build()
         try:
             await check_random(environment, scenario)
         finally:

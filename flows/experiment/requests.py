@@ -31,6 +31,8 @@ from flows.stages.judge import reward_models as name_models
 
 CERTIFIED_PACKAGES = ("peft", "torch", "transformers")
 """Packages whose versions are part of a certificate's key."""
+HELDOUT_PROMPTS = 8
+"""Number of held-out prompts that the policy answers before and after a training on imported data."""
 REWARD_SEED = 1_000_000_007
 """Offset of the seed for the episodes of reward models; each further model of an ensemble adds it once more."""
 
@@ -235,6 +237,12 @@ class Requests:
         part = {**self._parts("model"), "pack_tokens": self.spec.algorithm.pack_tokens}
         return self.request("validate", part, {"data": data, "policy": policy})
 
+    def sample(self, data: Artifact, policy: Artifact | None) -> Request:
+        """Return the request for a policy's answers to held-out prompts of an import. policy: checkpoint; None for the
+        base model."""
+        part = {"model": self.spec.model.base(), **self._parts("inference"), "max_tokens": self.spec.agent.max_tokens}
+        return self.request("sample", part | {"prompts": HELDOUT_PROMPTS}, {"data": data, "policy": policy})
+
     def feedback(self, data: FeedbackData) -> Request:
         """Return the request for the episodes that the answers refer to."""
         assert self.spec.feedback is not None
@@ -286,8 +294,11 @@ class Requests:
                 inputs |= {f"anchored-{name}-{ago}": artifact for name, artifact in data.items()}
         return self.request("train", part, inputs, seed=self.spec.seed)
 
-    def deploy(self, policy: Artifact, step: int, evaluations: dict[str, Artifact]) -> Request:
-        """Return the request for the export of a policy. step: round after which the policy was trained."""
+    def deploy(
+        self, policy: Artifact, step: int, evaluations: Mapping[str, Artifact], heldout: Mapping[str, Artifact]
+    ) -> Request:
+        """Return the request for the export of a policy. step: round after which the policy was trained. heldout:
+        measurements of held-out rows by the labels of their stages."""
         # The export depends on the policy, which is an input. It does not depend on the rules that ended the rounds, on
         # the place, or on the deployment of the export, so these keys are not part of the stage key.
         irrelevant = ("certify", "early_stopping", "guards", "seeds", "store", "calibrate", "serve")
@@ -312,6 +323,8 @@ class Requests:
             "experiment": experiment,
         }
         inputs = {"policy": policy, **{f"evaluation_{name}": artifact for name, artifact in evaluations.items()}}
+        if not evaluations:
+            inputs |= heldout
         return self.request("deploy", part, inputs)
 
     def _collected(self) -> dict[str, Any]:

@@ -9,17 +9,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.algorithms.choices import AnyAlgorithmSpec
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import store_uri
 from components.compute.spec import ComputeSpec
-from components.data.spec import DataSpec
+from components.data.spec import HELDOUT_SHARE, DataSpec
 from components.deployment.spec import DeploySpec
-from components.errors import Problem
+from components.errors import Problem, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
@@ -77,8 +77,9 @@ class ExperimentSpec(Spec):
     budget: BudgetSpec = BudgetSpec()
     """`{cost: 20, hours: 6}`: maximum cost and time of the stages of a run."""
     model: ModelSpec
-    environment: Target
-    """Class that implements the environment protocol."""
+    environment: Target | None
+    """Class that implements the environment protocol. null: flow=offline trains without one, and its result is the loss
+    of held-out rows of the data."""
     reward: Target
     """Function `(trajectory) -> float`, or class with this call signature or with a method `score_group`."""
     filter: Target
@@ -93,7 +94,7 @@ class ExperimentSpec(Spec):
     """`{coefficient: 1.0, trajectories: 64, rounds: 1}`: elastic weight consolidation, which preserves what the policy
     learned before the rounds, in the warmup or in the forked run. null: none."""
     data: DataSpec = DataSpec()
-    """Data of one's own to train on, without an environment. Flows that import data read it."""
+    """Data of one's own to train on. Flows that import data read it."""
     feedback: FeedbackSpec | None = None
     """Training on human feedback about episodes, after the warmup or from the forked policy. null: none."""
     reward_model: RewardModelPartSpec | None = None
@@ -141,6 +142,19 @@ class ExperimentSpec(Spec):
     @classmethod
     def _shared(cls, value: str | None) -> str | None:
         return None if value is None else store_uri(value)
+
+    @model_validator(mode="after")
+    def _held_out(self) -> Self:
+        if self.environment is None and self.data.is_set and not self.data.holds_out:
+            self.__dict__["data"] = self.data.model_copy(update={"heldout": HELDOUT_SHARE})
+        return self
+
+    @property
+    def required_environment(self) -> Target:
+        """Environment of a flow or command that plays episodes. Raises SpecError if it is null."""
+        if self.environment is None:
+            raise SpecError([Problem("environment", "null: expected an environment to play, such as environment=NAME")])
+        return self.environment
 
     def teachers(self) -> list[ModelSpec]:
         """Return the local teacher models of the algorithm, the warmup and the rounds."""

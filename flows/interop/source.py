@@ -82,14 +82,15 @@ def of_spec(spec: ExperimentSpec, split: str = SPLIT) -> EpisodeSource:
     """Return the source of an experiment's environment, reward and turn limit."""
     from flows.interop.reward import EpisodeReward
 
-    factory = spec.environment.factory()
-    name = (registered_name(factory) or spec.environment.target).rpartition(".")[2]
+    environment = spec.required_environment
+    factory = environment.factory()
+    name = (registered_name(factory) or environment.target).rpartition(".")[2]
     EpisodeReward(spec.reward.build())  # raises SpecError for a reward that scores no single episode
-    scenarios, tools, instances = _inspect(spec.environment.build, name, split)
+    scenarios, tools, instances = _inspect(environment.build, name, split)
     return EpisodeSource(
         name=name,
         description=" ".join((inspect.getdoc(factory) or name).split("\n\n")[0].split()),
-        make=spec.environment.build,
+        make=environment.build,
         make_reward=spec.reward.build,
         split=split,
         scenarios=scenarios,

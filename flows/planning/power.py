@@ -210,7 +210,7 @@ def _heldout(spec: ExperimentSpec) -> int | None:
 
     context = Context.at(spec.root, spec.store)
     try:
-        return len(scenarios_of(spec.environment, spec.evaluate.split, context)[: spec.evaluate.scenarios])
+        return len(scenarios_of(spec.required_environment, spec.evaluate.split, context)[: spec.evaluate.scenarios])
     except EspalierError:
         return spec.evaluate.scenarios
     finally:

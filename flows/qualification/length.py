@@ -33,7 +33,7 @@ def check_length(
         chat = _chat(spec, cache)
     except ResourceError as error:
         return skipped(NAME, f"the tokenizer of {spec.model.name} is missing: {error}")
-    make: Callable[[], Environment] = spec.environment.build
+    make: Callable[[], Environment] = spec.required_environment.build
     try:
         episodes = demonstrate(make, scenarios, spec.agent.presentation())
     except (EnvironmentFailed, SpecError) as error:

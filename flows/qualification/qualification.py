@@ -38,7 +38,7 @@ CHECKS: dict[str, Check] = {
 
 def qualify(spec: QualifiedSettings, count: int, cache: Path) -> list[QualificationCheck]:
     """Return the result of each check. count: number of scenarios to play. cache: folder of prepared models."""
-    environment: Environment = spec.environment.build()
+    environment: Environment = spec.required_environment.build()
     results, chosen = asyncio.run(_play(spec, environment, count))
     return [*results, length.check_length(spec, cache, environment, chosen)]
 
@@ -51,7 +51,7 @@ async def _play(
         scenarios = {split: await world.scenarios(split) for split in ("train", "heldout")}
         chosen = [*_draw(scenarios["heldout"], (count + 1) // 2), *_draw(scenarios["train"], count // 2)]
         turns = min(TURNS, spec.agent.max_turns)
-        tested = checks.Qualification(spec.environment.build, world, scenarios, chosen, turns, _reward(spec))
+        tested = checks.Qualification(spec.required_environment.build, world, scenarios, chosen, turns, _reward(spec))
         results = []
         for name, check in CHECKS.items():
             if not chosen:

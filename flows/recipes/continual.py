@@ -35,7 +35,7 @@ def continual(run: Run, spec: ExperimentSpec) -> PolicyVersion:
         name, upcoming = order[round.number - 1], order[round.number :]
         if name not in order[: round.number - 1]:
             round.consolidate()
-        mixture = spec.environment.with_arguments(environments={name: environments[name]})
+        mixture = spec.required_environment.with_arguments(environments={name: environments[name]})
         round.train(round.gather(run.using(environment=mixture)))
         if name not in upcoming:
             after.append(success_by_environment(run.evaluate(run.policy, name if upcoming else "final")))
@@ -72,10 +72,10 @@ def success_by_environment(evaluation: Artifact) -> dict[str, float]:
 
 def _environments(spec: ExperimentSpec) -> Mapping[str, object]:
     """Return the targets of the mixture's environments by name."""
-    if spec.environment.factory() is not Mixture:
-        target = spec.environment.target
+    if spec.required_environment.factory() is not Mixture:
+        target = spec.required_environment.target
         raise SpecError([Problem("flow", f"continual: {target} is one environment; expected environment=mixture")])
-    environments: Mapping[str, object] = spec.environment.arguments["environments"]
+    environments: Mapping[str, object] = spec.required_environment.arguments["environments"]
     if not 2 <= len(environments) <= spec.rounds:
         numbers = f"{len(environments)} environments in {spec.rounds} rounds"
         raise SpecError([Problem("rounds", f"continual: {numbers}; expected two or more, with a round for each")])

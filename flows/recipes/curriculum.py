@@ -25,13 +25,15 @@ def curriculum(
     are on all difficulties of `environment`.
 
     levels: difficulties, from easy to hard. threshold: success rate of a round at which the next level is added."""
-    if "difficulties" not in spec.environment.parameters():
-        raise SpecError([Problem("flow", f"curriculum: {spec.environment.target} has no difficulties to choose from")])
+    if "difficulties" not in spec.required_environment.parameters():
+        raise SpecError(
+            [Problem("flow", f"curriculum: {spec.required_environment.target} has no difficulties to choose from")]
+        )
     run.refuse_overlap()
     policy, _ = run.warm_up(run.begin())
     reached = 1
     for round in run.rounds(policy):
-        environment = spec.environment.with_arguments(difficulties=levels[:reached])
+        environment = spec.required_environment.with_arguments(difficulties=levels[:reached])
         data = round.gather(run.using(environment=environment))
         round.train(data)
         if data[0].success >= threshold:

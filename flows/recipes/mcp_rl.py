@@ -50,8 +50,8 @@ def mcp_rl(
 def _check(spec: ExperimentSpec, author: JudgeModel, count: int, difficulties: list[int]) -> None:
     """Raise SpecError for settings that exclude generated tasks, and for numbers of scenarios beyond those tasks."""
     problems = []
-    if not issubclass(spec.environment.factory(), Mcp):  # type: ignore[arg-type]
-        text = f"{spec.environment.target} is no MCP server; expected environment=mcp"
+    if not issubclass(spec.required_environment.factory(), Mcp):  # type: ignore[arg-type]
+        text = f"{spec.required_environment.target} is no MCP server; expected environment=mcp"
         problems.append(Problem("environment._target_", text))
     if author.asks_policy:
         text = "policy: it is the policy in training; expected another judge_model@flow.author, such as served"

@@ -20,8 +20,8 @@ NEEDED = {
 @recipe("warmup", "fork", "data", offline=True)
 def offline(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     """Train `algorithm` on the data of `data` that `filter` selects: from the base model, the policy of `fork`, or that
-    after a `warmup` on demonstrations. Evaluate before and after, on held-out rows of the data too. Raises SpecError if
-    the algorithm learns nothing from the data, or would imitate rejected answers."""
+    after a `warmup` on demonstrations. Measure it before and after on held-out rows of the data, and in `environment`
+    if it is set. Raises SpecError if the algorithm learns nothing from the data, or would imitate rejected answers."""
     data = run.filter(run.import_data())
     _check_imitation(spec, data)
     _check_comparisons(spec, data)

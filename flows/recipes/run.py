@@ -31,8 +31,8 @@ class Run(StageCalls):
     its outcome."""
 
     def execute(self) -> RunOutcome:
-        """Certify model and engine if asked to, run the recipe, evaluate the policy that it returns, and deploy it.
-        Return the outcome.
+        """Certify model and engine if asked to, run the recipe, evaluate the policy that it returns if there is an
+        environment, and deploy it. Return the outcome.
 
         Raises SpecError for a recipe that returns no policy, or calls stages in an impossible order; GuardTriggered;
         the errors of the stages, CertificateFailed among them."""
@@ -53,7 +53,7 @@ class Run(StageCalls):
         evaluated = self._evaluated == policy
         if self.spec.rounds and not (evaluated and "final" in self.outcome.evaluations):
             self.outcome.evaluations["final"] = self.measure(policy, "evaluate[final]")
-        elif not self.spec.rounds and not evaluated:
+        elif not self.spec.rounds and not evaluated and self.spec.environment is not None:
             self.evaluate(policy, "final", reference=self.outcome.last if self.outcome.evaluations else None)
         self._report_costs()
         self._deploy(policy)
@@ -91,7 +91,9 @@ class Run(StageCalls):
         outcome = self.outcome
         if policy.checkpoint is None or self.spec.deploy.mode == "none" or outcome.pruned is not None:
             return
-        request = self.requests.deploy(policy.checkpoint, policy.step, outcome.evaluations)
+        heldout = {f"validation_{name}": artifact for name, artifact in outcome.validations.items()}
+        heldout |= {f"answers_{name}": artifact for name, artifact in outcome.answers.items()}
+        request = self.requests.deploy(policy.checkpoint, policy.step, outcome.evaluations, heldout)
         outcome.rejected = self.approve(outcome, request)
         if outcome.rejected is None:
             outcome.export = self.call("deploy", outcome.last_step, request)

@@ -63,7 +63,7 @@ def _environments(spec: ExperimentSpec, variations: list[Variation]) -> Iterator
     if spec.algorithm.needs_sampled_tokens:
         text = f"{spec.algorithm.name} learns from tokens of the current policy, and generations are of earlier ones"
         raise SpecError([Problem("algorithm.name", f"{text}; expected sft, dpo or another preference algorithm")])
-    data = spec.environment.model_dump(mode="json")
+    data = spec.required_environment.model_dump(mode="json")
     for number, variation in enumerate(variations):
         path = f"flow.variations.{number}"
         environment = validate(Target, {**data, **variation}, path=path, allow=spec.allow)

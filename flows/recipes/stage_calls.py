@@ -142,7 +142,8 @@ class StageCalls:
         return self.spec.warmup is not None and self.start.fork is None
 
     def begin(self, *, pretrains: bool = False) -> PolicyVersion:
-        """Return the base model, or the policy of the forked run, after its evaluation `start`.
+        """Return the base model, or the policy of the forked run, after its evaluation `start`, which needs an
+        environment.
 
         pretrains: True if a training before the rounds follows, besides a warmup and feedback. The evaluation has the
         step before such a training."""
@@ -150,7 +151,8 @@ class StageCalls:
         policy = PolicyVersion(fork.checkpoint, fork.step) if fork else PolicyVersion()
         self._adopt(policy)
         before = pretrains or self.warms_up or self.start.feedback is not None
-        self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
+        if self.spec.environment is not None:
+            self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
         return policy
 
     def evaluate(
@@ -180,15 +182,16 @@ class StageCalls:
         return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
 
     def validate(self, data: Episodes, policy: PolicyVersion, name: str, step: int | None = None) -> None:
-        """Measure the likelihood of the held-out rows of imported data under a policy as `validate[name]`, and report
-        its loss per token, in nats, and the share of pairs that it ranks correctly. Does nothing if `data` holds no
-        rows out."""
+        """Measure the likelihood of the held-out rows of imported data under a policy as `validate[name]`, and sample
+        its answers to their first prompts as `sample[name]`; the run reports both. Does nothing if `data` holds no rows
+        out."""
         if not self.spec.data.holds_out:
             return
-        request = self.requests.validate(data.trajectories, policy.checkpoint)
-        metrics = self.call(f"validate[{name}]", policy.step if step is None else step, request).metrics
-        for metric in ("loss", "accuracy"):
-            self.report(f"{metric} of held-out rows, {name} training", metrics.get(metric))
+        step = policy.step if step is None else step
+        validation = self.requests.validate(data.trajectories, policy.checkpoint)
+        self.outcome.validations[name] = self.call(f"validate[{name}]", step, validation)
+        answers = self.requests.sample(data.trajectories, policy.checkpoint)
+        self.outcome.answers[name] = self.call(f"sample[{name}]", step, answers)
 
     def generate_tasks(self, author: JudgeModel, *, count: int, about: str, difficulties: Sequence[int]) -> Artifact:
         """Return tasks that a model writes for the tools of the environment's MCP server, as the stage `generate`. All

@@ -4,7 +4,7 @@ A new version becomes champion if it exceeds the current champion's held-out suc
 difference over the same scenarios. The first version of a name becomes champion without a comparison. The champion's
 own evaluation is used if it had the same setup (environment, scenarios, limits, sampling); otherwise its checkpoint is
 evaluated now with the setup of the new version. If that is impossible, the comparison is refused and the champion
-stays.
+stays. A run without an environment has no evaluation, so its version never becomes champion.
 
 The decision and its numbers are a notice of the run and tags of the new version.
 """
@@ -67,12 +67,11 @@ def tags(execution: Execution, outcome: RunOutcome) -> dict[str, str]:
     """Return the tags of a version that later comparisons need."""
     assert outcome.checkpoint is not None
     model = execution.spec.model.model_dump(mode="json", exclude={"device"})
-    return {
-        "policy_key": outcome.checkpoint.key,
-        "evaluation_key": outcome.last.key,
-        "evaluation_setup": evaluation_digest(_evaluation(execution, outcome)),
-        "model": json.dumps(model, sort_keys=True),
-    }
+    evaluated = {}
+    if outcome.evaluations:
+        setup = evaluation_digest(_evaluation(execution, outcome))
+        evaluated = {"evaluation_key": outcome.last.key, "evaluation_setup": setup}
+    return {"policy_key": outcome.checkpoint.key, **evaluated, "model": json.dumps(model, sort_keys=True)}
 
 
 def evaluation_digest(evaluation: Request) -> str:
@@ -91,7 +90,13 @@ def decide(execution: Execution, outcome: RunOutcome, registry: Registry, name: 
     with open(lock, "a+") as file:
         lock_file(file, f"the champion of {name}", LOCK_LIMIT)
         champion = registry.aliased(name, ALIAS)
-        if champion is None:
+        if not outcome.evaluations:
+            reason = "its run evaluates it in no environment (environment=none)"
+            stays = "" if champion is None else f"; version {champion.number} stays"
+            text = f"{name} version {version} is not champion: {reason}{stays}"
+            against = None if champion is None else champion.number
+            decision = Decision(name, version, "refused", text, against=against, margin=spec.deploy.margin)
+        elif champion is None:
             text = f"{name} version {version} is champion: the first of its name"
             decision = Decision(name, version, "first", text, margin=spec.deploy.margin)
         elif champion.number == version:

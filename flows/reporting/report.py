@@ -23,7 +23,7 @@ from flows.stages.anchors import anchor_label, drift_metrics
 from flows.stages.episode_failures import failures_of, limits_of
 
 if TYPE_CHECKING:
-    from components.evaluation.report import Finding, RewardTraining, SelectionRow
+    from components.evaluation.report import Finding, HeldoutAnswer, RewardTraining, SelectionRow
     from components.trajectories.stored import StoredTrajectories
 
 
@@ -71,6 +71,8 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
     from components.trajectories.stored import StoredTrajectories
 
     titles = titles_of(spec, outcome)
+    if not titles:  # no environment is played
+        return EvaluationResults({}, {}, {}, {})
     summaries = {name: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
     episodes = {name: StoredTrajectories(artifact.path) for name, artifact in outcome.evaluations.items()}
     *earlier, last = titles
@@ -85,6 +87,38 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
         }
     )
     return EvaluationResults(titles, summaries, episodes, differences)
+
+
+def heldout_metrics(outcome: RunOutcome) -> dict[str, dict[str, float]]:
+    """Return the metrics of held-out rows of imported data, `before` and `after` the training on it."""
+    return {name: dict(artifact.metrics) for name, artifact in outcome.validations.items()}
+
+
+def heldout_answers(outcome: RunOutcome) -> list[HeldoutAnswer]:
+    """Return the answers to prompts of held-out rows; none if the training did not finish."""
+    from components.evaluation.report import HeldoutAnswer
+    from flows.stages.sample import read_answers
+
+    if set(outcome.answers) != {"before", "after"}:
+        return []
+    before, after = (read_answers(outcome.answers[name].path) for name in ("before", "after"))
+    return [
+        HeldoutAnswer(
+            _text(earlier["messages"][-1]) if earlier["messages"] else "",
+            _text(earlier["reference"]),
+            _text(earlier["answer"]),
+            _text(later["answer"]),
+        )
+        for earlier, later in zip(before, after, strict=True)
+    ]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the content and the calls of a message as text."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return "\n".join(
+        filter(None, [message.get("content"), *(f"{call['name']}({call['arguments']})" for call in calls)])
+    )
 
 
 def stopped_evaluations(titles: Mapping[str, str], summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -149,6 +183,8 @@ def report_of(
                 )
                 for name, title in evaluations.titles.items()
             ],
+            heldout=heldout_metrics(outcome),
+            answers=heldout_answers(outcome),
             differences=evaluations.differences,
             rounds=_rounds(execution, outcome),
             round_stages=ROUND_STAGES,

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.artifacts import Artifact
+from components.evaluation.report import HeldoutAnswer
 from components.trajectories.schema import Trajectory
 from flows.execution.executor import Execution
 from flows.experiment.guards import RULES
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import (
     drift_figures,
+    heldout_answers,
+    heldout_metrics,
     load_evaluations,
     model_folder,
     report_of,
@@ -23,7 +26,12 @@ from flows.reporting.report import (
     summary_of,
 )
 from flows.stages import STAGES, selections
-from flows.terminal.console import Console, duration
+from flows.terminal.console import Console, duration, printable
+
+SHOWN_ANSWERS = 2
+"""Number of prompts whose answers the console shows; the report has all."""
+ANSWER_WIDTH = 100
+"""Maximum number of characters of a prompt or an answer on the console."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Results:
     run_id: str
     summaries: dict[str, dict[str, Any]]
     """Results of `components.evaluation.metrics.summarise` by `start`, `sft`, `feedback`, `final`, as far as they
-    exist."""
+    exist; empty without an environment."""
     titles: dict[str, str]
     """Titles of the evaluated policies, with the same keys."""
     differences: dict[str, dict[str, Any]]
@@ -96,10 +104,16 @@ class Results:
     unpriced_calls: int = 0
     """Number of judge calls that are not in the cost because their price is unknown."""
 
+    heldout: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of held-out rows of imported data (`components.algorithms.likelihood.summary`), `before` and `after` the
+    training on it."""
+    answers: list[HeldoutAnswer] = field(default_factory=list)
+    """Answers to prompts of held-out rows."""
+
     @property
-    def last(self) -> dict[str, Any]:
-        """Summary of the last evaluation."""
-        return list(self.summaries.values())[-1]
+    def last(self) -> dict[str, Any] | None:
+        """Summary of the last evaluation; None without one."""
+        return list(self.summaries.values())[-1] if self.summaries else None
 
     def to_json(self) -> str:
         """Return the result line, the last line on stdout."""
@@ -112,8 +126,13 @@ class Results:
                 **_measure("success", self.summaries.get("sft"), "_sft"),
                 **_measure("success", self.summaries.get("feedback"), "_feedback"),
                 **_gain(self.differences, self.titles),
-                **({"sequence": self.last["sequence"]} if "sequence" in self.last else {}),
+                **({"sequence": self.last["sequence"]} if self.last and "sequence" in self.last else {}),
                 **_measure("reward", self.last),
+                **{
+                    f"{name}{suffix}": self.heldout.get(key, {}).get(name)
+                    for name in ("loss", "accuracy")
+                    for key, suffix in (("after", ""), ("before", "_before"))
+                },
                 **({"samples": self.samples} if self.passes else {}),
                 **{name: value for measure in self.passes for name, value in _measure(measure, self.passes).items()},
                 "step": self.step,
@@ -158,12 +177,25 @@ class Results:
             for title, paired in self.differences.items()
         ] + stopped_evaluations(self.titles, self.summaries)
 
+    def heldout_rows(self) -> list[list[str]]:
+        """Return the rows of the table of held-out rows: policy, loss, accuracy. Empty without held-out rows."""
+        return [
+            [f"{name} training", *(f"{metrics[key]:.3f}" if key in metrics else "–" for key in ("loss", "accuracy"))]
+            for name, metrics in self.heldout.items()
+        ]
+
     def markdown(self) -> str:
         """Return the results as Markdown for Prefect's UI."""
         link = self.report if "://" in self.report else f"file://{self.report}"
-        head = ["| Policy | Success | Reward | Turns |", "|---|---|---|---|"]
-        rows = ["| " + " | ".join(row) + " |" for row in self.rows()]
-        lines = [*head, *rows, "", *(f"- {text}" for text in [*self.differences_text(), *self.notices])]
+        lines = []
+        for head, rows in (
+            (["Policy", "Success", "Reward", "Turns"], self.rows()),
+            (["Held-out rows", "Loss", "Accuracy"], self.heldout_rows()),
+        ):
+            if rows:
+                table = [head, ["---"] * len(head), *rows]
+                lines += [*("| " + " | ".join(row) + " |" for row in table), ""]
+        lines += [*(f"- {text}" for text in [*self.differences_text(), *self.notices])]
         return "\n".join([*lines, "", f"[Report]({link}), MLflow run `{self.run_id}`"])
 
 
@@ -275,13 +307,17 @@ def results_of(
             if notice.kind in RULES
         ],
         reported=outcome.reported,
-        passes=passes_of(list(evaluations.episodes.values())[-1], execution.spec.evaluate.samples),
+        passes=passes_of(list(evaluations.episodes.values())[-1], execution.spec.evaluate.samples)
+        if evaluations.episodes
+        else {},
         samples=execution.spec.evaluate.samples,
         notices=[*outcome.decisions, *release.notices],
         stopped=outcome.stopped is not None,
         pruned=outcome.pruned,
         cost=sum(done.cost for done in execution.done.values()),
         unpriced_calls=sum(done.unpriced for done in execution.done.values()),
+        heldout=heldout_metrics(outcome),
+        answers=heldout_answers(outcome),
     )
 
 
@@ -297,16 +333,20 @@ def passes_of(episodes: Sequence[Trajectory], samples: int) -> dict[str, dict[st
 
 def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) -> None:
     """Print the results of a run to stderr. mlflow_ui, prefect_ui: commands that show the run in a browser."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title="held-out episodes, mean [95 % interval]", box=SIMPLE, title_justify="left")
-    table.add_column("policy")
-    for name in ("success", "reward", "turns"):
-        table.add_column(name, justify="right")
-    for row in results.rows():
-        table.add_row(*row)
-    console.table(table)
+    for title, names, rows in (
+        ("held-out episodes, mean [95 % interval]", ("success", "reward", "turns"), results.rows()),
+        (
+            "held-out rows of the data: loss per token in nats, accuracy of pairs",
+            ("loss", "accuracy"),
+            results.heldout_rows(),
+        ),
+    ):
+        if rows:
+            _show_table(console, title, names, rows)
+    for answer in results.answers[:SHOWN_ANSWERS]:
+        console.line(f"prompt of a held-out row: {_line(answer.prompt)}")
+        for label, text in (("data", answer.reference), ("before", answer.before), ("after", answer.after)):
+            console.line(f"  {label + ':':8}{_line(text)}")
     for text in results.differences_text():
         console.line(text)
     ran = sum(status == "ran" for status in results.stages.values())
@@ -319,10 +359,30 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
         console.line(f"{name}: {value:.3f}")
     console.line(f"{len(results.stages)} stages, {ran} ran, in {duration(results.seconds)}{cost}")
     if results.export:
-        console.line(f"model:   {results.export} (registered as {results.release.model})")
+        registered = f" (registered as {results.release.model})" if results.release.model else ""
+        console.line(f"model:   {results.export}{registered}")
     console.line(f"report:  {results.report}")
     console.line(f"MLflow:  {mlflow_ui}")
     console.line(f"Prefect: {prefect_ui}")
+
+
+def _show_table(console: Console, title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE, title_justify="left")
+    table.add_column("policy")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.table(table)
+
+
+def _line(text: str) -> str:
+    """Return the beginning of a text as one line of the console."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= ANSWER_WIDTH else line[: ANSWER_WIDTH - 1] + "…"
 
 
 def _played(execution: Execution) -> int:

@@ -14,7 +14,7 @@ from components.artifacts import Artifact, Draft
 from components.deployment.card import ModelCard, placeless
 from components.deployment.spec import DeploySpec, Format
 from components.errors import EngineError, Problem, SpecError
-from components.inference.protocol import ChatCompletion, ChatRequest
+from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
@@ -53,7 +53,8 @@ class DeployStage(StageSpec):
 
 def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write one folder per format in `deploy.formats`, with README.md, and `answers.json`, the policy's answers to
-    held-out prompts. Inputs: `policy`, a checkpoint; the evaluations.
+    held-out prompts. Inputs: `policy`, a checkpoint; the evaluations, or without an environment the measurements of
+    held-out rows.
 
     Each export must answer held-out prompts like the policy; with mode `serve` the merged model also over HTTP, with
     identical tokens. Raises EngineError otherwise, and exports nothing.
@@ -72,7 +73,11 @@ def deploy(spec: DeployStage, inputs: Inputs, draft: Draft, context: Context) ->
     size = _write(spec, inputs, evaluations, episodes, draft, context)
     context.progress(1, steps)
     engine = warm_engine(spec.model, inputs["policy"], context)
-    requests = {role: _requests(spec, list(episodes.values())[-1], engine.policy, role) for role in _roles(spec)}
+    if evaluations:
+        last = list(episodes.values())[-1]
+        requests = {role: _requests(spec, last, engine.policy, role) for role in _roles(spec)}
+    else:
+        requests = {None: _heldout_requests(spec, inputs["answers_after"], engine.policy)}
     answers = {role: answers_of(engine, asked) for role, asked in requests.items()}
     engine.release()
     every = [list(chain(*by_role.values())) for by_role in (requests, answers)]
@@ -110,9 +115,22 @@ def _requests(spec: DeployStage, episodes: Sequence[Trajectory], policy: str, ro
     return requests
 
 
+def _heldout_requests(spec: DeployStage, answers: Artifact, policy: str) -> list[ChatRequest]:
+    """Return the prompts of held-out rows of imported data, for a run without an environment."""
+    from flows.stages.sample import read_answers
+
+    sampling = Sampling(temperature=0.0, max_tokens=spec.agent.max_tokens)
+    rows = read_answers(answers.path)[: spec.deploy.prompts]
+    return [ChatRequest(row["messages"], row["tools"], policy, sampling) for row in rows]
+
+
 def _evaluations(inputs: Inputs) -> dict[str, Artifact]:
     """Return the evaluations by name, in order of training: those of a recipe's own between EVALUATIONS and `final`."""
-    named = {name.removeprefix("evaluation_"): artifact for name, artifact in inputs.items() if name != "policy"}
+    named = {
+        name.removeprefix("evaluation_"): artifact
+        for name, artifact in inputs.items()
+        if name.startswith("evaluation_")
+    }
     own = [name for name in named if name not in (*EVALUATIONS, "final")]
     return {name: named[name] for name in (*EVALUATIONS, *own, "final") if name in named}
 
@@ -143,6 +161,9 @@ def _write(
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
         results=results,
+        heldout={
+            name: inputs[f"validation_{name}"].metrics for name in ("before", "after") if f"validation_{name}" in inputs
+        },
         differences=paired_success(
             {
                 f"{before} to {names[-1]}": (
@@ -224,6 +245,11 @@ STAGE = Stage(
         "answers.json": "the policy's answers to held-out prompts",
     },
     optional=tuple(f"{name}/" for name in get_args(Format)),
-    inputs={"policy": "checkpoint", "evaluation_*": "evaluation"},
+    inputs={
+        "policy": "checkpoint",
+        "evaluation_*": "evaluation",
+        "validation_*": "validation",
+        "answers_*": "answers",
+    },
     order=80,
 )

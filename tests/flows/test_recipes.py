@@ -1,6 +1,7 @@
 """Recipes: the built-in ones by the order of their stages, and one of a user's package."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,7 +268,7 @@ def test_only_known_keys_can_be_shared():
 @pytest.fixture
 def chats(tmp_path) -> Path:
     path = tmp_path / "chats.jsonl"
-    rows = [[{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}] for n in range(3)]
+    rows = [[{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}] for n in range(12)]
     path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     return path
 
@@ -293,15 +294,47 @@ def test_held_out_rows_are_validated_before_and_after_offline_training(tmp_path,
     run = Recorder(tmp_path, **OFFLINE, **SFT, data={"path": str(chats), "heldout": 0.5})
     labels = list(run.keys)
     first = labels.index("validate[before]")
-    assert labels[first:][:3] == ["validate[before]", "train[data]", "validate[after]"]
-    assert run.requests["validate[before]"].inputs == {"data": run.keys["import"], "policy": run.keys["train[sft]"]}
-    assert run.requests["validate[after]"].inputs == {"data": run.keys["import"], "policy": run.keys["train[data]"]}
+    before, after = ["validate[before]", "sample[before]"], ["validate[after]", "sample[after]"]
+    assert labels[first:][:5] == [*before, "train[data]", *after]
+    for labels, policy in ((before, "train[sft]"), (after, "train[data]")):
+        for label in labels:
+            assert run.requests[label].inputs == {"data": run.keys["import"], "policy": run.keys[policy]}
+
+
+def test_offline_training_without_an_environment_plays_no_episode(tmp_path, chats):
+    run = Recorder(tmp_path, **OFFLINE, **SFT, data={"path": str(chats)}, environment=None, warmup=None)
+    assert run.spec.data.heldout == 0.1
+    labels = ["validate[before]", "sample[before]", "train[data]", "validate[after]", "sample[after]", "deploy"]
+    assert list(run.keys) == ["import", "filter[import]", *labels]
+    assert run.outcome.evaluations == {}
+    inputs = {"policy": "train[data]"}
+    inputs |= {f"validation_{name}": f"validate[{name}]" for name in ("before", "after")}
+    inputs |= {f"answers_{name}": f"sample[{name}]" for name in ("before", "after")}
+    assert run.requests["deploy"].inputs == {name: run.keys[label] for name, label in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"flow": {"_target_": "flows.recipes.online_rl.online_rl"}},
+            "environment: null: flow=online_rl plays episodes",
+        ),
+        ({}, "warmup: set, but its demonstrations are episodes of an environment, and environment=none"),
+        ({"warmup": None, "certify": True}, "certify: true: the certificate reads the prompts of an environment"),
+    ],
+    ids=["flow", "warmup", "certify"],
+)
+def test_parts_that_play_an_environment_are_refused_without_one(tmp_path, chats, changes, message):
+    with pytest.raises(SpecError, match=message):
+        Recorder(tmp_path, **{**OFFLINE, **SFT, "data": {"path": str(chats)}, "environment": None, **changes})
 
 
 def test_held_out_rows_are_validated_before_and_after_a_warmup_on_data(tmp_path, chats):
     run = Recorder(tmp_path, data={"path": str(chats), "heldout": 0.5})
     labels = list(run.keys)
-    assert labels[labels.index("filter[import]") + 1 :][:3] == ["validate[before]", "train[sft]", "validate[after]"]
+    measured = [["validate[before]", "sample[before]"], ["validate[after]", "sample[after]"]]
+    assert labels[labels.index("filter[import]") + 1 :][:5] == [*measured[0], "train[sft]", *measured[1]]
     assert run.requests["validate[before]"].inputs == {"data": run.keys["import"]}
 
 
@@ -322,39 +355,50 @@ def test_data_that_no_training_reads_is_refused(tmp_path, chats):
         Recorder(tmp_path, data={"path": str(chats)}, warmup=None)
 
 
-def test_the_whole_of_offline_training(chats, monkeypatch):
+def test_an_environment_that_is_named_is_evaluated_before_and_after_offline_training(chats, monkeypatch):
     from flows.session import run
 
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
-    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", "filter=everything", f"data.path={chats}"]
+    lines = ["name=offline", "model=tiny", "flow=offline", "environment=shop", f"data.path={chats}"]
     limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
     result = run(compose([*lines, *limits]))
+    assert result["success"] is not None
+    assert result["loss"] is None
     assert list(result["stages"]) == [
         *("import", "filter[import]", "evaluate[start]", "train[data]", "evaluate[final]", "deploy")
     ]
     assert Path(result["export"]).is_dir()
 
 
-def test_training_on_data_lowers_the_loss_of_held_out_rows(tmp_path, monkeypatch):
+def test_training_on_pairs_without_an_environment_improves_held_out_rows(tmp_path, monkeypatch, capsys):
     from flows.session import run
 
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"Say {n}.", "completion": "Yes."}) + "\n" for n in range(16)))
-    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", f"data.path={rows}", "deploy.mode=none"]
-    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={tmp_path}/runs"]
-    result = run(compose([*lines, *limits, "algorithm.learning_rate=1e-2", "data.heldout=0.25"]))
-    assert result["stages"]["validate[after]"] == "ran"
-    before, after = (result["reported"][f"loss of held-out rows, {name} training"] for name in ("before", "after"))
-    assert after < before
+    pairs = [{"prompt": f"Say {n}.", "chosen": "Yes.", "rejected": "No, never."} for n in range(32)]
+    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    lines = ["flow=offline", "algorithm=orpo", f"data.path={rows}", "size=tiny", f"root={tmp_path}/runs"]
+    result = run(compose([*lines, "data.heldout=0.25", "algorithm.learning_rate=1e-2", "agent.max_tokens=4"]))
+    assert not any(label.startswith("evaluate") for label in result["stages"])
+    assert result["success"] is result["reward"] is None
+    assert result["loss"] < result["loss_before"]
+    assert result["accuracy"] > result["accuracy_before"]
+    console = capsys.readouterr().err
+    assert re.search(rf"after training +{result['loss']:.3f} +{result['accuracy']:.3f}", console)
+    assert re.search(r"prompt of a held-out row: Say \d+\.\n  data:   Yes\.\n  before: .*\n  after:  .*\n", console)
+    page = Path(result["report"]).read_text()
+    assert "<h2>Held-out rows</h2>" in page
+    assert "Answer of the data" in page
+    card = next(Path(result["export"]).parent.glob("*/README.md")).read_text()
+    assert f"| after training | {result['loss']:.3f} | {result['accuracy']:.3f} |" in card
 
 
 def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_path, monkeypatch, capsys):
     from flows.session import run
 
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
-    lines = ["name=offline", "model=tiny", "flow=offline", "filter=everything", f"data.path={chats}"]
-    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
+    lines = ["name=offline", "model=tiny", "flow=offline", f"data.path={chats}", "data.heldout=0.5"]
+    limits = ["agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
     with pytest.raises(SpecError, match=r"algorithm=dpo learns nothing from this data; it needs preference pairs"):
         run(compose([*lines, *limits, "algorithm=dpo"]))
     with pytest.raises(SpecError, match=r"algorithm.name: grpo learns from episodes that the policy itself plays"):
@@ -366,11 +410,11 @@ def test_rejected_answers_are_not_imitated(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
     pairs = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": f"{n} + 1?", "chosen": str(n + 1), "rejected": "7 or so"} for n in range(3)]
+    rows = [{"prompt": f"{n} + 1?", "chosen": str(n + 1), "rejected": "7 or so"} for n in range(6)]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = ["name=offline", "model=tiny", "flow=offline", "algorithm=sft", f"data.path={pairs}", "deploy.mode=none"]
-    limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={tmp_path}/runs"]
-    with pytest.raises(SpecError, match=r"filter: keeps 3 rejected answers, which algorithm=sft would imitate"):
+    lines = ["name=offline", "model=tiny", "flow=offline", "data.heldout=0.5", f"data.path={pairs}", "deploy.mode=none"]
+    limits = ["agent.max_turns=1", "agent.max_tokens=4", f"root={tmp_path}/runs"]
+    with pytest.raises(SpecError, match=r"filter: keeps \d rejected answers, which algorithm=sft would imitate"):
         run(compose([*lines, *limits]))
     spec = compose([*lines, *limits, "filter=successful"])
     assert run(spec)["stages"]["train[data]"] == "ran"

@@ -2,9 +2,9 @@
 splits that the run uses.
 
 The parameters of a check are names of fields of `flows.experiment.spec.ExperimentSpec`. A check runs only if each of
-these fields is valid on its own. The checks build the environment and the reward, which are light by their protocols,
-and nothing else; no model is loaded. The checks do not look for model weights:
-`components.models.weights.check_weights` does, before the first stage.
+these fields is valid on its own, and null only if its parameter may be None. The checks build the environment and the
+reward, which are light by their protocols, and nothing else; no model is loaded. The checks do not look for model
+weights: `components.models.weights.check_weights` does, before the first stage.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     judging.filters,
     judging.filtered_scenarios,
     worlds.environment,
+    worlds.no_environment,
     worlds.demonstrations,
     models.teachers,
     learning.settings,
@@ -80,6 +81,11 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
 def problems(parts: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the cross-field problems of an experiment. parts: its valid fields by name."""
     for check in CHECKS:
-        names = list(inspect.signature(check).parameters)
-        if all(name in parts for name in names):
-            yield from check(**{name: parts[name] for name in names})
+        parameters = inspect.signature(check).parameters
+        if all(name in parts and _accepts(parts[name], parameter) for name, parameter in parameters.items()):
+            yield from check(**{name: parts[name] for name in parameters})
+
+
+def _accepts(value: Any, parameter: inspect.Parameter) -> bool:
+    """Return False for None in place of a parameter that is never None, such as the environment that a check plays."""
+    return value is not None or "None" in str(parameter.annotation)

@@ -141,6 +141,23 @@ def environment(
         yield Problem("environment", f"{environment.target} has several scenarios with the same id")
 
 
+def no_environment(
+    environment: Target | None, flow: FlowTarget, warmup: WarmupSpec | None, certify: bool
+) -> Iterator[Problem]:
+    """Check that nothing plays an environment if there is none."""
+    if environment is not None:
+        return
+    if not flow.offline:
+        text = f"null: flow={flow.name} plays episodes; expected an environment, or flow=offline with data.path=FILE"
+        yield Problem("environment", text)
+    elif warmup is not None:
+        text = "set, but its demonstrations are episodes of an environment, and environment=none"
+        yield Problem("warmup", f"{text}; expected warmup=none, or environment=NAME")
+    elif certify:
+        text = "true: the certificate reads the prompts of an environment, and environment=none"
+        yield Problem("certify", f"{text}; expected false, or environment=NAME")
+
+
 def input_fields(environment: Target, splits: Sequence[str]) -> set[str] | None:
     """Return the fields of the scenarios' inputs; None without scenarios, or if the environment raises, which the check
     `environment` reports."""
