@@ -20,7 +20,7 @@ from components.exceptions import described
 from components.redaction import mask_text, secret_variable
 from flows.experiment.notify import Event
 from flows.experiment.spec import ExperimentSpec
-from flows.history.records import RunRecord
+from flows.history.records import RunRecord, headline
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +107,7 @@ class Notifier:
         except BaseException as error:
             self.send("failed", described(error))
             raise
-        result = self._run.result or {}
-        success = result.get("success")
-        self.send("ended", "" if success is None else f"held-out success {success:.3f}")
+        self.send("ended", headline(self._run.result or {}))
 
     def _post(self, variable: str, body: dict[str, Any]) -> None:
         problem = ""

@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -158,6 +158,15 @@ class RunRecord:
                 return stage
         labels = ", ".join(stage.label for stage in self.stages) or "none yet"
         raise ResourceError(f"run {self.short} has no stage {label!r}; it has: {labels}")
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """Return the main result of a result line as text: the held-out success, or without an environment the loss of
+    held-out rows; empty for a run that measured neither."""
+    for name, title in (("success", "held-out success"), ("loss", "loss of held-out rows")):
+        if (value := result.get(name)) is not None:
+            return f"{title} {value:.3f}"
+    return ""
 
 
 class Records:

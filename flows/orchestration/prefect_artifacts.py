@@ -40,13 +40,14 @@ def key(kind: str, name: str) -> str:
 
 
 def results(run_results: Results, name: str) -> None:
-    """Create the report and the table of results in the current flow run. name: that of the experiment."""
+    """Create the report and the tables of results in the current flow run. name: that of the experiment."""
     from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
     create_markdown_artifact(run_results.markdown(), key=key("report", name), description=f"Results of {name}")
-    columns = ("policy", "success", "reward", "turns")
-    table = [dict(zip(columns, row, strict=True)) for row in run_results.rows()]
-    create_table_artifact(table, key=key("results", name), description="Held-out episodes, mean [95 % interval]")
+    for table in run_results.tables():
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        description = f"{table.title[:1].upper()}{table.title[1:]}"
+        create_table_artifact(rows, key=key(table.key, name), description=description)
 
 
 def spent(text: str, name: str) -> None:

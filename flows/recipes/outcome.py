@@ -14,10 +14,6 @@ class RunOutcome:
 
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     """Evaluations by name, in order: `start`, `sft`, `feedback`, those of the recipe's own, `final`."""
-    validations: dict[str, Artifact] = field(default_factory=dict)
-    """Likelihoods of held-out rows of imported data, by `before` and `after` the training on it."""
-    answers: dict[str, Artifact] = field(default_factory=dict)
-    """Answers to held-out prompts of imported data, with the same keys."""
     measured: list[EvaluatedPolicy] = field(default_factory=list)
     """Policies evaluated from the start of the rounds on, in order of training."""
     reward_models: dict[int, list[Artifact]] = field(default_factory=dict)
@@ -43,6 +39,10 @@ class RunOutcome:
     """Reason why a person rejected the deployment."""
     export: Artifact | None = None
     """Exported model; None if nothing was exported."""
+    validations: dict[str, Artifact] = field(default_factory=dict)
+    """Likelihoods of held-out rows of imported data, by `before` and `after` the training on it."""
+    answers: dict[str, Artifact] = field(default_factory=dict)
+    """Answers to held-out prompts of imported data, with the same keys."""
 
     @property
     def last(self) -> Artifact:

@@ -6,7 +6,7 @@ import json
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.artifacts import Artifact
 from components.evaluation.report import HeldoutAnswer
@@ -28,6 +28,7 @@ from flows.reporting.report import (
 from flows.stages import STAGES, selections
 from flows.terminal.console import Console, duration, printable
 
+EPISODE_COLUMNS = ("policy", "success", "reward", "turns")
 SHOWN_ANSWERS = 2
 """Number of prompts whose answers the console shows; the report has all."""
 ANSWER_WIDTH = 100
@@ -48,6 +49,16 @@ class ReleaseResult:
     """State, URL, model and agreement of the deployment; None without `deploy.target`."""
     notices: tuple[str, ...] = ()
     """Messages about the decisions."""
+
+
+class ResultTable(NamedTuple):
+    """Table of results."""
+
+    key: str
+    """Kind of the table, for names of artifacts."""
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -177,25 +188,28 @@ class Results:
             for title, paired in self.differences.items()
         ] + stopped_evaluations(self.titles, self.summaries)
 
-    def heldout_rows(self) -> list[list[str]]:
-        """Return the rows of the table of held-out rows: policy, loss, accuracy. Empty without held-out rows."""
-        return [
-            [f"{name} training", *(f"{metrics[key]:.3f}" if key in metrics else "–" for key in ("loss", "accuracy"))]
-            for name, metrics in self.heldout.items()
+    def tables(self) -> list[ResultTable]:
+        """Return the tables of held-out episodes and of held-out rows, those that have rows."""
+        measured = [name for name in ("loss", "accuracy") if any(name in metrics for metrics in self.heldout.values())]
+        heldout = [
+            [f"{label} training", *(f"{metrics[name]:.3f}" if name in metrics else "–" for name in measured)]
+            for label, metrics in self.heldout.items()
         ]
+        title = "held-out rows of the data: loss in nats per token, accuracy of pairs"
+        tables = (
+            ResultTable("results", "held-out episodes, mean [95 % interval]", EPISODE_COLUMNS, self.rows()),
+            ResultTable("held-out-rows", title, ("policy", *measured), heldout),
+        )
+        return [table for table in tables if table.rows]
 
     def markdown(self) -> str:
         """Return the results as Markdown for Prefect's UI."""
         link = self.report if "://" in self.report else f"file://{self.report}"
         lines = []
-        for head, rows in (
-            (["Policy", "Success", "Reward", "Turns"], self.rows()),
-            (["Held-out rows", "Loss", "Accuracy"], self.heldout_rows()),
-        ):
-            if rows:
-                table = [head, ["---"] * len(head), *rows]
-                lines += [*("| " + " | ".join(row) + " |" for row in table), ""]
-        lines += [*(f"- {text}" for text in [*self.differences_text(), *self.notices])]
+        for table in self.tables():
+            lines += ["| " + " | ".join(map(str.capitalize, table.columns)) + " |", "|---" * len(table.columns) + "|"]
+            lines += [*("| " + " | ".join(row) + " |" for row in table.rows), ""]
+        lines += [f"- {text}" for text in [*self.differences_text(), *self.notices]]
         return "\n".join([*lines, "", f"[Report]({link}), MLflow run `{self.run_id}`"])
 
 
@@ -333,16 +347,8 @@ def passes_of(episodes: Sequence[Trajectory], samples: int) -> dict[str, dict[st
 
 def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) -> None:
     """Print the results of a run to stderr. mlflow_ui, prefect_ui: commands that show the run in a browser."""
-    for title, names, rows in (
-        ("held-out episodes, mean [95 % interval]", ("success", "reward", "turns"), results.rows()),
-        (
-            "held-out rows of the data: loss per token in nats, accuracy of pairs",
-            ("loss", "accuracy"),
-            results.heldout_rows(),
-        ),
-    ):
-        if rows:
-            _show_table(console, title, names, rows)
+    for table in results.tables():
+        _show_table(console, table)
     for answer in results.answers[:SHOWN_ANSWERS]:
         console.line(f"prompt of a held-out row: {_line(answer.prompt)}")
         for label, text in (("data", answer.reference), ("before", answer.before), ("after", answer.after)):
@@ -366,22 +372,21 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
     console.line(f"Prefect: {prefect_ui}")
 
 
-def _show_table(console: Console, title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _show_table(console: Console, table: ResultTable) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title=title, box=SIMPLE, title_justify="left")
-    table.add_column("policy")
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console.table(table)
+    shown = Table(title=table.title, box=SIMPLE, title_justify="left")
+    for number, name in enumerate(table.columns):
+        shown.add_column(name, justify="right" if number else "left")
+    for row in table.rows:
+        shown.add_row(*row)
+    console.table(shown)
 
 
 def _line(text: str) -> str:
     """Return the beginning of a text as one line of the console."""
-    line = printable(" ".join(text.split()))
+    line = printable(" ".join(text.split())) or "(empty)"
     return line if len(line) <= ANSWER_WIDTH else line[: ANSWER_WIDTH - 1] + "…"
 
 

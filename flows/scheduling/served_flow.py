@@ -57,12 +57,12 @@ def experiment(overrides: list[str] = []) -> Any:  # noqa: B006  Prefect's form 
         _name_run(context, deployment.name, overrides)
         spec = resolve(deployment, overrides)
         from flows.experiment.prerequisites import check_keys
+        from flows.history.records import headline
         from flows.session import run
 
         check_keys(spec)
         result = run(spec, overrides=[*deployment.lines, *overrides])
-        success = result["success"]
-        return Completed(message="no evaluation" if success is None else f"held-out success {success:.3f}")
+        return Completed(message=headline(result) or "no evaluation")
     except KeyboardInterrupt:
         if not _cancelled(context):
             raise  # preempted machine or stopped worker: Prefect reports a crash

@@ -29,7 +29,7 @@ def name(request):
     return re.sub(r"[^A-Za-z0-9_.-]", "-", request.node.name.replace("+", "p"))
 
 
-def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
+def conclude(root, name, episodes, *, seed, margin=0.0, evaluated=True, **changes):
     """Register and compare a run with these final episodes; return decision, champion, tags and execution."""
     changes = {"seed": seed, "deploy": {"name": name, "margin": margin}, **changes}
     run = pretend(root, episodes={"evaluate[final]": episodes}, **changes)
@@ -38,15 +38,15 @@ def conclude(root, name, episodes, *, seed, margin=0.0, **changes):
     artifacts = {label: context.store.find(run.stage(label).key) for label in ("train[2]", "evaluate[final]", "deploy")}
     with Tracker.open(root, TrackingSpec(), "champion") as tracker:
         execution = Execution(spec, context, Console(), tracker, root / "run.log")
-        outcome = RunOutcome(checkpoint=artifacts["train[2]"], evaluations={"final": artifacts["evaluate[final]"]})
+        evaluations = {"final": artifacts["evaluate[final]"]} if evaluated else {}
+        outcome = RunOutcome(checkpoint=artifacts["train[2]"], evaluations=evaluations)
         outcome.measured.append(SimpleNamespace(step=0))
         tags = champion.tags(execution, outcome)
         version = tracker.register_model(name, artifacts["deploy"], policy_digest="f" * 64, tags=tags)
         decision = champion.decide(execution, outcome, tracker.registry, name, version)
         now = tracker.registry.aliased(name, "champion")
         tags_of_version = tracker.client.get_model_version(name, version).tags
-    assert now is not None
-    return decision, now.number, tags_of_version, execution
+    return decision, now and now.number, tags_of_version, execution
 
 
 def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(root, name):
@@ -121,6 +121,18 @@ def test_a_champion_that_somebody_else_registered_stays(root, name):
     decision, now, _, _ = conclude(root, name, "++++", seed=10)
     assert (decision.verdict, now) == ("refused", "1")
     assert "was not registered by a run" in decision.text
+
+
+def test_a_version_without_an_evaluation_never_becomes_champion(root, name):
+    decision, now, _, _ = conclude(root, name, "++++", seed=13, evaluated=False)
+    assert (decision.verdict, now) == ("refused", None)
+    assert (
+        decision.text == f"{name} version 1 is not champion: its run evaluates it in no environment (environment=none)"
+    )
+    assert conclude(root, name, "+---", seed=14)[0].verdict == "first"
+    decision, now, tags_of_version, _ = conclude(root, name, "++++", seed=15, evaluated=False)
+    assert (decision.verdict, now) == ("refused", "2")
+    assert tags_of_version["champion.decision"].endswith("version 2 stays")
 
 
 def test_scenarios_that_nobody_shares_are_no_comparison(root, name):

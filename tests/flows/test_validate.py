@@ -1,4 +1,4 @@
-"""Likelihood of held-out rows, compared with a plain model on one row at a time."""
+"""Likelihood of held-out rows and answers to them, compared with a plain model on one row at a time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.store import read_trajectories
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
+from flows.stages.sample import read_answers
 from flows.stages.validate import summary_text
 from tests.algorithms.builders import plain_logprobs
 from tests.data import rows as samples
@@ -63,6 +64,26 @@ def test_the_likelihoods_are_those_of_the_policy(context, tmp_path):
     base, trained = (run_stage(made.validate(data, policy), context)[0] for policy in (None, checkpoint))
     assert base.metrics["loss"] != trained.metrics["loss"]
     assert base.metrics["rows"] == trained.metrics["rows"]
+
+
+def test_the_sampled_answers_are_those_of_greedy_decoding_with_a_plain_model(context, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    made = requests(context.cache.parent, write(tmp_path / "a.jsonl", samples.FORMS["preference"]), heldout=0.5)
+    data, _ = run_stage(made.import_data(), context)
+    artifact, _ = run_stage(made.sample(data, None), context)
+    assert check_artifact(artifact.path) == "sample"
+    answers = read_answers(artifact.path)
+    assert len(answers) == artifact.metrics["answers"] == data.metrics["heldout"] > 0
+    base_dir = prepare(made.spec.model, context.cache)
+    model, chat = AutoModelForCausalLM.from_pretrained(base_dir), ChatFormat(load_tokenizer(base_dir))
+    chosen = {row["prompt"]: row["chosen"] for row in samples.FORMS["preference"]}
+    for row in answers:
+        assert row["reference"]["content"] == chosen[row["messages"][-1]["content"]]
+        ids = torch.tensor([chat.prompt_ids(row["messages"], row["tools"])])
+        limit = made.spec.agent.max_tokens
+        made_of = model.generate(ids, max_new_tokens=limit, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        assert row["answer"]["content"] == chat.tokenizer.decode(made_of, skip_special_tokens=True)
 
 
 def test_the_accuracy_compares_the_best_with_the_worst_answer_per_token():
