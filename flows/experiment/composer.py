@@ -109,12 +109,12 @@ class Composer:
             exists = self.is_group(name) or has_key(self._load([]), name)
             return Problem(line, "cannot be parsed: expected key=value", f"{sign}{key}={value}" if exists else None)
         if self.is_group(name):
-            options = ", ".join(self._options(name))
+            options = ", ".join(self.options(name))
             return Problem(line, f"has no option; expected {sign}{key}=OPTION, one of {options}")
         if has_key(self._load([]), name):
             return Problem(line, f"has no value; expected {sign}{key}=VALUE")
         choices = self._load([]).hydra.runtime.choices
-        experiments = () if experiment_is_chosen else self._options(EXPERIMENT)
+        experiments = () if experiment_is_chosen else self.options(EXPERIMENT)
         if name in experiments:
             return Problem(line, "is the name of an experiment", f"+{EXPERIMENT}={name}")
         groups = {group: options for group, options in self._own_groups.items() if group in choices}
@@ -147,7 +147,7 @@ class Composer:
 
     def no_experiment(self) -> Problem:
         """Return the problem of a configuration without an experiment."""
-        names = ", ".join(self._options(EXPERIMENT))
+        names = ", ".join(self.options(EXPERIMENT))
         text = f"no experiment is chosen; expected +experiment=NAME, one of {names}, or name=NAME to run the defaults"
         return Problem("+experiment", text)
 
@@ -252,7 +252,7 @@ class Composer:
             package = override.package or key.replace("/", ".")
             if override.is_delete() and self.is_group(key) and not composition_problems and has_key(config, package):
                 message = f"removes the option, but not the keys that the experiment sets; expected {key}=OPTION"
-                none = f"{key}=none" if "none" in self._options(key) else None
+                none = f"{key}=none" if "none" in self.options(key) else None
                 problems.append(Problem(override.get_key_element(), message, none))
             if self.is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
                 continue
@@ -286,7 +286,8 @@ class Composer:
         """Return True if the key is a config group."""
         return bool(self.loader.repository.group_exists(key))
 
-    def _options(self, group: str) -> list[str]:
+    def options(self, group: str) -> list[str]:
+        """Return the names of the options of a config group."""
         return sorted(self.loader.repository.get_group_options(group, ObjectType.CONFIG))
 
     def _groups(self, overrides: list[Override]) -> tuple[list[str], list[Problem], list[str]]:
@@ -300,7 +301,7 @@ class Composer:
             name = override.get_key_element()
             value = override.value()
             wanted = value if isinstance(value, list) else [] if override.is_delete() and value is None else [value]
-            options = self._options(group)
+            options = self.options(group)
             wrong = [option for option in wanted if str(option) not in options]
             if not wrong and len(wanted) > 1 and not override.is_hydra_override():
                 sign = "+" if group == EXPERIMENT and not override.is_add() else ""
@@ -355,7 +356,7 @@ class Composer:
     @functools.cached_property
     def _own_groups(self) -> dict[str, list[str]]:
         """Return the options of each config group."""
-        return {group: self._options(group) for group in self.loader.list_groups("") if group != "hydra"}
+        return {group: self.options(group) for group in self.loader.list_groups("") if group != "hydra"}
 
     def _plain(self, lines: list[str]) -> dict[str, Any]:
         """Return the composed config as plain data, without Hydra's section."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import functools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from components.errors import Problem, SpecError
+from components.specs import names_below
 from flows.experiment.compose import check
+from flows.experiment.composer import Composer
+from flows.experiment.spec import CODE, ExperimentSpec
 
 ONE_EXPERIMENT = "+experiment=smoke"
 
@@ -188,3 +196,127 @@ def test_an_experiment_beside_its_folder_is_named_with_its_place(tmp_path):
     target.parent.mkdir()
     moved.rename(target)
     check(["+experiment=mine"], config_dir=beside)
+
+
+# --- overrides in the source ------------------------------------------------------------------------------------------
+
+PACKAGES = ("components", "flows")
+WRITTEN = re.compile(
+    r"(?<![\w./\\?&-])(?P<key>[+~]{0,2}[a-z_][\w/]*(?:[.@][a-z_]\w*)*)="
+    r"(?P<value>\{[^{}]*\}|\[[^\[\]]*\]|(?:[^\s,;:()'\"`|{}\[\]]|[:,](?=[^\s,;:'\"]))*)"
+)
+"""Override in a text of the source."""
+PLACEHOLDER = "\0"
+OPEN = re.compile(rf"[{PLACEHOLDER}%\\$<]|^[A-Z]|^$")
+"""Value that is no literal: computed, a name in capitals, a format, or empty."""
+COMPOSER = Composer()
+
+
+def text_of(node: ast.AST) -> str | None:
+    """Return a text of the source with placeholders for computed parts; None for another node."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else PLACEHOLDER for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def overrides_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, key and value of each override in the texts of a module, without docstrings, and of each value
+    that a `Problem` expects for its own key."""
+    nodes = list(ast.walk(tree))
+    left_out = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    left_out |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem" and len(node.args) > 1:
+            path, message = map(text_of, node.args[:2])
+            advice = ADVICE.match(message or "")
+            for match in VALUE.finditer(advice["advice"] if advice else ""):
+                if path and PLACEHOLDER not in path:
+                    yield node.lineno, path.lstrip("+~"), match[1]
+        elif id(node) not in left_out and (text := text_of(node)):
+            for match in WRITTEN.finditer(text):
+                yield node.lineno, match["key"].lstrip("+~"), match["value"].rstrip(".")
+
+
+def written() -> dict[tuple[str, str | None], str]:
+    """Return the overrides in the source, (key, literal value or None), with the place of the first one. Other texts
+    with an equals sign do not begin with a key of a configuration; the keys of a `Problem` in components are relative
+    to their spec."""
+    places: dict[tuple[str, str | None], str] = {}
+    for path in sorted(path for package in PACKAGES for path in (CODE / package).rglob("*.py")):
+        for line, name, value in overrides_in(ast.parse(path.read_text(encoding="utf-8"))):
+            first = re.split("[.@]", name)[0]
+            if first in ExperimentSpec.model_fields or (first != "hydra" and COMPOSER.is_group(first)):
+                literal = None if OPEN.search(value) else value
+                places.setdefault((name, literal), f"{path.relative_to(CODE)}:{line}")
+    return places
+
+
+@functools.cache
+def configuration(line: str | None) -> dict[str, Any]:
+    parsed, problems = COMPOSER.parse([line] if line else [])
+    data, _ = COMPOSER.point(parsed)
+    assert not problems
+    assert data is not None
+    return data
+
+
+def accepted(name: str, literal: str | None) -> bool:
+    """Return True if the key exists in the default configuration or with an option of its group, and has the value as
+    far as it alone determines that."""
+    group, _, package = name.partition("@")
+    if COMPOSER.is_group(group):
+        return literal is None or literal in COMPOSER.options(group) or literal == "null" or literal[0] in "[{"
+    top, *below = name.split(".")
+    files = sorted((CODE / "conf" / top).glob("*.yaml"))
+    lines = [f"{top}={file.stem}" for file in files if any(f"{part}:" in file.read_text() for part in below)]
+    return not package and any(_accepts(configuration(line), [top, *below], literal) for line in [None, *lines])
+
+
+def _accepts(data: dict[str, Any], path: list[str], literal: str | None) -> bool:
+    data = copy.deepcopy(data)
+    parent = data
+    for length, part in enumerate(path[:-1]):
+        if part not in parent and part not in names_below(ExperimentSpec, data, path[:length]):
+            return False
+        if parent.get(part) is None:
+            parent[part] = {}  # a block that is null by default
+        parent = parent[part]
+        if not isinstance(parent, dict):
+            return False
+    names = names_below(ExperimentSpec, data, path[:-1])
+    if names and path[-1] not in {*parent, *names}:
+        return False
+    if literal is None:
+        return True
+    (override,), _ = COMPOSER.parse([f"++{'.'.join(path)}={literal}"])
+    parent[path[-1]] = override.value()
+    try:
+        ExperimentSpec.model_validate(data, context={"allow": [], "overrides": True})
+    except ValidationError as error:
+        return not any(_is_below(path, detail["loc"]) for detail in error.errors(include_url=False))
+    return True
+
+
+def _is_below(path: list[str], location: Sequence[int | str]) -> bool:
+    """Return True if the location of an error, which also names members of unions, contains the key path."""
+    parts = iter(map(str, location))
+    return all(part in parts for part in path)
+
+
+def test_each_override_in_a_text_of_the_source_has_a_key_and_a_value_that_exist():
+    """A message, a hint or a generated command that names `key=value` would otherwise fail when it is followed."""
+    places = written()
+    assert len(places) > 200
+    refused = [
+        f"{place}: {name}={value or 'VALUE'}" for (name, value), place in places.items() if not accepted(name, value)
+    ]
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    "text", ["colect.group_size=4", "collect.group_sise=4", "model.dtype=float8", "algorithm=grpoo"]
+)
+def test_an_override_with_a_wrong_key_or_value_is_recognised(text):
+    name, _, value = text.partition("=")
+    assert not accepted(name, value)
+    assert not accepted(name, None) or name in ("model.dtype", "algorithm")
