@@ -23,9 +23,10 @@ from typing import Any
 from components.errors import EspalierError, ResourceError
 from components.evaluation.power import STEP
 from flows.planning.budget import sufficiency
-from flows.planning.plan import PlannedStage, RunPlan, plan
+from flows.planning.plan import plan
 from flows.planning.power import plan_power
 from flows.planning.power import show as show_power
+from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.planning.sharded import PlannedShard
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error

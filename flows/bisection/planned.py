@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import RunRecord
-from flows.planning.plan import PlannedStage, plan
+from flows.planning.plan import plan
+from flows.planning.run_plan import PlannedStage
 from flows.terminal.console import duration
 
 

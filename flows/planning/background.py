@@ -12,7 +12,7 @@ from flows.execution.overlap import BackgroundResult, Work
 from flows.experiment.requests import StageRunner
 
 if TYPE_CHECKING:
-    from flows.planning.plan import PlannedStage
+    from flows.planning.run_plan import PlannedStage
 
 PLACE = "process"
 """Place of background work."""

@@ -26,7 +26,7 @@ from flows.execution.parallel import ParallelRunner, overlaps
 from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice, Records, RunRecord, StageRecord
-from flows.planning.plan import PlannedStage, RunPlan
+from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
 from flows.stages.anchors import is_anchor_label
 from flows.stages.base import Context, Request

@@ -29,7 +29,7 @@ from components.trajectories.reads import OUTCOME, SCENARIO
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader, open_reader
-from flows.planning.plan import RunPlan
+from flows.planning.run_plan import RunPlan
 
 SIGNAL = 0.5
 """Share of groups with signal that a recommended group size reaches."""

@@ -13,7 +13,7 @@ from flows.experiment.compose import compose
 from flows.history.records import Records, RunRecord, StageRecord
 from flows.planning import budget as budgets
 from flows.planning.budget import Amount, RunBudget, earlier_attempts, sufficiency
-from flows.planning.plan import PlannedStage, RunPlan
+from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
 
 KEY = "0" * 64

@@ -16,7 +16,8 @@ from flows.history.lineage_graph import Lineage
 from flows.history.records import Records, RunRecord, recording
 from flows.planning.budget import RunBudget
 from flows.planning.earlier_stages import SimilarStage
-from flows.planning.plan import PlannedStage, RunPlan, plan
+from flows.planning.plan import plan
+from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
 from flows.recipes.run import Run
 from flows.stages import STAGES
