@@ -12,7 +12,6 @@ MOST_LINES = 400
 ONE_TEXT = {"components/sandbox/remote.py"}
 """Files that another program receives as one text."""
 TO_SPLIT = {
-    "components/environments/adapters/openenv.py",
     "components/inference/grammar.py",
     "components/json_client.py",
     "components/specs/target.py",

@@ -23,7 +23,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from components.environments.adapters.openenv import OpenEnv, render_fields
+from components.environments.adapters.openenv import OpenEnv
+from components.environments.adapters.openenv_messages import render_fields
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError, SpecError
 from tests.environments import checks

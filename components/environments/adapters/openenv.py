@@ -20,20 +20,29 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from components.bounded_reply import LIMITS, InvalidReply, LateReply, parse, request, typed
+from components.environments.adapters.openenv_messages import (
+    ErrorData,
+    Listed,
+    Observed,
+    Schemas,
+    ServerError,
+    act_tool,
+    bounded_schema,
+    render_fields,
+    tool_result,
+)
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count, scenario_numbers
-from components.environments.tools import ACT
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
 from components.exceptions import PASSING, passes
 from components.json_text import reject_constant
 from components.retry import Backoff
 from components.specs.marks import REFERENCE, SERVER
 from components.specs.registered import registered
-from components.specs.schemas import too_large
 from components.specs.served import check_address
 from components.trajectories.schema import Scenario
 
@@ -41,12 +50,6 @@ EXTRA = "openenv"
 SYSTEM = "You act in an environment. Each turn, take one action and look at what it tells you."
 TOO_LARGE = 1009
 """Code with which a WebSocket client closes a connection whose message is too large."""
-MAX_TOOLS = 1000
-"""Maximum number of tools of a server."""
-FULL = "CAPACITY_REACHED"
-"""Error code of a server at capacity."""
-INVALID = ("VALIDATION_ERROR", "INVALID_JSON")
-"""Error codes for an invalid action."""
 HIDDEN = ("metadata", "type")
 """Fields of an action that are not shown to the agent."""
 TOOL_FIELDS = {"tool_name", "arguments"}
@@ -124,7 +127,7 @@ class OpenEnv:
             action = await self._schema()
             fields = {name: field for name, field in action["properties"].items() if name not in HIDDEN}
             self._uses_tools = not fields or set(fields) >= TOOL_FIELDS
-            self._tools = await self._list_tools() if self._uses_tools else [_act(action, fields)]
+            self._tools = await self._list_tools() if self._uses_tools else [act_tool(action, fields)]
             if self._uses_tools:
                 self._text = TEXT_FIELD if TEXT_FIELD in fields else ""
             elif len(fields) == 1:
@@ -200,7 +203,7 @@ class OpenEnv:
         try:
             request = {"type": "step", "data": json.loads(json.dumps(action).encode("utf-8", "replace"))}
             result = await self._ask(request)
-        except _Refused as error:
+        except ServerError as error:
             if error.invalid or self.step_errors == "tell":
                 return self._reject(str(error))
             raise EnvironmentFailed(f"the OpenEnv server {self.url} failed at an action: {error}") from None
@@ -219,7 +222,7 @@ class OpenEnv:
 
     def _render(self, result: Mapping[str, Any]) -> str:
         observation = dict(result["observation"] or {})
-        return _tool_result(observation) if self._uses_tools and "result" in observation else self.render(observation)
+        return tool_result(observation) if self._uses_tools and "result" in observation else self.render(observation)
 
     # The server
 
@@ -231,7 +234,7 @@ class OpenEnv:
                 async with httpx.AsyncClient() as client:
                     reply = await request(client, "GET", f"{self.url}/schema", seconds=self.timeout)
                 if reply.status == 200:
-                    return _bounded_schema(typed(_Schemas, parse(reply.content)).action)
+                    return bounded_schema(typed(Schemas, parse(reply.content)).action)
                 problem, unavailable = f"{self.url}/schema: HTTP {reply.status}", reply.status in PASSING
                 again = unavailable
             except httpx.TransportError as error:
@@ -254,8 +257,8 @@ class OpenEnv:
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         answer = await self._exchange({"type": "mcp", "data": request})
         try:
-            tools = typed(_Listed, answer).data.result.tools
-            parameters = [_bounded_schema(tool.schema_ or {"type": "object"}) for tool in tools]
+            tools = typed(Listed, answer).data.result.tools
+            parameters = [bounded_schema(tool.schema_ or {"type": "object"}) for tool in tools]
         except InvalidReply as error:
             raise EnvironmentFailed(f"the OpenEnv server {self.url} listed no tools: it {error}") from None
         return [
@@ -286,7 +289,7 @@ class OpenEnv:
             except (OSError, TimeoutError, errors.WebSocketException) as error:
                 reason = f"{type(error).__name__}: {error}"
                 unavailable = passes(error) or isinstance(error, TimeoutError | errors.InvalidMessage)
-            except _Refused as error:
+            except ServerError as error:
                 if not error.full:
                     return
                 unavailable = True
@@ -304,19 +307,19 @@ class OpenEnv:
             raise EnvironmentFailed("step before reset")
         try:
             answer = await self._exchange(message)
-        except _Refused as error:
+        except ServerError as error:
             if message["type"] == "step":
                 raise
             raise EnvironmentFailed(f"the OpenEnv server {self.url} failed at {message['type']}: {error}") from None
         try:
-            return typed(_Observed, answer).data.model_dump()
+            return typed(Observed, answer).data.model_dump()
         except InvalidReply as error:
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {error}; expected an observation") from None
 
     async def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and return its response.
 
-        Raises _Refused if the server reports an error, EnvironmentFailed if there is no valid response, and
+        Raises ServerError if the server reports an error, EnvironmentFailed if there is no valid response, and
         EnvironmentUnavailable if the connection is lost.
         """
         errors = import_optional("websockets.exceptions", EXTRA)
@@ -325,7 +328,7 @@ class OpenEnv:
                 with contextlib.suppress(errors.ConnectionClosed):  # the server may have sent a reason before it closed
                     await self._socket.send(json.dumps(message))
                 answer = typed(dict[str, Any], parse(await self._socket.recv()))
-            error = typed(_ErrorData, answer.get("data") or {}) if answer.get("type") == "error" else None
+            error = typed(ErrorData, answer.get("data") or {}) if answer.get("type") == "error" else None
         except TimeoutError:
             text = f"timed out at {message['type']} after {self.timeout:g} s (environment.timeout)"
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {text}") from None
@@ -338,112 +341,5 @@ class OpenEnv:
         except InvalidReply as invalid:
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {invalid}") from None
         if error is not None:
-            raise _Refused(error)
+            raise ServerError(error)
         return answer
-
-
-class _Refused(Exception):
-    """The server reported an error."""
-
-    def __init__(self, data: _ErrorData):
-        self.full, self.invalid = data.code == FULL, data.code in INVALID
-        details = [f"{'.'.join(map(str, error.loc))}: {error.msg}" for error in data.errors or ()]
-        super().__init__("; ".join([data.message or "it gives no reason", *details])[:1000])
-
-
-class _Action(BaseModel):
-    """JSON schema of an action."""
-
-    model_config = ConfigDict(extra="allow")
-
-    properties: dict[str, dict[str, Any]] = {}
-    required: list[str] = []
-
-
-class _Schemas(BaseModel):
-    """Response of /schema."""
-
-    action: _Action
-
-
-class _ListedTool(BaseModel):
-    name: str = Field(min_length=1)
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, validation_alias=AliasChoices("inputSchema", "input_schema"))
-
-
-class _Tools(BaseModel):
-    tools: list[_ListedTool] = Field(min_length=1, max_length=MAX_TOOLS)
-
-
-class _ListResult(BaseModel):
-    result: _Tools
-
-
-class _Listed(BaseModel):
-    """Response to tools/list."""
-
-    data: _ListResult
-
-
-class _Result(BaseModel):
-    observation: dict[str, Any] | None = None
-    reward: float | None = Field(None, allow_inf_nan=False)
-    done: bool | None = None
-
-
-class _Observed(BaseModel):
-    """Response to a reset or a step."""
-
-    type: Literal["observation"]
-    data: _Result
-
-
-class _FieldError(BaseModel):
-    loc: list[str | int] = []
-    msg: str = ""
-
-
-class _ErrorData(BaseModel):
-    """Error that a server reports."""
-
-    code: str = ""
-    message: str | None = None
-    errors: list[_FieldError] | None = None
-
-
-def _bounded_schema(schema: _Action | dict[str, Any]) -> dict[str, Any]:
-    """Return a schema. Raises InvalidReply if it is too large to validate against."""
-    data = schema.model_dump() if isinstance(schema, _Action) else schema
-    if problem := too_large(data):
-        raise InvalidReply(f"returned a schema with {problem}")
-    return data
-
-
-def render_fields(observation: dict[str, Any]) -> str:
-    """Render the non-empty fields of an observation; a single text is returned unchanged."""
-    fields = {name: value for name, value in observation.items() if value not in (None, "", [], {})}
-    if len(fields) == 1 and isinstance(text := next(iter(fields.values())), str):
-        return text
-    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
-    return "\n".join(lines)
-
-
-def _act(action: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tool whose arguments are an action."""
-    required = [name for name in action.get("required") or () if name in fields]
-    parameters: dict[str, Any] = {"type": "object", "properties": dict(fields), "required": required}
-    if "$defs" in action:
-        parameters["$defs"] = action["$defs"]
-    about = " ".join(str(action.get("description") or "carries out one action").split())
-    return {"type": "function", "function": {"name": ACT.name, "description": about, "parameters": parameters}}
-
-
-def _tool_result(observation: Mapping[str, Any]) -> str:
-    """Return the result of a tool call as text."""
-    if error := observation.get("error"):
-        return f"error: {error.get('message', error) if isinstance(error, Mapping) else error}"
-    result = observation["result"]
-    if isinstance(result, Mapping) and "data" in result:
-        result = result["data"]
-    return result if isinstance(result, str) else json.dumps(result)
