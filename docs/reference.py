@@ -28,8 +28,8 @@ from components.models.spec import FrozenModelSpec, LoraSpec, TeacherSpec
 from components.rewards.llm.spec import JUDGE_MODELS
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
+from components.specs.component_path import locate
 from components.specs.parameters import settable
-from components.specs.target import locate
 from flows.experiment.config_loader import CONF
 from flows.experiment.feedback import FeedbackSpec
 from flows.experiment.flow import SHARED_KEYS, FlowTarget

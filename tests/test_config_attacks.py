@@ -45,7 +45,7 @@ def package(tmp_path, monkeypatch):
         "mine.__loader__",
         "mine.__builtins__.exec", "mine.__class__", "components.sandbox.bubblewrap.subprocess.run",
         "components.sandbox.bubblewrap.os.system", "components.sandbox.bubblewrap.shutil.rmtree",
-        "components.specs.target.importlib.import_module", "components.specs.target.inspect.getattr_static",
+        "components.specs.component_path.importlib.import_module", "components.specs.target.inspect.getattr_static",
         "components.sandbox.bubblewrap.__builtins__", "components.__loader__", "components.sys.modules",
         "os;system", "mine.f()", "mine f", "mine/f", "../mine.f", "mine..f", ".f", "mine.", "", "mine.f\n",
     ],

@@ -12,8 +12,9 @@ import yaml
 
 from components.environments.worlds.shop import Shop
 from components.specs import validate
+from components.specs.component_path import key_name
 from components.specs.registered import registered, registered_name
-from components.specs.target import Target, key_name
+from components.specs.target import Target
 
 ROOT = Path(__file__).parent.parent
 SHOP = "components.environments.worlds.shop.Shop"

@@ -15,11 +15,12 @@ from pydantic.fields import FieldInfo
 
 from components.redaction import reference
 from components.specs.base import Spec
+from components.specs.component_path import is_below
 from components.specs.declared import DeclaredSpec
 from components.specs.marks import CODE, ENV_VARIABLE, MODEL, Access, declared_access
 from components.specs.parameters import settable
 from components.specs.registered import registered_name
-from components.specs.target import Target, is_below
+from components.specs.target import Target
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pydantic import Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler,
 from pydantic_core import CoreSchema, core_schema
 
 from components.specs.base import Spec
+from components.specs.component_path import OWN_PACKAGE, allowed_component, is_below, target_error
 from components.specs.source import source_digest
-from components.specs.target import OWN_PACKAGE, allowed_component, is_below, target_error
 
 S = TypeVar("S", bound="DeclaredSpec")
 

@@ -1,7 +1,6 @@
 """Targets: a class or function by dotted path, with its arguments.
 
-Only a definition of an allowed package is accepted: a name that a module merely imports (`os.system` through an
-`import os`) is rejected. A pydantic model made from the signature validates the arguments, so annotations such as
+A pydantic model made from the signature validates the arguments, so annotations such as
 `Annotated[float, Field(ge=0)]` and `Literal["a", "b"]` apply.
 """
 
@@ -9,12 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import inspect
-import pkgutil
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
@@ -23,22 +18,27 @@ from pydantic import (
     Field,
     PydanticUserError,
     TypeAdapter,
-    ValidationError,
     ValidationInfo,
     create_model,
     model_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
+from pydantic_core import PydanticCustomError, core_schema, to_jsonable_python
 
-from components.errors import SpecError
-from components.exceptions import described
 from components.redaction import dereference, reference
-from components.specs.base import Spec, nearest, reject_texts_for_numbers
+from components.specs.base import Spec, reject_texts_for_numbers
+from components.specs.component_path import (
+    OWN_PACKAGE,
+    allowed_component,
+    import_component,
+    is_below,
+    target_error,
+    validation_error,
+)
 from components.specs.marks import may_refer
 from components.specs.parameters import parameters_of, settable, takes_positional
 from components.specs.registered import registered_name
-from components.specs.source import source_digest, source_file
+from components.specs.source import source_digest
 
 _NUMBERS: dict[str, Any] = {
     "numbers": model_validator(mode="before")(classmethod(reject_texts_for_numbers))  # type: ignore[arg-type]
@@ -47,8 +47,6 @@ _NO_REFERENCE = (
     "this argument may not hold a reference to an environment variable (env:NAME); expected a plain value. In code of "
     "your own, declare it: Annotated[str, components.specs.marks.REFERENCE]"
 )
-OWN_PACKAGE = "components"
-"""Package from which a `_target_` is always accepted."""
 
 
 class Target(Spec):
@@ -111,7 +109,7 @@ class Target(Spec):
 
     def factory(self) -> Callable[..., Any]:
         """Return the class or function."""
-        return _import(self.target)
+        return import_component(self.target)
 
     def build(self, **runtime: Any) -> Any:
         """Return an instance of a class, or a `functools.partial` of a function.
@@ -120,7 +118,7 @@ class Target(Spec):
         if it is not set. `runtime`
         adds keyword arguments outside the configuration; it must not repeat a configured one."""
         assert not runtime.keys() & self.arguments.keys(), f"{self.target}: {runtime.keys() & self.arguments.keys()}"
-        component = _import(self.target)
+        component = import_component(self.target)
         parameters = parameters_of(component)
         arguments = {
             name: value
@@ -138,7 +136,7 @@ class Target(Spec):
         For user code it includes the digest of the module's source, so an edited environment is not served from the
         cache. A class that reads files defines a static method `key_arguments`, which replaces paths by digests of the
         files' content."""
-        component = _import(self.target)
+        component = import_component(self.target)
         parameters = parameters_of(component)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
         arguments = {**{name: value for name, value in defaults.items() if _is_data(value)}, **self.arguments}
@@ -149,105 +147,8 @@ class Target(Spec):
             **{name: _resolved(value) for name, value in arguments.items()},
         }
         if not is_below(self.target, OWN_PACKAGE):
-            data["source_sha256"] = source_digest(_import(self.target).__module__)
+            data["source_sha256"] = source_digest(import_component(self.target).__module__)
         return data
-
-
-def allowed_component(path: Any, allow: Iterable[str]) -> Callable[..., Any]:
-    """Return the class or function at a valid path. Raises ValidationError for an invalid one, and for user code
-    without a source file."""
-    problem, component = locate(path, allow)
-    if problem is not None:
-        raise _invalid([(("_target_",), path, problem)])
-    assert component is not None
-    if not is_below(path, OWN_PACKAGE):
-        try:
-            source_file(component.__module__)
-        except SpecError as error:
-            raise target_error(path, str(error.problems[0])) from error
-    return component
-
-
-def target_error(path: str, message: str) -> ValidationError:
-    """Return the error for a path that cannot be used."""
-    return _invalid([(("_target_",), path, PydanticCustomError("target", "{message}", {"message": message}))])
-
-
-def is_below(path: str, package: str) -> bool:
-    """Return True if a dotted path is a package or below it."""
-    return path == package or path.startswith(package + ".")
-
-
-def key_name(path: str) -> str:
-    """Return the name in stage keys of a target's path: the registered name of a built-in component, else the path."""
-    if not is_below(path, OWN_PACKAGE):
-        return path
-    try:
-        return registered_name(_import(path)) or path
-    except (ImportError, AttributeError):  # path of an earlier version
-        return path
-
-
-def _import(path: str) -> Callable[..., Any]:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None, Callable[..., Any] | None]:
-    """Return (None, class or function) for a valid path, else (problem, None)."""
-
-    def problem(message: str, near: str | None = None) -> tuple[PydanticCustomError, None]:
-        return PydanticCustomError("target", "{message}", {"message": message, "nearest": near}), None
-
-    if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
-        return problem(f"{path!r} is not a dotted path such as package.module.Name")
-    packages = [
-        OWN_PACKAGE,
-        *(p for p in allow if p.partition(".")[0] not in sys.stdlib_module_names),
-    ]
-    if path.partition(".")[0] in sys.stdlib_module_names:
-        return problem(
-            f"{path!r} belongs to Python's standard library; expected a class or function of your own that wraps it"
-        )
-    if any(part.startswith("__") for part in path.split(".")):
-        return problem(f"{path!r} contains a double-underscore name; expected a public class or function of a module")
-    if not any(is_below(path, package) for package in packages):
-        return problem(
-            f"{path!r} is outside the allowed packages ({', '.join(packages)}); "
-            f"to trust it, set allow=[{path.partition('.')[0]}]"
-        )
-    module_name, _, name = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and is_below(module_name, error.name):
-            near = _nearest_module(error.name)
-            near = None if near is None else f"{near}{path.removeprefix(error.name)}"
-            return problem(f"no module named {error.name!r}", near if near and not locate(near, allow)[0] else None)
-        return problem(f"cannot import {module_name!r}: {described(error)}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001  user code: any exception is reported as the problem
-        return problem(f"cannot import {module_name!r}: {described(error)}")
-    component = getattr(module, name, None)
-    if not (inspect.isclass(component) or inspect.isfunction(component)):
-        own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name}
-        names = [n for n, v in own.items() if callable(v) and not n.startswith("_")]
-        near = nearest(name, names)
-        reason = "is neither a class nor a function" if component is not None else "does not exist"
-        return problem(
-            f"{name!r} {reason} in {module_name}; expected one of {', '.join(sorted(names)) or 'none'}",
-            near and f"{module_name}.{near}",
-        )
-    if not any(is_below(component.__module__, package) for package in packages):
-        return problem(f"{path!r} is defined in {component.__module__!r}, outside the allowed packages")
-    return None, component
-
-
-def _nearest_module(name: str) -> str | None:
-    parent, _, _ = name.rpartition(".")
-    paths = getattr(sys.modules.get(parent), "__path__", None)
-    if not paths:
-        return None
-    return nearest(name, [f"{parent}.{m.name}" for m in pkgutil.iter_modules(paths)])
 
 
 def _check_arguments(
@@ -300,7 +201,7 @@ def _check_arguments(
         for name, value in values.items()
         if not _may_refer(every, name) and _holds_reference(value)
     ]:
-        raise _invalid(errors)
+        raise validation_error(errors)
     return values
 
 
@@ -389,11 +290,6 @@ def _is_data(value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _invalid(errors: Sequence[tuple[tuple[str | int, ...], Any, PydanticCustomError]]) -> ValidationError:
-    details = [InitErrorDetails(type=error, loc=loc, input=value) for loc, value, error in errors]
-    return ValidationError.from_exception_data("Target", details)
 
 
 class _NestedTargets:

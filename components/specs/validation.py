@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError, create_model
 from components.errors import Problem, SpecError
 from components.redaction import mask_text, refuse_secrets
 from components.specs.base import FieldError, Spec, nearest
+from components.specs.component_path import locate
 from components.specs.parameters import settable
-from components.specs.target import Target, locate
+from components.specs.target import Target
 from components.specs.wording import EXPECTED, choices, expected, quoted, shortened
 
 MISSING = "???"

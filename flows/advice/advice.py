@@ -71,7 +71,7 @@ def _looked_up(situation: Situation, overrides: Sequence[str], config_dir: str |
     `allow`."""
     if situation.environment is None:
         return situation
-    from components.specs.target import locate
+    from components.specs.component_path import locate
     from flows.experiment.composer import Composer
 
     composer = Composer(config_dir)

@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from components.errors import Problem
 from components.specs import Target
-from components.specs.target import is_below, locate, target_error
+from components.specs.component_path import is_below, locate, target_error
 
 SHARED_KEYS = ("rounds", "fork", "early_stopping", "warmup", "replay", "ewc", "feedback", "reward_model", "data")
 """Top-level keys that only some recipes read."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.deployment.card import PLACEMENT
-from components.specs.target import key_name
+from components.specs.component_path import key_name
 from flows.history.code import CodeRecords, code_by_kind
 from flows.history.records import RunRecord
 from flows.history.store_reader import StoreReader, targets
