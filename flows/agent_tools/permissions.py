@@ -85,7 +85,7 @@ class Permissions:
         composer = Composer(self.config_dir)
         for override in composer.parse(overrides)[0]:
             key = override.get_key_element()
-            if not composer.is_group(key) and any(map(self._leaves_root, _texts(override.value()))):
+            if not composer.tree.is_group(key) and any(map(self._leaves_root, _texts(override.value()))):
                 yield Problem(
                     key, f"an agent may give no URL and no path outside of {self.root}; expected a plain value"
                 )

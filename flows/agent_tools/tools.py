@@ -98,14 +98,15 @@ class Tools:
     async def list_experiments(self) -> dict[str, Any]:
         """List the experiments that can be run: description, duration, and the keys that overrides may set, with their
         current values."""
-        from flows.experiment.composer import Composer
+        from flows.experiment.config_tree import ConfigTree
 
         experiments = []
         for name, spec in self._permitted.specs.items():
             folder = self._permitted.config_dir
             summary = experiment_summaries([folder, CONF] if folder else [CONF]).get(name)
             data = spec.model_dump(mode="json", by_alias=True)
-            groups = [key for key in spec.serve.overrides if Composer(folder).is_group(key.partition("@")[0])]
+            tree = ConfigTree(folder)
+            groups = [key for key in spec.serve.overrides if tree.is_group(key.partition("@")[0])]
             experiments.append(
                 {
                     "name": name,

@@ -18,7 +18,8 @@ from omegaconf import OmegaConf
 from components.errors import SpecError
 from components.specs import validate
 from flows.experiment import sweep_settings
-from flows.experiment.composer import EXPERIMENT, UNNAMED, Composer, Sweep
+from flows.experiment.composer import UNNAMED, Composer, Sweep
+from flows.experiment.config_tree import EXPERIMENT
 from flows.experiment.flow import unread_keys
 from flows.experiment.override_problems import allowed_packages, has_key
 from flows.experiment.spec import ExperimentSpec
@@ -91,4 +92,4 @@ def missing_keys(keys: Sequence[str], overrides: Sequence[str], *, config_dir: s
     composer = Composer(config_dir)
     data, _ = composer.point(composer.parse(overrides)[0])
     config = OmegaConf.create(data or {})
-    return [key for key in keys if not (composer.is_group(key.partition("@")[0]) or has_key(config, key))]
+    return [key for key in keys if not (composer.tree.is_group(key.partition("@")[0]) or has_key(config, key))]

@@ -1,7 +1,6 @@
 """Composer of Hydra configs that reports invalid overrides as problems.
 
-Groups, options and keys of an override must exist in the config tree. If a group option is misspelt, the remaining
-overrides are checked with the nearest option.
+Groups, options and keys of an override must exist in the config tree (`flows.experiment.config_tree`).
 
 A group option on the command line replaces the experiment's block as a whole (`flows.experiment.config_loader`). Keys
 that the experiment sets for its own option remain. Those that the chosen option does not have are rejected; the message
@@ -11,7 +10,6 @@ names the override that removes them.
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -19,41 +17,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from components.errors import Problem, SpecError
 from components.redaction import Secret, is_secret, secrets_in
 from components.redaction.data import problems as secret_problems
 from components.specs import names_below, nearest
 from flows.experiment import override_problems
-from flows.experiment.config_loader import PRIMARY, Loader
-from flows.experiment.defaults_problems import defaults_problems
-from flows.experiment.flow import SHARED_KEYS, unread_message
+from flows.experiment.config_tree import EXPERIMENT, GLOBAL, ConfigTree
 from flows.experiment.foreign_code import foreign_code
 from flows.experiment.override_problems import allowed_packages, error_text, has_key, key_paths
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal import overrides as override_lines
 
-EXPERIMENT = "experiment"
-"""Config group of the experiments."""
 UNNAMED = "experiment"
 """Default run name in `conf/config.yaml`, which experiments override."""
-COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
-"""Exceptions that Hydra raises for configs that are inconsistent or cannot be parsed."""
 CLOSE = 0.7
 """Lowest similarity of a key that is suggested for a word alone, which need not be a key at all."""
 MOST_POINTS = 64
 """Maximum number of sweep points validated in full; in a larger sweep each value is validated separately."""
 MOST_VALUES = 1000
 """Maximum number of values of one key that are validated."""
-_GLOBAL = "must begin with the line '# @package _global_'"
 _FORMS = """a list as key=[1,2], a mapping as key={a: 1}, text with special characters in quotes: 'key="a b"'"""
 _OTHER_SIGN = re.compile(
     r"(?P<sign>[+~]?)(?P<key>[A-Za-z_][\w./@]{0,200})(?:(?:==|:|\s)\s{0,9}(?P<value>[\w./-]{1,200}))?"
@@ -80,9 +69,8 @@ class Composer:
     """Composer of configs that reports invalid overrides as problems."""
 
     def __init__(self, config_dir: str | Path | None = None):
-        self.loader = Loader(config_dir)
-        self.parser = OverridesParser.create(self.loader)
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self.tree = ConfigTree(config_dir)
+        self.parser = OverridesParser.create(self.tree.loader)
 
     def parse(self, lines: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         """Return the parsed overrides, and problems of the lines that cannot be parsed."""
@@ -106,23 +94,23 @@ class Composer:
         sign, key, value = match["sign"], match["key"], match["value"]
         name = key.partition("@")[0]
         if value:
-            exists = self.is_group(name) or has_key(self._load([]), name)
+            exists = self.tree.is_group(name) or has_key(self.tree.load([]), name)
             return Problem(line, "cannot be parsed: expected key=value", f"{sign}{key}={value}" if exists else None)
-        if self.is_group(name):
-            options = ", ".join(self.options(name))
+        if self.tree.is_group(name):
+            options = ", ".join(self.tree.options(name))
             return Problem(line, f"has no option; expected {sign}{key}=OPTION, one of {options}")
-        if has_key(self._load([]), name):
+        if has_key(self.tree.load([]), name):
             return Problem(line, f"has no value; expected {sign}{key}=VALUE")
-        choices = self._load([]).hydra.runtime.choices
-        experiments = () if experiment_is_chosen else self.options(EXPERIMENT)
+        choices = self.tree.load([]).hydra.runtime.choices
+        experiments = () if experiment_is_chosen else self.tree.options(EXPERIMENT)
         if name in experiments:
             return Problem(line, "is the name of an experiment", f"+{EXPERIMENT}={name}")
-        groups = {group: options for group, options in self._own_groups.items() if group in choices}
+        groups = {group: options for group, options in self.tree.groups.items() if group in choices}
         lines = [f"{group}={name}" for group, options in groups.items() if name in options]
         if lines:
             return Problem(line, f"is the name of an option; expected {' or '.join(lines)}")
         message = "has no value, and the key does not exist; expected key=value"
-        near = nearest(name, [*key_paths(self._plain([])), *groups], cutoff=CLOSE)
+        near = nearest(name, [*key_paths(self.tree.plain([])), *groups], cutoff=CLOSE)
         if near is None and (experiment := nearest(name, experiments, cutoff=CLOSE)):
             return Problem(line, message, f"+{EXPERIMENT}={experiment}")
         return Problem(line, message, near and f"{near}={'OPTION' if near in groups else 'VALUE'}")
@@ -141,13 +129,13 @@ class Composer:
 
     def chooses_experiment(self, overrides: list[Override]) -> bool:
         """Return True if the overrides or a primary config of the user choose an experiment."""
-        config = self._config(self._groups(overrides)[0])[0]
+        config = self.tree.compose(self.tree.select(overrides)[0])[0]
         by_override = any(override.key_or_group == EXPERIMENT for override in overrides)
         return by_override or config.hydra.runtime.choices.get(EXPERIMENT) is not None
 
     def no_experiment(self) -> Problem:
         """Return the problem of a configuration without an experiment."""
-        names = ", ".join(self.options(EXPERIMENT))
+        names = ", ".join(self.tree.options(EXPERIMENT))
         text = f"no experiment is chosen; expected +experiment=NAME, one of {names}, or name=NAME to run the defaults"
         return Problem("+experiment", text)
 
@@ -161,10 +149,10 @@ class Composer:
         chosen = [
             override.package or override.key_or_group.replace("/", ".")
             for override in overrides
-            if self.is_group(override.key_or_group)
+            if self.tree.is_group(override.key_or_group)
         ]
-        keys = [override.key_or_group for override in overrides if not self.is_group(override.key_or_group)]
-        config = self._config(self._groups(overrides)[0])[0]
+        keys = [override.key_or_group for override in overrides if not self.tree.is_group(override.key_or_group)]
+        config = self.tree.compose(self.tree.select(overrides)[0])[0]
         if (
             not any(problem.path.startswith(f"{package}.") for package in chosen)
             or any(f"{problem.path}.".startswith(f"{key}.") for key in keys)
@@ -173,17 +161,17 @@ class Composer:
             return problem
         name = config.hydra.runtime.choices.get(EXPERIMENT)
         others = [override for override in overrides if override.key_or_group != EXPERIMENT]
-        by_experiment = name and not has_key(self._config(self._groups(others)[0])[0], problem.path)
+        by_experiment = name and not has_key(self.tree.compose(self.tree.select(others)[0])[0], problem.path)
         setter = f"+experiment={name} sets it for another option" if by_experiment else "a config file sets it"
         return Problem(problem.path, f"{problem.message}. {setter}; add '~{problem.path}' to remove it")
 
     def without_copies(self, problems: Sequence[Problem], overrides: list[Override]) -> list[Problem]:
         """Return the problems without those of keys that a config file sets to the value of another key with a problem,
         as `compute.stages.judge: ${compute.default}`."""
-        config = self._config(self._groups(overrides)[0])[0]
+        config = self.tree.compose(self.tree.select(overrides)[0])[0]
         config = copy.deepcopy(config)
         for override in overrides:
-            if not self.is_group(override.key_or_group):
+            if not self.tree.is_group(override.key_or_group):
                 override_problems.apply_override(override, config)
         plain: Any = OmegaConf.to_container(config, resolve=False)
         wrong = {problem.path for problem in problems}
@@ -192,9 +180,9 @@ class Composer:
     def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
         """Return the sweep if `multirun` or `hydra.mode` requests one, else None. Adds to `problems`."""
         fixed = [override for override in parsed if not override.is_sweep_override()]
-        config = copy.deepcopy(self._config(self._groups(fixed)[0])[0])
+        config = copy.deepcopy(self.tree.compose(self.tree.select(fixed)[0])[0])
         for override in fixed:
-            hydra_key = override.is_hydra_override() and not self.is_group(override.key_or_group)
+            hydra_key = override.is_hydra_override() and not self.tree.is_group(override.key_or_group)
             if hydra_key or override.key_or_group == "seeds":
                 override_problems.apply_override(override, config)
         self._refuse_hydra_secrets(config)
@@ -243,21 +231,22 @@ class Composer:
     def point(self, overrides: list[Override]) -> tuple[dict[str, Any] | None, list[Problem]]:
         """Return the data of one point, composed of its valid overrides, and the problems of the others. The data is
         None if an interpolation fails."""
-        lines, problems, unsure = self._groups(overrides)
-        config, composition_problems = self._config(lines)
+        lines, problems, unsure = self.tree.select(overrides)
+        config, composition_problems = self.tree.compose(lines)
         problems += composition_problems
         config = copy.deepcopy(config)
         for override in overrides:
             key = override.key_or_group
             package = override.package or key.replace("/", ".")
-            if override.is_delete() and self.is_group(key) and not composition_problems and has_key(config, package):
+            is_group = self.tree.is_group(key)
+            if override.is_delete() and is_group and not composition_problems and has_key(config, package):
                 message = f"removes the option, but not the keys that the experiment sets; expected {key}=OPTION"
-                none = f"{key}=none" if "none" in self.options(key) else None
+                none = f"{key}=none" if "none" in self.tree.options(key) else None
                 problems.append(Problem(override.get_key_element(), message, none))
-            if self.is_group(key) or any(key == group or key.startswith(group + ".") for group in unsure):
+            if is_group or any(key == group or key.startswith(group + ".") for group in unsure):
                 continue
             problem = override_problems.key_problem(
-                override, config, self._own_groups
+                override, config, self.tree.groups
             ) or override_problems.apply_override(override, config)
             if problem is not None:
                 problems.append(problem)
@@ -273,7 +262,7 @@ class Composer:
             return None, [*problems, Problem(str(getattr(error, "full_key", "") or "config"), error_text(error))]
         if "experiment" in data:
             del data["experiment"]
-            problems.append(Problem("+experiment", f"a config file in its defaults list {_GLOBAL}"))
+            problems.append(Problem("+experiment", f"a config file in its defaults list {GLOBAL}"))
         return data, problems
 
     def _refuse_hydra_secrets(self, config: DictConfig) -> None:
@@ -281,135 +270,6 @@ class Composer:
         hydra: Any = OmegaConf.to_container(config.hydra, resolve=False)
         hydra = {name: part for name, part in hydra.items() if name not in ("overrides", "runtime", "help")}
         _refuse([*_interpolated(hydra, "hydra"), *secrets_in(hydra, "hydra")])
-
-    def is_group(self, key: str) -> bool:
-        """Return True if the key is a config group."""
-        return bool(self.loader.repository.group_exists(key))
-
-    def options(self, group: str) -> list[str]:
-        """Return the names of the options of a config group."""
-        return sorted(self.loader.repository.get_group_options(group, ObjectType.CONFIG))
-
-    def _groups(self, overrides: list[Override]) -> tuple[list[str], list[Problem], list[str]]:
-        """Return the group overrides as lines to compose, with each misspelt option replaced by the nearest one; their
-        problems; and the packages of the groups for which no option is near."""
-        lines, problems, unsure = [], [], []
-        for override in overrides:
-            group = override.key_or_group
-            if not self.is_group(group):
-                continue
-            name = override.get_key_element()
-            value = override.value()
-            wanted = value if isinstance(value, list) else [] if override.is_delete() and value is None else [value]
-            options = self.options(group)
-            wrong = [option for option in wanted if str(option) not in options]
-            if not wrong and len(wanted) > 1 and not override.is_hydra_override():
-                sign = "+" if group == EXPERIMENT and not override.is_add() else ""
-                problems.append(override_problems.several_options(f"{sign}{name}", wanted))
-                lines.append(f"{sign}{name}={wanted[0]}")
-                continue
-            if not wrong and group == EXPERIMENT and (path := self._without_package(str(wanted[0]))):
-                problems.append(Problem(name, f"{path} {_GLOBAL}"))
-                continue
-            if not wrong:
-                lines.append(override.input_line or name)
-                continue
-            replaced = [near for option in wanted if (near := nearest(option, options))]
-            for option in wrong:
-                if misplaced := self._misplaced(group, str(option)):
-                    problems.append(Problem(name, misplaced))
-                    continue
-                near = nearest(option, options)
-                hint = f"{name}={near}" if near else None
-                own = f". To use your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
-                text = f"{option!r}: expected one of {', '.join(options)}{own if isinstance(option, dict) else ''}"
-                problems.append(Problem(name, text, hint))
-            if len(replaced) == len(wanted):
-                lines.append(f"{name}={'[' + ','.join(replaced) + ']' if isinstance(value, list) else replaced[0]}")
-            else:
-                unsure.append(override.package or group.replace("/", "."))
-        return lines, problems, unsure
-
-    def _misplaced(self, group: str, option: str) -> str | None:
-        """Return where an option of the user lies and where it is expected, if it is in another folder; else None."""
-        folder = self.loader.folder
-        if folder is None or not option or "/" in option or not (folder / f"{option}.yaml").is_file():
-            return None
-        if folder.name == group:
-            return (
-                f"{option!r}: --config-dir names the folder that holds {group}/; expected --config-dir {folder.parent}"
-            )
-        file, place = folder / f"{option}.yaml", folder / group / f"{option}.yaml"
-        return f"{option!r}: {file} is not in the folder {group}/; move it to {place}"
-
-    def _without_package(self, option: str) -> str | None:
-        """Return the file of an experiment that lacks the header `# @package _global_`, else None."""
-        try:
-            result = self.loader.repository.load_config(f"{EXPERIMENT}/{option}")
-        except COMPOSITION:
-            return None  # composition reports the error
-        if result is None or result.header.get("package") == "_global_":
-            return None
-        folder = str(result.path).removeprefix("file://")
-        return f"{folder}/{EXPERIMENT}/{option}.yaml"
-
-    @functools.cached_property
-    def _own_groups(self) -> dict[str, list[str]]:
-        """Return the options of each config group."""
-        return {group: self.options(group) for group in self.loader.list_groups("") if group != "hydra"}
-
-    def _plain(self, lines: list[str]) -> dict[str, Any]:
-        """Return the composed config as plain data, without Hydra's section."""
-        plain: Any = OmegaConf.to_container(self._load(lines), resolve=False)
-        del plain["hydra"]
-        return dict(plain)
-
-    def _config(self, lines: list[str]) -> tuple[DictConfig, list[Problem]]:
-        """Compose the lines. If that fails, compose those that work and return a problem for each of the others."""
-        try:
-            return self._load(lines), []
-        except COMPOSITION as error:
-            cause: BaseException = error
-        try:
-            self._load([])
-        except COMPOSITION:
-            raise SpecError([Problem(PRIMARY, error_text(cause))]) from cause
-        used: list[str] = []
-        problems = []
-        for line in lines:
-            try:
-                self._load([*used, line])
-                used.append(line)
-            except COMPOSITION as error:
-                key, plain = line.partition("=")[0], line.lstrip("+")
-                choices = self._load(used).hydra.runtime.choices
-                chosen = key.lstrip("+~") in choices
-                earlier = [other for other in used if other.partition("=")[0].lstrip("+") == key.lstrip("+")]
-                if line.startswith("~"):
-                    option = choices.get(key.lstrip("~"))
-                    message = f"the chosen option is {option!r}" if option else "no option of this group is chosen"
-                    other = f"{key.lstrip('~')}={line.partition('=')[2]}"
-                    problems.append(Problem(line, message, other if option else None))
-                elif earlier:
-                    problems.append(Problem(key, f"{earlier[-1]} chooses an option already; expected one of the two"))
-                elif chosen and line.startswith("+"):
-                    problems.append(Problem(key, "an option of this group is already chosen", plain))
-                elif not chosen and key.lstrip("+~") in SHARED_KEYS:
-                    problems.append(Problem(key, unread_message(self._plain(used)["flow"])))
-                elif not chosen and not line.startswith(("+", "~")):
-                    problems.append(Problem(key, "no option of this group is chosen yet: add one with +", f"+{plain}"))
-                else:
-                    path = f"{key.lstrip('+').partition('@')[0]}/{line.partition('=')[2]}"
-                    entries = list(defaults_problems(self.loader.repository, path, choices))
-                    problems += [Problem(key, message, near) for message, near in entries]
-                    problems += [] if entries else [Problem(key, error_text(error))]
-        return self._load(used), problems
-
-    def _load(self, lines: list[str]) -> DictConfig:
-        key = tuple(lines)
-        if key not in self._composed:
-            self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
-        return self._composed[key]
 
 
 def _copied_from(data: Any, path: str) -> str | None:

@@ -188,7 +188,7 @@ def known_below(parents: tuple[str, ...]) -> set[str]:
 def every_option() -> tuple[list[str], list[Any]]:
     """The groups, and what is composed with each of their options."""
     composer = Composer()
-    groups = [name for name in ExperimentSpec.model_fields if composer.is_group(name)]
+    groups = [name for name in ExperimentSpec.model_fields if composer.tree.is_group(name)]
     options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
     lines = [[one, *needed(*one.split("=", 1))] for one in options]
     lines += [["reward=ruler", f"judge_model@reward.model={one}", *values] for one, values in JUDGES.items()]

@@ -245,7 +245,7 @@ def written() -> dict[tuple[str, str | None], str]:
     for path in sorted(path for package in PACKAGES for path in (CODE / package).rglob("*.py")):
         for line, name, value in overrides_in(ast.parse(path.read_text(encoding="utf-8"))):
             first = re.split("[.@]", name)[0]
-            if first in ExperimentSpec.model_fields or (first != "hydra" and COMPOSER.is_group(first)):
+            if first in ExperimentSpec.model_fields or (first != "hydra" and COMPOSER.tree.is_group(first)):
                 literal = None if OPEN.search(value) else value
                 places.setdefault((name, literal), f"{path.relative_to(CODE)}:{line}")
     return places
@@ -264,8 +264,8 @@ def accepted(name: str, literal: str | None) -> bool:
     """Return True if the key exists in the default configuration or with an option of its group, and has the value as
     far as it alone determines that."""
     group, _, package = name.partition("@")
-    if COMPOSER.is_group(group):
-        return literal is None or literal in COMPOSER.options(group) or literal == "null" or literal[0] in "[{"
+    if COMPOSER.tree.is_group(group):
+        return literal is None or literal in COMPOSER.tree.options(group) or literal == "null" or literal[0] in "[{"
     top, *below = name.split(".")
     files = sorted((CODE / "conf" / top).glob("*.yaml"))
     lines = [f"{top}={file.stem}" for file in files if any(f"{part}:" in file.read_text() for part in below)]
