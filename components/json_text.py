@@ -25,6 +25,10 @@ _REASONING = re.compile(r"<think(?:ing)?>.*?(</think(?:ing)?>|\Z)", re.S | re.I)
 # Ends at its closing mark or at the end of the text. So no text is scanned again from each opening mark.
 _OPENING = re.compile(r"[{\[]")
 _CLOSING = {"{": "}", "[": "]"}
+_PROSE_BRACE = re.compile(r"\{[^\w\s\"'}]")
+"""Brace that begins no object, as in `:{)`."""
+_CUT_OFF = re.compile(r"(?:t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|-|\.|[eE][-+]?)?\s*")
+"""Rest of a text behind which a value would go on."""
 MOST_STARTS = 1000
 """Maximum number of brackets without a JSON value behind them in an answer."""
 MOST_READ = 20
@@ -76,12 +80,25 @@ def find_json(text: str, fits: Callable[[Any], bool]) -> Any:
             budget -= (error.pos if syntax else len(visible)) - start  # type: ignore[union-attr]
             if starts > MOST_STARTS or budget < 0:
                 return None
-            if visible.count(opening[0], start) > visible.count(_CLOSING[opening[0]], start):
+            if _is_unfinished(visible, opening, error):
                 last = None
             continue
         fitting = _last_fitting(data, fits)
         last = last if fitting is None else fitting
     return last
+
+
+def _is_unfinished(text: str, opening: re.Match[str], error: Exception) -> bool:
+    """Return True if the value behind a bracket is cut off by the end of the text. A square bracket before something
+    else, as in `[1)`, belongs to the prose."""
+    start = opening.start()
+    if text.count(opening[0], start) <= text.count(_CLOSING[opening[0]], start):
+        return False
+    if opening[0] == "{" and not _PROSE_BRACE.match(text, start):
+        return True
+    if not isinstance(error, json.JSONDecodeError) or error.msg.startswith(("Unterminated", "Invalid")):
+        return True
+    return _CUT_OFF.fullmatch(text, error.pos) is not None
 
 
 def _last_fitting(data: Any, fits: Callable[[Any], bool]) -> Any:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.errors import EspalierError, ResourceError
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_store_trust
 from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--author", help="annotator's name (default: git's user.name, else the user of this machine)")
     parser.add_argument("--port", type=int, default=0, help="port of the page; 0 picks a free one (default)")
     parser.add_argument("--no-browser", action="store_true", help="print the URL only, open no browser")
+    add_store_trust(parser)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--export", type=Path, metavar="FILE", help="write the current answers to a JSONL file")
     action.add_argument("--import", type=Path, metavar="FILE", dest="from_file", help="add the answers of a JSONL file")
@@ -120,7 +121,7 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
 
     stage = stage_named(run, options.stage)
     author, source = author_of(options.author)
-    episodes = load(options.root.absolute(), run, stage, options.sample, options.seed)
+    episodes = load(options.root.absolute(), run, stage, options.sample, options.seed, trust=options.trust)
     with _listen(options.port) as listener:
         port = listener.getsockname()[1]
         session = AnnotationSession(episodes, author, _people(options.root.absolute(), run, stage.label))
@@ -214,11 +215,11 @@ def _all(options: argparse.Namespace, run: RunRecord) -> list[StageEpisodes]:
 
     root = options.root.absolute()
     if options.stage is not None or not stages(run):
-        return [load(root, run, stage_named(run, options.stage))]
+        return [load(root, run, stage_named(run, options.stage), trust=options.trust)]
     by_digest: dict[str, StageEpisodes] = {}
     for stage in stages(run):
         try:
-            by_digest.setdefault(stage.digest, load(root, run, stage))
+            by_digest.setdefault(stage.digest, load(root, run, stage, trust=options.trust))
         except ResourceError as error:
             print_message(f"skipped: {error}")
     if not by_digest:

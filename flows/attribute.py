@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 
@@ -45,12 +45,16 @@ def attribute(
     number: int | None = None,
     without: Sequence[str] = (),
     html: Path | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
-    """Attribute the scenarios that a round lost, and write the page. Return the result as JSON data."""
+    """Attribute the scenarios that a round lost, and write the page. Return the result as JSON data.
+
+    trust: run what the record names.
+    """
     from flows.influence import attribution, rounds, workplace
     from flows.terminal.pages import write_page
 
-    run, spec = workplace.recorded_run(root, reference)
+    run, spec = workplace.recorded_run(root, reference, trust)
     trained = rounds.round_of(run, number)
     workplace.demand_gradients(run, spec)
     workplace.check_judges(spec, [])
@@ -236,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="GROUP",
         help="train the round again without this group, and evaluate it; repeatable",
     )
+    add_trust(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(argv)
@@ -243,7 +248,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from flows.terminal.console import printable
 
     try:
-        data = attribute(options.root, options.run, number=options.round, without=options.without, html=options.html)
+        data = attribute(
+            options.root,
+            options.run,
+            number=options.round,
+            without=options.without,
+            html=options.html,
+            trust=options.trust,
+        )
     except EspalierError as error:
         return print_error(error)
     except KeyboardInterrupt:

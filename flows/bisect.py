@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, Problem, SpecError
-from flows.terminal.arguments import RootParser
+from components.errors import EspalierError
+from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
@@ -46,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--metric", choices=METRICS, default="success", help="metric of the last evaluation (default: success)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print differences and planned steps; run nothing")
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run settings of the records that start programs, contact servers, read files or run code of packages",
-    )
+    add_trust(parser)
     parser.add_argument(
         "--max-hours", type=_hours, metavar="H", help="end before a step with which all steps would take longer"
     )
@@ -79,7 +75,7 @@ def bisect(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from flows.bisection.workspace import edited_stages, workspace
     from flows.history.code import CodeRecords
 
-    ends = read_ends(options.root, options.good, options.bad, options.metric)
+    ends = read_ends(options.root, options.good, options.bad, options.metric, options.trust)
     _check_trust([ends.good.record, ends.bad.record], options.trust)
     edited = edited_stages(ends, CodeRecords(options.root))
     log = options.root / "logs" / f"bisect-{time.strftime('%Y%m%d-%H%M%S')}.log"
@@ -98,34 +94,15 @@ def bisect(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_trust(records: Sequence[RunRecord], trust: bool) -> None:
-    """Print what of the records' settings reaches out of the runs, which may be another person's. Raises SpecError if
-    some does and is not trusted; nothing is imported before."""
-    from pydantic import ValidationError
+    """Print what of the records' settings reaches out of the runs. Raises SpecError if some does and is not trusted."""
+    from flows.experiment.recorded import REPLACED, reaches
+    from flows.history.trust import admit
 
-    from components.specs.access import accesses
-    from components.specs.wording import first_problem
-    from flows.experiment.spec import ExperimentSpec
-
-    reaches: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for record in records:
-        if allow := record.spec.get("allow"):
-            reaches.setdefault(f"allow = {allow} runs code", record.short)
-            if not trust:
-                continue
-        own = {"root", "store", "deploy.target", "notify.url_variable"}  # replaced by those of the bisection
-        try:  # without the cross-field checks, which build the environment
-            spec = ExperimentSpec.model_validate(record.spec, context={"allow": allow or []})
-        except ValidationError as error:
-            raise SpecError([Problem(f"run {record.short}", first_problem(error))]) from None
-        for reach in accesses(spec):
-            if reach.path not in own:
-                reaches.setdefault(str(reach), record.short)
-    lines = [f"{text} (run {short})" for text, short in reaches.items()]
-    if lines and not trust:
-        problem = f"{'; '.join(lines)}. These settings of the records run only with --trust"
-        raise SpecError([Problem("--trust", problem)])
-    for line in lines:
-        _say(f"trusted: {line}")
+        for reach in reaches(record, trust, {*REPLACED, "store"}):  # the bisection has a store of its own
+            lines.setdefault(reach, record.short)
+    admit([f"{text} (run {short})" for text, short in lines.items()], "the runs", trust, _say)
 
 
 def to_json(ends: Ends, result: BisectionResult) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import get_args
 
 from components.errors import EspalierError
 from flows.history.records import Records
-from flows.history.store_reader import open_reader
-from flows.terminal.arguments import RootParser
+from flows.history.trust import recorded_reader
+from flows.terminal.arguments import RootParser, add_store_trust
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_message
 
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="artifacts to include. needed (default): the final policy, the evaluations, and artifacts that cannot be "
         "recomputed; none: digests only",
     )
+    add_store_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
         out = (options.out or options.root / "bundles" / f"{run.name}-{run.short}").absolute()
-        bundle = write_bundle(run, open_reader(options.root, run.spec.get("store")), out, options.artifacts)
+        bundle = write_bundle(run, recorded_reader(options.root, run, options.trust), out, options.artifacts)
     except EspalierError as error:
         print_message(error)
         return 2

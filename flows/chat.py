@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_message
 
@@ -241,10 +241,12 @@ def _format_outcome(outcome: dict[str, Any]) -> str:
     return ", ".join(f"{name} {printable(json.dumps(value))}" for name, value in outcome.items()) or "no outcome"
 
 
-def _request(root: Path, key: str, reference: str) -> tuple[EvaluateStage, tuple[str, ...]]:
-    """Return the evaluation spec, and the allowed modules, of the run that produced a checkpoint."""
-    from components.specs import validate
+def _request(root: Path, key: str, reference: str, trust: bool) -> EvaluateStage:
+    """Return the evaluation spec of the run that produced a checkpoint. Raises SpecError if it reaches out of the run
+    and is not trusted."""
     from flows.history.lineage_graph import Lineage
+    from flows.history.trust import admit_request
+    from flows.stages.base import Request
     from flows.stages.evaluate import EvaluateStage
 
     lineage = Lineage(root)
@@ -256,11 +258,12 @@ def _request(root: Path, key: str, reference: str) -> tuple[EvaluateStage, tuple
         raise ResourceError(
             f"{reference}: no run below {root} has an evaluate stage for it, so its environment is unknown"
         )
-    allow = tuple(request.get("allow", ()))
-    return validate(EvaluateStage, request["spec"], allow=allow), allow
+    spec = admit_request(Request.from_json(request), reference, trust)
+    assert isinstance(spec, EvaluateStage)
+    return spec
 
 
-def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context]:
+def _trained(reference: str, root: Path, trust: bool) -> tuple[Engine, EvaluateStage, Context]:
     from components.models.trained_weights import folder_of, role_folders
     from flows.history.lineage_graph import Lineage
     from flows.stages.base import Context
@@ -279,7 +282,7 @@ def _trained(reference: str, root: Path) -> tuple[Engine, EvaluateStage, Context
             f"{reference}: the policy has an adapter for each of the roles {', '.join(roles)}, and a chat has none of "
             "them; play its episodes with flows.evaluate, or chat with a policy of one adapter (model.lora.roles=null)"
         )
-    spec, _ = _request(root, key, reference)
+    spec = _request(root, key, reference, trust)
     print(f"loading {spec.model.name} with checkpoint {key[:12]} …", file=sys.stderr)
     return warm_engine(spec.model, policy, context), spec, context
 
@@ -337,6 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-tokens", type=int, help="maximum tokens of one answer (default: agent.max_tokens, else 512)"
     )
+    add_trust(parser)
     options = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")
     if options.temperature < 0 or (options.max_tokens is not None and options.max_tokens < 1):
@@ -355,12 +359,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.environment:
                 from flows.history.lineage_graph import Lineage
 
-                spec, _ = _request(
-                    options.root, Lineage(options.root).resolve(options.environment), options.environment
-                )
+                key = Lineage(options.root).resolve(options.environment)
+                spec = _request(options.root, key, options.environment, options.trust)
                 world = _world(spec, Context.at(options.root), options.split)
         else:
-            engine, spec, context = _trained(options.policy, options.root)
+            engine, spec, context = _trained(options.policy, options.root, options.trust)
             world = _world(spec, context, options.split)
         max_tokens = options.max_tokens or (world.agent.max_tokens if world else 512)
         print("(/help lists the commands)", file=sys.stderr)

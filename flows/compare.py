@@ -24,7 +24,7 @@ from components.errors import EspalierError
 from flows.reporting.comparison import compare, join_names
 from flows.reporting.settings import MISSING
 from flows.reporting.sides import stated_sides
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_store_trust
 from flows.terminal.console import duration, printable
 from flows.terminal.exit_codes import print_message
 from flows.terminal.pages import write_page
@@ -220,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="id, prefix of an id, experiment's name (its latest run), or latest; or sides: A=RUN,RUN,RUN "
         "B=RUN,RUN,RUN",
     )
+    add_store_trust(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page (default: ROOT/compare/IDS.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
@@ -228,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sides = stated_sides(options.runs)
         references = options.runs if sides is None else [run for runs in sides.values() for run in runs]
-        comparison = compare(options.root, references, sides)
+        comparison = compare(options.root, references, sides, options.trust)
         html = options.html or options.root / "compare" / f"{'-'.join(run.short for run in comparison.runs)}.html"
         html = write_page(html, render(comparison))
     except EspalierError as error:

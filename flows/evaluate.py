@@ -51,9 +51,10 @@ def evaluate(
     *,
     overrides: Sequence[str] = (),
     html: Path | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario;
-    1: `evaluate.samples`. Raises SpecError, ResourceError, and errors of the stages."""
+    1: `evaluate.samples`. trust: read models that runs name. Raises SpecError, ResourceError, the stages' errors."""
     from components.evaluation.policies_page import render
     from flows.evaluation import comparison, policies
     from flows.stages.base import Context
@@ -64,7 +65,7 @@ def evaluate(
     samples = samples if samples > 1 else spec.evaluate.samples
     spec = comparison.sampled_spec(spec, samples)
     context = Context.at(spec.root, spec.store, lock_timeout=spec.compute.lock_timeout)
-    resolved = policies.resolve(names, spec, context.store)
+    resolved = policies.resolve(names, spec, context.store, trust)
     _check_prerequisites(spec, resolved)
     hush()
     with ExitStack() as stack:
@@ -196,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "+experiment=NAME key=value",
     )
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
+    parser.add_argument("--trust", action="store_true", help="also read model folders that the record of a RUN names")
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     refuse_root_option(parser, argv)
@@ -208,7 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         names, samples, remaining = own_keys(options.overrides)
         spec = check(remaining, config_dir=options.config_dir, named=True)[0]
-        result = evaluate(spec, names, samples, overrides=mask_overrides(options.overrides), html=options.html)
+        result = evaluate(
+            spec, names, samples, overrides=mask_overrides(options.overrides), html=options.html, trust=options.trust
+        )
     except EspalierError as error:
         return print_error(error)
     except KeyboardInterrupt:

@@ -17,10 +17,10 @@ from pathlib import Path
 from components.errors import EspalierError
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records
-from flows.history.store_reader import open_reader
+from flows.history.trust import recorded_reader
 from flows.planning.run_reasons import explain
 from flows.reporting.lineage import show, to_json
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_store_trust
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_message
 
@@ -42,12 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="for RUN: why each of its stages ran and was not cached, as differences from the most similar stage of an "
         "earlier run",
     )
+    add_store_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     try:
         if options.why:
-            return _print_reasons(options.root, options.artifact, options.json)
-        lineage = Lineage(options.root, through=True)
+            return _print_reasons(options.root, options.artifact, options.json, options.trust)
+        lineage = Lineage(options.root, through=True, trust=options.trust)
         key = lineage.resolve(options.artifact)
     except EspalierError as error:
         print_message(error)
@@ -58,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print_reasons(root: Path, reference: str, as_json: bool) -> int:
+def _print_reasons(root: Path, reference: str, as_json: bool, trust: bool) -> int:
     """Print why the stages of a run ran. Return the exit code."""
     records = Records(root)
     run = records.get(reference)
-    reader = open_reader(records.root, run.spec.get("store"))
+    reader = recorded_reader(records.root, run, trust)
     stages = explain(records, reader, run)
     if as_json:
         print(json.dumps({"run": run.id, "stages": [asdict(stage) for stage in stages]}))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.exit_codes import print_error
 from flows.terminal.interrupt import leave
 
@@ -47,12 +47,16 @@ def rejudge(
     one_step: bool = True,
     config_dir: str | None = None,
     html: Path | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
-    """Compare rewards on the episodes of a run and write the page. Return the result as JSON data."""
+    """Compare rewards on the episodes of a run and write the page. Return the result as JSON data.
+
+    trust: run what the record names.
+    """
     from flows.influence import rejudging, rewards, rounds, workplace
     from flows.terminal.pages import write_page
 
-    run, spec = workplace.recorded_run(root, reference)
+    run, spec = workplace.recorded_run(root, reference, trust)
     trained = rounds.round_of(run, number)
     workplace.demand_gradients(run, spec)
     compared = rewards.compose(overrides, spec, run.spec, config_dir)
@@ -210,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="train on the round in the run's gradient steps, in place of one step",
     )
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
+    add_trust(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_intermixed_args(argv)
@@ -225,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             one_step=not options.whole_round,
             config_dir=options.config_dir,
             html=options.html,
+            trust=options.trust,
         )
     except EspalierError as error:
         return print_error(error)

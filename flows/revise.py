@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
-from components.specs import Target, validate
-from flows.terminal.arguments import RootParser
+from components.specs import Target
+from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from components.trajectories.feedback import Correction
     from components.trajectories.schema import Trajectory
     from flows.annotation.episodes import StageEpisodes
+    from flows.experiment.spec import ExperimentSpec
     from flows.history.records import RunRecord, StageRecord
 
 CONSTITUTION = "components.rewards.judges.constitution.Constitution"
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", required=True, help="append corrections to this file (JSONL)"
     )
     parser.add_argument("--pairs", type=Path, metavar="FILE", help="write preferences in TRL's format here (JSONL)")
+    add_trust(parser)
     parser.add_argument("--stage", metavar="LABEL", help='stage of the episodes: "collect[1]", "evaluate[final]"')
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="another judge: overrides of its reward")
     options = parser.parse_intermixed_args(arguments)
@@ -68,6 +70,7 @@ def _revise(options: argparse.Namespace) -> int:
     from components.trajectories.convert import write_jsonl
     from components.trajectories.feedback import append, read, standing
     from flows.annotation.episodes import load, stage_named
+    from flows.experiment.recorded import REPLACED, recorded_experiment
     from flows.history.records import Records
 
     root = options.root.absolute()
@@ -75,9 +78,10 @@ def _revise(options: argparse.Namespace) -> int:
         raise ResourceError(f"root={root}: the folder does not exist; expected the folder of your runs")
     run = Records(root).get(options.run)
     stage = stage_named(run, options.stage)
-    episodes = load(root, run, stage)
-    target = _composed(options.overrides) if options.overrides else _own(run)
-    verdicts, costs = _judge(root, run, stage, episodes, target)
+    spec = recorded_experiment(run, options.trust, {*REPLACED, "reward"} if options.overrides else REPLACED)
+    episodes = load(root, run, stage, trust=options.trust)
+    target = _composed(options.overrides) if options.overrides else _own(run, spec)
+    verdicts, costs = _judge(root, spec, stage, episodes, target)
     corrections = [
         _correction(trajectory, judge, revised, episodes)
         for trajectory, judge, revised in verdicts
@@ -107,13 +111,12 @@ def _composed(overrides: Sequence[str]) -> Target:
     return compose(["reward=constitution", *overrides]).reward
 
 
-def _own(run: RunRecord) -> Target:
+def _own(run: RunRecord, spec: ExperimentSpec) -> Target:
     """Return the first constitution in the run's reward. Raises ResourceError if there is none."""
-    reward = validate(Target, run.spec["reward"], path="reward", allow=run.spec.get("allow") or [])
-    constitution = next(_targets(reward), None)
+    constitution = next(_targets(spec.reward), None)
     if constitution is None:
         raise ResourceError(
-            f"run {run.short}: its reward {reward.target} contains no constitution; set a judge: "
+            f"run {run.short}: its reward {spec.reward.target} contains no constitution; set a judge: "
             "reward.model.url=URL reward.model.model=NAME"
         )
     return constitution
@@ -130,15 +133,13 @@ def _targets(value: Any) -> Iterator[Target]:
 
 
 def _judge(
-    root: Path, run: RunRecord, stage: StageRecord, episodes: StageEpisodes, target: Target
+    root: Path, spec: ExperimentSpec, stage: StageRecord, episodes: StageEpisodes, target: Target
 ) -> tuple[_Verdicts, str]:
     """Return the judges' verdicts on all finished episodes, and a text with calls and costs."""
     from components.aio import in_order
-    from flows.experiment.spec import ExperimentSpec
     from flows.stages.base import Context
     from flows.stages.judge import judging
 
-    spec = validate(ExperimentSpec, run.spec)
     reward: Constitution = target.build()
     context = Context.at(root, spec.store)
     policy_key = stage.request["inputs"].get("policy")

@@ -41,9 +41,9 @@ from components.artifacts import Artifact
 from components.compute.lifeline import watch_parent
 from components.compute.runners import error_to_json
 from components.compute.spec import Strategy
-from components.errors import EspalierError, Problem, ResourceError, SpecError
+from components.errors import EspalierError, ResourceError
 from components.exceptions import FirstTraceback, log_traceback
-from flows.terminal.arguments import RootParser
+from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.exit_codes import describe_error, print_message
 from flows.terminal.interrupt import leave
 
@@ -68,12 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source.add_argument("--run", help="past run: id, prefix of an id, experiment's name, or latest")
     parser.add_argument("--label", help="with --run: the stage's name in that run, such as train[3]")
     parser.add_argument("--again", action="store_true", help="recompute the stage and compare it with the stored one")
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="with --run: run settings of the record that start programs, contact servers, read files or run code of "
-        "packages",
-    )
+    add_trust(parser, "with --run: ")
     parser.add_argument("--store", help="URI of a store shared with other machines, such as s3://BUCKET/PREFIX")
     parser.add_argument(
         "--lock-timeout",
@@ -192,29 +187,14 @@ def _result_line(artifact: Artifact, status: str) -> dict[str, Any]:
 
 def _request(options: argparse.Namespace) -> Request:
     from flows.history.records import Records
+    from flows.history.trust import admit_request
     from flows.stages.base import Request
 
     if options.run is None:
         return Request.from_json(_read(options.request))
     request = Request.from_json(Records(options.root).get(options.run).stage(options.label).request)
-    _check_trust(request, f"{options.run}, {options.label}", options.trust)
+    admit_request(request, f"{options.run}, {options.label}", options.trust)
     return request
-
-
-def _check_trust(request: Request, where: str, trust: bool) -> None:
-    """Print what of a recorded request reaches out of the run. Raise SpecError if something does and is not trusted;
-    nothing is imported before."""
-    from components.specs.access import accesses
-    from flows.stages.execute import stage_and_spec
-
-    lines = [f"allow = {', '.join(request.allow)} runs code"] if request.allow else []
-    if trust or not lines:  # validation already imports these packages
-        lines += [str(reach) for reach in accesses(stage_and_spec(request)[1])]
-    if lines and not trust:
-        problem = f"{where}: {'; '.join(lines)}. These settings of the record run only with --trust"
-        raise SpecError([Problem("--trust", problem)])
-    for line in lines:
-        print_message(f"trusted: {line}")
 
 
 def _next(lines: queue.SimpleQueue[str]) -> Request:

@@ -52,6 +52,7 @@ from components.inference.protocol import (
     ChatRequest,
     Engine,
     Increment,
+    MonitoredEngine,
     gather_completions,
 )
 from components.inference.refusals import refusal
@@ -291,7 +292,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
     @app.get("/health")
     async def health() -> JSONResponse:
         state = {"status": "ok", "model": name, "policy": None if engine.policy == BASE_POLICY else engine.policy}
-        stalled: float = getattr(engine, "stalled_seconds", float)()
+        stalled = engine.stalled_seconds if isinstance(engine, MonitoredEngine) else 0.0
         if stalled < STALLED_SECONDS:
             return JSONResponse(state)
         return JSONResponse({**state, "status": "stalled", "stalled_seconds": round(stalled)}, status_code=503)

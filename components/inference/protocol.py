@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from components.inference.response_form import FREE, NO_CHANGE, LogitChange, ResponseForm
 
@@ -178,6 +178,16 @@ class ModelEngine(Engine, Protocol):
 
     def release(self) -> None:
         """Free the memory that only generation needs; it is allocated again on use."""
+        ...
+
+
+@runtime_checkable
+class MonitoredEngine(Protocol):
+    """An engine that reports whether it makes progress."""
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds since the last progress; 0 if no request is in flight."""
         ...
 
 

@@ -88,7 +88,7 @@ class OwnAgent:
     async def play(self, engine: Engine, environment: Environment | None, request: EpisodeRequest) -> Trajectory:
         """Play one episode and return its trajectory, with any failure recorded."""
         capture = Capture(engine, request.sampling, request.seed, request.max_turns)
-        returned, failure = None, None
+        returned, failure, ended_by_limit = None, None, False
         with self._key(capture) as key:
             try:
                 async with ending_processes(), asyncio.timeout(request.timeout):
@@ -96,7 +96,8 @@ class OwnAgent:
             except BoundaryError as error:
                 if request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                     raise
-                if not (isinstance(error, AgentError) and capture.limit and _was_refused(error.__cause__)):
+                ended_by_limit = isinstance(error, AgentError) and _was_refused(error.__cause__)
+                if not (ended_by_limit and capture.limit):
                     failure = Failure(error.boundary, type(error).__name__, str(error).replace(key, MASK))
             except TimeoutError:
                 text = f"the episode took longer than {request.timeout:g} s"
@@ -121,7 +122,7 @@ class OwnAgent:
                 "turns": float(capture.answers),
                 "sampled_tokens": float(capture.sampled),
                 MESSAGES: float(capture.truncated),
-                **({capture.limit: 1.0} if capture.limit and failure is None else {}),
+                **({capture.limit: 1.0} if capture.limit and ended_by_limit and failure is None else {}),
                 **({"constrained": float(capture.constrained)} if capture.constrained else {}),
                 **capture.usage.metrics(),
                 "histories": float(len(histories)),

@@ -16,6 +16,7 @@ from components.trajectories.feedback import FOLDER, Correction, Line, PairChoic
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Score, Trajectory
 from flows.history.records import RunRecord, StageRecord
+from flows.history.trust import readable_store
 from flows.stages import EPISODE_KINDS
 
 _ROUND = re.compile(r"collect\[\d+\]")
@@ -106,14 +107,17 @@ def stage_named(run: RunRecord, label: str | None) -> StageRecord:
     )
 
 
-def load(root: Path, run: RunRecord, stage: StageRecord, sample: int | None = None, seed: int = 0) -> StageEpisodes:
+def load(
+    root: Path, run: RunRecord, stage: StageRecord, sample: int | None = None, seed: int = 0, *, trust: bool = False
+) -> StageEpisodes:
     """Load the episodes of a stage. sample: number of episodes to draw, in whole groups except the last; None: all.
+    trust: read the store that the run names.
 
     Raises ResourceError if the artifact is no longer in the store or has no episodes.
     """
     from components.trajectories.store import read_scores, read_trajectories
 
-    store = Store(root / "artifacts", run.spec.get("store"))
+    store = Store(root / "artifacts", readable_store(run, root, trust))
     artifact = store.find(stage.key)
     if artifact is None:
         raise ResourceError(f"the episodes of {stage.label} of run {run.short} are no longer in {store}: run it again")

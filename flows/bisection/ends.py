@@ -10,7 +10,8 @@ from components.errors import ResourceError
 from components.trajectories.schema import Trajectory
 from flows.bisection.effect import PairedEffect, paired_effect, seeds_to_decide
 from flows.history.records import Records, RunRecord, StageRecord
-from flows.history.store_reader import StoreReader, open_reader
+from flows.history.store_reader import StoreReader
+from flows.history.trust import recorded_reader
 from flows.reporting.comparison import compared_run
 
 
@@ -47,7 +48,7 @@ class Ends:
         ]
 
 
-def evaluated(record: RunRecord, root: Path) -> EvaluatedRun:
+def evaluated(record: RunRecord, root: Path, trust: bool = False) -> EvaluatedRun:
     """Return a run with its last evaluation. Raises ResourceError if it did not finish, or has no evaluation that can
     be read, or whose evaluation may stop early."""
     records = Records(root)
@@ -57,7 +58,7 @@ def evaluated(record: RunRecord, root: Path) -> EvaluatedRun:
             f"run {record.short} ({record.name}) is {status}; expected a finished run. Its command resumes it: "
             "repeat it, then bisect"
         )
-    reader = open_reader(records.root, record.spec.get("store"))
+    reader = recorded_reader(records.root, record, trust)
     run = compared_run("run", record, records, reader)
     if run.last is None:
         raise ResourceError(f"run {record.short} ({record.name}) has no evaluation to compare: {'; '.join(run.notes)}")
@@ -70,14 +71,14 @@ def evaluated(record: RunRecord, root: Path) -> EvaluatedRun:
     return EvaluatedRun(record, reader, run.last.trajectories)
 
 
-def read_ends(root: Path, good: str, bad: str, metric: str) -> Ends:
+def read_ends(root: Path, good: str, bad: str, metric: str, trust: bool = False) -> Ends:
     """Return the two runs. Raises ResourceError for an unknown or unfinished run, the same run twice, runs without a
     common scenario, and runs that do not differ beyond noise."""
     records = Records(root)
     first, second = records.get(good), records.get(bad)
     if first.id == second.id:
         raise ResourceError(f"GOOD = {good} and BAD = {bad} are the same run, {first.short}; expected two runs")
-    ends = [evaluated(first, root), evaluated(second, root)]
+    ends = [evaluated(first, root, trust), evaluated(second, root, trust)]
     try:
         effect = paired_effect(metric, ends[0].episodes, ends[1].episodes)
     except ResourceError as error:

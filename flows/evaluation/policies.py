@@ -16,8 +16,10 @@ from components.errors import Problem, ResourceError, SpecError
 from components.inference.engines.litellm import LiteLLMSpec
 from components.models.spec import ModelSpec
 from components.specs import validate
+from components.specs.access import accesses
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord, checkpoints
+from flows.history.trust import admit
 
 if TYPE_CHECKING:
     from components.trajectories.schema import Scenario
@@ -81,14 +83,14 @@ def _items(text: str) -> list[PolicyName] | None:
     return items if all(isinstance(item, str | dict) for item in items) else None
 
 
-def resolve(names: Sequence[PolicyName], spec: ExperimentSpec, store: Store) -> list[NamedPolicy]:
-    """Return the policies that the names refer to.
+def resolve(names: Sequence[PolicyName], spec: ExperimentSpec, store: Store, trust: bool = False) -> list[NamedPolicy]:
+    """Return the policies that the names refer to. trust: read the models that runs name.
 
     Raises SpecError for a name without meaning, a repeated name, and a step that its run does not have, ResourceError
     for an unknown run and for a checkpoint that is no longer in the store.
     """
     policies = [
-        _prompted(name, spec) if isinstance(name, dict) or "/" in name else _resolved(name, spec, store)
+        _prompted(name, spec) if isinstance(name, dict) or "/" in name else _resolved(name, spec, store, trust)
         for name in names
     ]
     resolved = [policy.name for policy in policies]
@@ -97,7 +99,7 @@ def resolve(names: Sequence[PolicyName], spec: ExperimentSpec, store: Store) -> 
     return policies
 
 
-def _resolved(name: str, spec: ExperimentSpec, store: Store) -> NamedPolicy:
+def _resolved(name: str, spec: ExperimentSpec, store: Store, trust: bool) -> NamedPolicy:
     if name == BASE:
         return NamedPolicy(name, f"{spec.model.name}, untrained", spec)
     if name == RANDOM:
@@ -109,7 +111,7 @@ def _resolved(name: str, spec: ExperimentSpec, store: Store) -> NamedPolicy:
         raise SpecError(
             [Problem(KEY, f"{name!r:.99} is no policy; expected base, random, solver, RUN, RUN@STEP, PROVIDER/MODEL")]
         )
-    return _trained(name, match[1], match[2], spec, store)
+    return _trained(name, match[1], match[2], spec, store, trust)
 
 
 def _prompted(name: PolicyName, spec: ExperimentSpec) -> NamedPolicy:
@@ -122,7 +124,9 @@ def _prompted(name: PolicyName, spec: ExperimentSpec) -> NamedPolicy:
     return NamedPolicy(engine.model, "prompted model, through LiteLLM", spec.model_copy(update={"inference": engine}))
 
 
-def _trained(name: str, run_name: str, step: str | None, spec: ExperimentSpec, store: Store) -> NamedPolicy:
+def _trained(
+    name: str, run_name: str, step: str | None, spec: ExperimentSpec, store: Store, trust: bool
+) -> NamedPolicy:
     """Return a checkpoint of a run; without a step, of its final policy."""
     run = Records(spec.root).get(run_name)
     keys = checkpoints(run)
@@ -144,6 +148,8 @@ def _trained(name: str, run_name: str, step: str | None, spec: ExperimentSpec, s
             "again"
         )
     model = validate(ModelSpec, run.spec["model"], path="model").model_copy(update={"device": spec.model.device})
+    if (model.name, model.source) != (spec.model.name, spec.model.source):  # else the command names it itself
+        admit(map(str, accesses(model, "model")), f"run {run.short}", trust)
     description = f"run {run.short} ({run.name}, seed {run.seed}) after step {number}"
     return NamedPolicy(name, description, spec.model_copy(update={"model": model}), checkpoint=checkpoint)
 

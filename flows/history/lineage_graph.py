@@ -22,7 +22,8 @@ from components.artifacts import Store
 from components.errors import ResourceError
 from components.redaction import mask
 from flows.history.records import SHORTEST, Records, RunRecord, StageRecord, checkpoints
-from flows.history.store_reader import StoreReader, open_reader, targets
+from flows.history.store_reader import StoreReader, targets
+from flows.history.trust import recorded_reader
 from flows.stages import STAGES
 
 _BY_ROLE = {role: [stage for stage in STAGES.values() if stage.lineage == role] for role in ("step", "input", "result")}
@@ -75,9 +76,9 @@ class Lineage:
     """Lineage graph of the artifacts below one root. With `through`, artifacts missing in the folder are looked up in
     the store of their run; `unread` contains the errors of unreachable stores."""
 
-    def __init__(self, root: str | Path, *, through: bool = False):
+    def __init__(self, root: str | Path, *, through: bool = False, trust: bool = False):
         self.records = Records(root)
-        self._through = through
+        self._through, self._trust = through, trust
         self._readers: dict[str, StoreReader] = {}
         """Views of remote stores, by URI."""
         self.runs: dict[str, RunRecord] = {}
@@ -155,7 +156,7 @@ class Lineage:
         """Return the view of the store of a run."""
         uri = run.spec.get("store") or ""
         if uri not in self._readers:
-            self._readers[uri] = open_reader(self.records.root, uri or None)
+            self._readers[uri] = recorded_reader(self.records.root, run, self._trust)
         return self._readers[uri]
 
     @property

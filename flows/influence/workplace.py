@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from components.artifacts import Artifact
 from components.errors import Problem, ResourceError, SpecError
-from components.specs import Target, validate
+from components.specs import Target
 from flows.execution.executor import Execution
+from flows.experiment.recorded import recorded_experiment
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
@@ -104,12 +105,13 @@ def _episodes(evaluation: Artifact) -> list[Trajectory]:
     return load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
 
 
-def recorded_run(root: Path, reference: str) -> tuple[RunRecord, ExperimentSpec]:
-    """Return a run and its experiment. Raises ResourceError if there is no such run."""
+def recorded_run(root: Path, reference: str, trust: bool = False) -> tuple[RunRecord, ExperimentSpec]:
+    """Return a run and its experiment. Raises ResourceError if there is no such run, and SpecError if its settings
+    reach out of it and are not trusted."""
     if not root.is_dir():
         raise ResourceError(f"root={root}: the folder does not exist; expected the folder of your runs")
     run = Records(root).get(reference)
-    spec = validate(ExperimentSpec, run.spec).model_copy(update={"root": str(root)})
+    spec = recorded_experiment(run, trust).model_copy(update={"root": str(root)})
     return run, spec
 
 

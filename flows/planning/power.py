@@ -28,7 +28,8 @@ from components.evaluation.power import (
 from components.trajectories.reads import OUTCOME, SCENARIO
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
-from flows.history.store_reader import StoreReader, open_reader
+from flows.history.store_reader import StoreReader
+from flows.history.trust import recorded_reader
 from flows.planning.run_plan import RunPlan
 
 SIGNAL = 0.5
@@ -224,7 +225,7 @@ def _evidence(spec: ExperimentSpec, success: float | None) -> _Evidence | None:
     runs = sorted(_similar(records.all(), data), key=lambda run: -_likeness(run, data))  # stable: latest first
     measured = None
     for run in runs:
-        reader = open_reader(records.root, run.spec.get("store"))
+        reader = recorded_reader(records.root, run, trust=False, own=spec.store)
         if (measured := measure_start(run, reader)) is not None:
             break
     if success is not None:

@@ -20,7 +20,8 @@ from components.errors import ResourceError
 from components.json_text import read_json
 from flows.history.code import CodeRecords
 from flows.history.records import Records, RunRecord
-from flows.history.store_reader import StoreReader, open_reader
+from flows.history.store_reader import StoreReader
+from flows.history.trust import recorded_reader
 from flows.reporting.settings import CODE, MISSING, as_texts, code_texts, differing, setting_differences
 from flows.reporting.sides import (
     Side,
@@ -43,9 +44,14 @@ _IN_ROUNDS = re.compile(r"evaluate\[\d+\]")
 _TRAINED = re.compile(r"train\[\d+\]")
 
 
-def compare(root: Path, references: Sequence[str], sides: Mapping[str, Sequence[str]] | None = None) -> RunComparison:
+def compare(
+    root: Path,
+    references: Sequence[str],
+    sides: Mapping[str, Sequence[str]] | None = None,
+    trust: bool = False,
+) -> RunComparison:
     """Compare runs below `root`; the first one is the baseline. references: as accepted by `Records.get`. sides: of the
-    references by name; None: as the settings and seeds of the runs give them.
+    references by name; None: as the settings and seeds of the runs give them. trust: read the runs' stores.
 
     Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, a repeated run, and sides that
     mix settings.
@@ -61,7 +67,7 @@ def compare(root: Path, references: Sequence[str], sides: Mapping[str, Sequence[
         if run.id in by_id:
             raise ResourceError(f"run {run.short} ({run.name}) is given twice, the second time as {reference!r}")
         by_id[run.id] = run
-    readers = {run.id: open_reader(records.root, run.spec.get("store")) for run in by_id.values()}
+    readers = {run.id: recorded_reader(records.root, run, trust) for run in by_id.values()}
     settings = setting_differences(list(by_id.values()), list(readers.values()))
     results = as_texts(settings.relevant | settings.versions)
     members = _members(sides, results, list(by_id.values()))

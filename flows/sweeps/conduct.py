@@ -56,7 +56,7 @@ def conduct(
             end_workers()
     metric, direction = (settings.metric, settings.direction) if settings else ("success", "maximize")
     root = Path(specs[0].root)
-    result = summary.summarise(folder, metric, direction, command, root)
+    result = summary.summarise(folder, metric, direction, command, root, specs[0].store)
     page = summary.write(result, folder, root, folder.name)
     tracking.conclude_sweep(
         root,

@@ -19,7 +19,8 @@ from components.evaluation.metrics import Estimate, bootstrap, seeds_difference
 from components.evaluation.proportions import newcombe
 from components.evaluation.verdict import outcome, seeded_effect
 from flows.history.records import Records, RunRecord
-from flows.history.store_reader import StoreReader, open_reader
+from flows.history.store_reader import StoreReader
+from flows.history.trust import recorded_reader
 from flows.reporting.sides import success_by_scenario
 from flows.sweeps.points import Point
 from flows.sweeps.seeds import common_overrides, measure_over_seeds, seed_of
@@ -154,15 +155,15 @@ def _paired_interval(before: Sequence[float], after: Sequence[float]) -> tuple[f
     )
 
 
-def heldout_rates(root: Path, points: Sequence[Point]) -> dict[int, Rates]:
+def heldout_rates(root: Path, points: Sequence[Point], store: str | None) -> dict[int, Rates]:
     """Return held-out success by scenario of the last evaluation of each finished point, by its number. Points without
-    a record or an evaluation in the store are left out."""
+    a record or an evaluation in the store are left out. store: of the sweep."""
     records = {run.id: run for run in Records(root).all()}
     rates = {}
     for point in points:
         run = records.get(str((point.result or {}).get("run_id")))
         if run is not None and point.status == "finished":
-            rate = last_rates(run, open_reader(root, run.spec.get("store")))
+            rate = last_rates(run, recorded_reader(root, run, trust=False, own=store))
             if rate:
                 rates[point.number] = rate
     return rates

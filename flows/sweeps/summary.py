@@ -139,10 +139,12 @@ def state(point: Point) -> str:
     return "died" if point.status == "running" else point.status
 
 
-def summarise(folder: Path, metric: str, direction: str, command: Sequence[str], root: Path) -> Summary:
-    """Return the summary of the sweep in a folder. root: of its runs."""
+def summarise(
+    folder: Path, metric: str, direction: str, command: Sequence[str], root: Path, store: str | None
+) -> Summary:
+    """Return the summary of the sweep in a folder. root, store: of its runs."""
     points = read(folder)
-    return Summary(points, metric, direction, list(command), heldout_rates(root, points))
+    return Summary(points, metric, direction, list(command), heldout_rates(root, points, store))
 
 
 def show(summary: Summary, sweep: str, page: Path | None) -> None:

@@ -19,6 +19,18 @@ KEY = "root="
 _ROOT_USAGE = "[root=DIR]"
 
 
+def add_trust(parser: argparse.ArgumentParser, condition: str = "") -> None:
+    """Add the option `--trust` of a command that runs settings of a record (`flows.history.trust`). condition:
+    beginning of its help, such as "with --run: "."""
+    text = "run settings of the record that start programs, contact servers, read files or run code of packages"
+    parser.add_argument("--trust", action="store_true", help=condition + text)
+
+
+def add_store_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--trust` of a command that only reads."""
+    parser.add_argument("--trust", action="store_true", help="also read the store that the record names (store=URI)")
+
+
 class RootParser(argparse.ArgumentParser):
     """Parser that accepts `root=DIR` anywhere before `--` and stores it as `options.root`, an absolute path.
 

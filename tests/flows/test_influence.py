@@ -90,7 +90,7 @@ def called(trained, configs, capsys):
     def call(command, *arguments):
         record, root = trained
         own = ["--config-dir", str(configs)] if command is rejudge_command else []
-        code = command.main([record.short, *arguments, f"root={root}", "--json", *own])
+        code = command.main([record.short, *arguments, "--trust", f"root={root}", "--json", *own])
         out, err = capsys.readouterr()
         return code, json.loads(out.strip().splitlines()[-1]) if code == 0 else None, err
 
@@ -199,7 +199,7 @@ def test_the_influence_of_all_groups_is_that_of_the_batch(trained, called):
     record, root = trained
     _, data, _ = called(attribute_command, "--round", "1")
     lost = data["lost"][0]
-    run, spec = workplace.recorded_run(root, record.id)
+    run, spec = workplace.recorded_run(root, record.id, trust=True)
     with workplace.workplace(run, spec, "test") as place:
         result = attribution.attribute(place, rounds.round_of(run, 1))
         start = record.stage("train[1]").request["inputs"].get("start")
@@ -280,7 +280,7 @@ def test_a_round_that_lost_nothing_is_refused_with_the_rounds(trained, called, m
 def test_a_run_without_rounds_is_refused_with_its_stages(tmp_path, command, capsys):
     run = pretend(tmp_path, rounds=0)
     arguments = ["reward=outcome"] if command is rejudge_command else []
-    assert command.main([run.short, *arguments, f"root={tmp_path}"]) == 2
+    assert command.main([run.short, *arguments, "--trust", f"root={tmp_path}"]) == 2
     err = capsys.readouterr().err
     assert f"run {run.short} (test, flow=online_rl) has no round" in err
     assert "train[sft]" in err
@@ -288,7 +288,7 @@ def test_a_run_without_rounds_is_refused_with_its_stages(tmp_path, command, caps
 
 def test_an_algorithm_without_the_gradient_of_a_group_is_refused(tmp_path, capsys):
     run = pretend(tmp_path, algorithm={"name": "ppo"})
-    assert attribute_command.main([run.short, f"root={tmp_path}"]) == 2
+    assert attribute_command.main([run.short, "--trust", f"root={tmp_path}"]) == 2
     err = capsys.readouterr().err
     assert f"algorithm: ppo: run {run.short}: it has no policy gradient of a group" in err
     assert "dr_grpo" in err

@@ -50,7 +50,7 @@ def run(tmp_path, server):
 
 
 def revise(tmp_path, *more):
-    return main(["latest", f"root={tmp_path}", "--out", str(tmp_path / "revised.jsonl"), *more])
+    return main(["latest", f"root={tmp_path}", "--trust", "--out", str(tmp_path / "revised.jsonl"), *more])
 
 
 def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, run, capsys):

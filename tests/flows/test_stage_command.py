@@ -1,5 +1,6 @@
 """`python -m flows.stage`: a single stage from a serialized request."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,7 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from flows.history.records import RunRecord, StageRecord, recording
+from components.errors import SpecError
+from flows import chat
+from flows.history.records import Records, RunRecord, StageRecord, recording
+from flows.history.trust import readable_store, recorded_reader
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 
@@ -140,3 +144,76 @@ def test_a_record_starts_no_program_and_imports_no_package_without_trust(tmp_pat
         assert not planted.exists()
     run_of(tmp_path, "--run", "foreign", "--label", "collect[1]", "--trust")
     assert planted.exists()
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A run of somebody else with a package of its own and a store outside of the root; and the package's trace."""
+    planted = tmp_path / "planted"
+    (tmp_path / "planted_package.py").write_text(f"open({str(planted)!r}, 'w')")
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    artifact, _ = run_stage(REQUEST, Context.at(outside))
+    spec = {"allow": ["planted_package"], "store": f"file://{outside}/artifacts", "model": {"name": "tiny"}}
+    request = replace(REQUEST, allow=("planted_package",)).to_json()
+    for number in "12":
+        with recording(root, RunRecord(f"abcdef0{number}", f"foreign{number}", 0, time.time(), spec=spec)) as writer:
+            for label in ("collect[1]", "evaluate[final]", "train[1]"):
+                kind = "checkpoint" if label == "train[1]" else artifact.kind
+                writer.add(StageRecord(label, 0, request, 3, artifact.key, artifact.digest, kind, "ran", 1.0))
+    return root, planted
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("line", ["attribute", "rejudge reward=length", "revise --out FILE"])
+def test_no_command_imports_what_a_record_allows_without_trust(foreign, line, monkeypatch, capsys):
+    root, planted = foreign
+    monkeypatch.syspath_prepend(root.parent)
+    command, *arguments = line.replace("FILE", str(root / "out.jsonl")).split()
+    module = importlib.import_module(f"flows.{command}")
+    assert module.main(["foreign1", *arguments, f"root={root}"]) == 2
+    error = capsys.readouterr().err
+    assert "allow = planted_package runs code" in error
+    assert "run only with --trust" in error
+    assert not planted.exists()
+
+
+@pytest.mark.security
+def test_a_chat_starts_nothing_of_a_record_without_trust(foreign, monkeypatch):
+    root, planted = foreign
+    monkeypatch.syspath_prepend(root.parent)
+    key = Records(root).get("foreign1").stages[0].key
+    with pytest.raises(SpecError, match="allow = planted_package runs code"):
+        chat._request(root, key, "foreign1", trust=False)
+    assert not planted.exists()
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "line", ["compare foreign2", "lineage", "lineage --why", "bundle --out FILE", "annotate --export FILE"]
+)
+def test_a_command_reads_the_store_of_a_record_only_with_trust(foreign, line, capsys):
+    root, planted = foreign
+    command, *arguments = line.replace("FILE", str(root / "out")).split()
+    module = importlib.import_module(f"flows.{command}")
+    run = Records(root).get("foreign1")
+    reference = run.stages[0].key if line == "lineage" else "foreign1"
+    module.main([reference, *arguments, f"root={root}"])
+    assert "is read only with --trust; artifacts that only it has count as missing" in capsys.readouterr().err
+    module.main([reference, *arguments, "--trust", f"root={root}"])
+    assert "is read only with --trust" not in capsys.readouterr().err
+    assert not planted.exists()
+
+
+@pytest.mark.security
+def test_the_store_of_a_record_is_not_read_without_trust(foreign):
+    root, _ = foreign
+    run = Records(root).get("foreign1")
+    key = run.stages[0].key
+    assert recorded_reader(root, run, trust=False).manifest(key) is None
+    assert recorded_reader(root, run, trust=True).manifest(key) is not None
+    assert recorded_reader(root, run, trust=False, own=run.spec["store"]).manifest(key) is not None
+    inside = replace(run, spec={**run.spec, "store": f"file://{root}/shared"})
+    assert readable_store(inside, root, trust=False) == f"file://{root}/shared"
+    escaping = replace(run, spec={**run.spec, "store": f"file://{root}/../outside/artifacts"})
+    assert readable_store(escaping, root, trust=False) is None

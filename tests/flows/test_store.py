@@ -188,19 +188,19 @@ def _in_memory(run):
 
 def test_a_comparison_reads_what_only_the_store_has_and_leaves_nothing(shared, aws, bucket):  # noqa: F811
     root, runs = shared
-    before = compare(root, runs)
+    before = compare(root, runs, trust=True)
     assert list(before.runs[0].heldout) == [0, 1, 2, 3]
     expected = in_memory(before)
     (root / "artifacts").rename(root / "elsewhere")
     objects = names(aws, bucket)
-    after = compare(root, runs)
+    after = compare(root, runs, trust=True)
     assert in_memory(after) == replace(expected, created=after.created)
     assert [list(run.notes) for run in after.runs] == [[], []]
     assert not (root / "artifacts").exists()
     assert names(aws, bucket) == objects
     broken = Records(root).get(runs[1]).stage("evaluate[2]").key
     aws.client().put_object(Bucket=bucket, Key=f"artifacts/{broken}/summary.json", Body=b"{}")
-    (note,) = compare(root, runs).runs[1].notes
+    (note,) = compare(root, runs, trust=True).runs[1].notes
     assert note == "no longer in the store, or damaged, so curves are incomplete: evaluate[2]"
 
 
@@ -210,7 +210,7 @@ def test_a_lineage_is_told_from_what_only_the_store_has(shared):
     key = lineage.resolve(runs[0])
     before = show(lineage, key)
     (root / "artifacts").rename(root / "elsewhere")
-    assert show(Lineage(root, through=True), key) == before
+    assert show(Lineage(root, through=True, trust=True), key) == before
     assert "(deleted)" in show(Lineage(root), key)
     assert not (root / "artifacts").exists()
 
@@ -219,16 +219,16 @@ def test_what_is_in_the_folder_asks_no_store_and_one_that_cannot_be_read_is_told
     root, runs = shared
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(store_reader, "PATIENCE", 0.0)
-    assert [list(run.notes) for run in compare(root, runs).runs] == [[], []]
+    assert [list(run.notes) for run in compare(root, runs, trust=True).runs] == [[], []]
     (root / "artifacts").rename(root / "elsewhere")
-    assert compare_main([*runs, f"root={root}"]) == 0
+    assert compare_main([*runs, f"root={root}", "--trust"]) == 0
     out = capsys.readouterr().out
     for letter in "AB":
         assert (
             f"{letter}: its store cannot be read, so artifacts that only it has are missing: store: cannot read s3://"
             in out
         )
-    assert lineage_main([runs[0], f"root={root}"]) == 0
+    assert lineage_main([runs[0], "--trust", f"root={root}"]) == 0
     shown = capsys.readouterr()
     assert "(deleted)" in shown.out
     assert shown.err.startswith(

@@ -543,13 +543,14 @@ def fourth_call():
         (handles, lambda: None, CALLS, True),
     ],
 )
-def test_a_custom_agent_at_a_limit_is_truncated_and_its_own_result_stands(agent, fail, limit, success):
+def test_a_custom_agent_at_a_limit_is_truncated_unless_it_returns_a_result(agent, fail, limit, success):
     engine = Parrot(fail=fail())
     with endpoint(engine, agent) as (own, _, _):
         (trajectory,) = collect(engine, Echo, scenarios(1), group_size=1, max_turns=5, player=Player(own))
     assert (trajectory.failure, trajectory.success) == (None, success)
     assert trajectory.metrics["turns"] == (3.0 if limit == CONTEXT else 5.0)
-    assert only(trajectory, limit)
+    assert is_truncated(trajectory) is not success
+    assert success or only(trajectory, limit)
 
 
 def test_a_mistake_of_a_custom_agent_after_a_refusal_is_a_failure():

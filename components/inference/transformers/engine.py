@@ -153,8 +153,9 @@ class TransformersEngine:
     def close(self) -> None:
         self.release()
 
+    @property
     def stalled_seconds(self) -> float:
-        """Return the time since the last forward pass; 0 if no request is in flight."""
+        """Seconds since the last forward pass; 0 if no request is in flight."""
         return time.monotonic() - self.batch.progressed if self._in_flight() else 0.0
 
     def _in_flight(self) -> int:

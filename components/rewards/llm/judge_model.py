@@ -29,6 +29,8 @@ NON_KEY_FIELDS = {
 
 
 Structured = Literal["schema", "object", "none"]
+FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "none"}
+"""Next form of requesting JSON, if a server or an engine does not support one."""
 
 
 class JudgeModelSpec(Spec):

@@ -36,6 +36,9 @@ def is_object(value) -> bool:
         '{"why": "it ends its thought </think> early", "scores": [1]}',
         '{"answer": {"scores": [1]}}',
         '[{"scores": [1]}]',
+        '{"scores": [1]} (a number in [0, 1))',
+        '{"scores": [1]} see [the episode',
+        '{"scores": [1]} as it says :{)',
     ],
 )
 def test_json_is_found_in_what_is_written_around_it(text):

@@ -1,7 +1,7 @@
 """Judge models on this machine: a model with weights of its own, and the policy whose episodes are judged.
 
-The engine holds an answer to its schema, and the schema bounds each text and number, so that a small model that
-repeats itself still ends its answer within `max_tokens`.
+The engine holds an answer to its schema, or to the next form that it supports (`reward.model.structured`). The schema
+bounds each text and number, so that a small model that repeats itself still ends its answer within `max_tokens`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field
 from components.errors import ContextOverflow, EngineBusy, EngineError, JudgeError, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Sampling
 from components.models.spec import FrozenModelSpec, LoraSpec, ModelSpec
-from components.rewards.llm.judge_model import JudgeModelSpec, Structured
+from components.rewards.llm.judge_model import FALLBACK_FORMAT, JudgeModelSpec, Structured
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
 
@@ -99,17 +99,16 @@ class LocalModelClient:
     ) -> JudgeAnswer:
         sampling = Sampling(temperature=self._spec.temperature, max_tokens=self._spec.max_tokens)
         request = ChatRequest([dict(message) for message in messages], policy=self._engine.policy, sampling=sampling)
-        if schema is not None and self._structured != "none":
-            demanded = bounded(schema, self._spec.max_tokens) if self._structured == "schema" else ANY_OBJECT
+        demanded_form: Structured = self._structured if schema is not None else "none"
+        if schema is not None and demanded_form != "none":
+            demanded = bounded(schema, self._spec.max_tokens) if demanded_form == "schema" else ANY_OBJECT
             request = replace(request, form=replace(request.form, json_schema=json.dumps(demanded), calls=()))
         try:
             response = await self._engine.chat(request)
         except SpecError as error:
             if not request.form.constrained:
                 raise
-            if self._structured != "none":
-                log.warning("%s cannot be held to a JSON schema, and is asked in words alone: %s", self.label, error)
-            self._structured = "none"
+            self._fall_back(demanded_form, error)
             return await self.call(messages, schema, question_digest, immediate)
         except ContextOverflow as error:
             hint = f"show the judge less: reward.model.longest={self._spec.longest}"
@@ -125,6 +124,15 @@ class LocalModelClient:
             completion_tokens=len(response.token_ids),
             cut_off=response.finish_reason == "length",
         )
+
+    def _fall_back(self, structured: Structured, error: SpecError) -> None:
+        """Use the next form, unless a concurrent call has done so."""
+        if self._structured == structured:
+            self._structured = FALLBACK_FORMAT[structured]
+            log.warning(
+                "%s does not support reward.model.structured=%s; %s is used: %s",
+                *(self.label, structured, self._structured, error),
+            )
 
     def close(self) -> None:
         self._engine.release()

@@ -17,7 +17,7 @@ from components.json_client import FailedAttempt, RefusalCheck, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
-from components.rewards.llm.judge_model import PaidSpec, Structured
+from components.rewards.llm.judge_model import FALLBACK_FORMAT, PaidSpec, Structured
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
@@ -25,8 +25,6 @@ from components.specs.served import ModelEndpoint
 
 log = logging.getLogger(__name__)
 
-FALLBACK_FORMAT: dict[Structured, Structured] = {"schema": "object", "object": "none"}
-"""Next form of requesting JSON, if the server rejects one."""
 UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
 """HTTP statuses with which servers reject an unknown parameter."""
 
