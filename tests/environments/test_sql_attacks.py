@@ -132,13 +132,13 @@ def test_memory_is_bounded_for_every_way_to_use_it():
 
 
 async def _ticks_beside(environments, actions):
-    """Return the iterations of a ticker on the event loop while the environments act, and their steps."""
+    """Return the number of times that the event loop runs another task while the environments act, and their steps."""
     ticks = 0
 
     async def tick():
         nonlocal ticks
         while True:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
             ticks += 1
 
     ticker = asyncio.create_task(tick())
@@ -156,7 +156,7 @@ def test_attacks_do_not_block_the_event_loop_or_other_episodes():
     asyncio.run(ask(second.reset, scenario))
     actions = [call("query", {"sql": BOMBS["recursion"]}), call("submit", {"sql": scenario.input["gold"]})]
     ticks, (attacked, unharmed) = asyncio.run(_ticks_beside([slow, second], actions))
-    assert ticks >= 3
+    assert ticks >= 1000, "a step that blocks the loop yields to it a few times"
     assert attacked.observation[0]["content"] == "error: the query took too long and was ended"
     assert unharmed.info["success"] is True
     slow.close()
