@@ -11,7 +11,8 @@ from typing import Any
 
 from components.bounded_reply import LIMITS, ReplyLimits
 from components.errors import ContextOverflow, ResourceError
-from components.json_client import Answer, Client, FailedAttempt, RefusalCheck, Reply
+from components.json_client import Answer, Client, RefusalCheck
+from components.json_reply import FailedAttempt, Reply
 
 NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 """Error codes for which a retry is pointless: the account has no credit."""

@@ -2,9 +2,8 @@
 
 A request that fails, is cut short or returns an invalid response is retried with exponential backoff, or after the
 delay that the server asks for. After `retry_for` seconds it fails. A permanent error is raised at once: as
-ResourceError if every other request would fail as well (rejected key, unknown model). So is a refused connection or an
-unknown host at a server that has not answered this process yet, which is more likely a wrong address than an outage;
-`wait_for` waits for a server that is still starting.
+ResourceError if every other request would fail as well (rejected key, unknown model), or if the server is unreachable
+at first contact (`components.request_retry`).
 
 Replies are bounded (`components.bounded_reply`): bytes, values, total time, no compression.
 
@@ -18,25 +17,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
-import math
 import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-import orjson
 import uvloop
 
 from components.bounded_reply import IDENTITY, LIMITS, InvalidReply, ReplyLimits, bounded, read_body
 from components.errors import BoundaryError, ResourceError
-from components.retry import Backoff
-from components.strict_json import check_structure
+from components.json_reply import AGAIN, FailedAttempt, Reply, asked_to_wait, packed
+from components.request_retry import Answer, ClientTimeouts, patiently, record_contact
 
 if TYPE_CHECKING:
     import aiohttp
@@ -45,67 +40,13 @@ logger = logging.getLogger(__name__)
 
 QUIET = 3.0
 """Seconds of failure before a warning on the console; shorter outages are only logged."""
-EMPTY_ANSWERS = 3
-"""Retries of an empty or invalid response. The server is up, so waiting longer does not help."""
-AGAIN = {408, 409, 425, 429, *range(500, 600)}
-"""HTTP statuses that are retried."""
 JSON = "application/json"
-MAX_QUOTED = 300
-"""Characters of a server's message that are quoted."""
 CONNECT = 10.0
 """Connection timeout in seconds."""
 LOOKUP = 4.0
 """Time limit of a host name lookup in seconds. The system's own limit may be half a minute."""
 IDLE = 4.0
 """Seconds before an idle connection is closed. Most servers close after five."""
-
-Answer = TypeVar("Answer")
-
-
-class FailedAttempt(Exception):
-    """Failed attempt that may succeed when retried."""
-
-    def __init__(self, message: str, *, pause: float | None = None, empty: bool = False, unreachable: bool = False):
-        super().__init__(message)
-        self.pause = pause
-        """Seconds that the server asks to wait; None without a request."""
-        self.empty = empty
-        self.unreachable = unreachable
-        """True if no connection was established: refused, or an unknown host."""
-
-
-class Reply(NamedTuple):
-    status: int
-    reason: str
-    headers: Mapping[str, str]
-    content: bytes
-    limits: ReplyLimits = LIMITS
-
-    @property
-    def text(self) -> str:
-        return self.content.decode("utf-8", "replace")
-
-    def json(self) -> dict[str, Any]:
-        """Return the JSON object of the response. Raise FailedAttempt if it is not a JSON object."""
-        try:
-            if len(self.content) > 2 * self.limits.values:  # fewer bytes cannot have more values
-                check_structure(self.content, self.limits.values)
-            body = orjson.loads(self.content)
-        except orjson.JSONDecodeError:
-            raise FailedAttempt(f"the response is not JSON: {self.text[:MAX_QUOTED]!r}", empty=True) from None
-        except ValueError as error:
-            raise FailedAttempt(f"the response is not used: {error}", empty=True) from None
-        if not isinstance(body, dict):
-            raise FailedAttempt(f"the response is not a JSON object: {self.text[:MAX_QUOTED]!r}", empty=True)
-        return body
-
-    def error(self) -> tuple[str, str]:
-        """Return code and message of OpenAI's error object; without one, an empty code and the response text."""
-        try:
-            error = orjson.loads(self.content)["error"]
-            return str(error.get("code") or ""), str(error.get("message") or "")[:MAX_QUOTED]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "", self.text[:MAX_QUOTED] or self.reason
 
 
 class StreamedBody(Protocol):
@@ -120,67 +61,6 @@ class StreamedBody(Protocol):
         """Read one response and return its status and content: those of an error that the stream ends with, or 200. May
         raise FailedAttempt."""
         ...
-
-
-@dataclass(frozen=True)
-class ClientTimeouts:
-    """Timeouts of a client, and their key path."""
-
-    timeout: float
-    """Seconds for one response."""
-    retry_for: float
-    """Seconds for which a failed request is retried."""
-    path: str
-    """Key path of the section that holds these values, for messages."""
-    wait_for: float | None = None
-    """Seconds to wait for a server that has not answered yet; None: 0, and the section has no such key."""
-
-
-_reached: set[str] = set()
-"""Servers that have answered this process, in any stage."""
-
-
-def record_contact(server: str) -> None:
-    """Record that a server has answered: from now on it is retried when it is unreachable."""
-    _reached.add(server)
-
-
-async def patiently(
-    once: Callable[[], Awaitable[Answer]],
-    patience: ClientTimeouts,
-    server: str,
-    on_retry: Callable[[FailedAttempt], object] = lambda error: None,
-) -> Answer:
-    """Return the result of `once`, which is retried while it raises FailedAttempt.
-
-    server: name for `record_contact`, and for messages. `on_retry` is called with each failure that is followed by a
-    retry. Raises the last one, with the number of attempts or the seconds of retrying, and ResourceError for a server
-    that is unreachable and has never answered."""
-    backoff, first_contact = Backoff(patience.retry_for), Backoff(patience.wait_for or 0.0)
-    empty = 0
-    while True:
-        try:
-            return await once()
-        except FailedAttempt as error:
-            unknown = error.unreachable and server not in _reached
-            pause = (first_contact if unknown else backoff).pause(error.pause)
-            if unknown and pause is None:
-                raise ResourceError(_no_contact(server, error, patience)) from None
-            empty = empty + 1 if error.empty else 0
-            if empty >= EMPTY_ANSWERS:
-                raise FailedAttempt(f"{error}, {empty} times in a row") from None
-            if pause is None:
-                raise FailedAttempt(
-                    f"{error}; retried for {patience.retry_for:g} s ({patience.path}.retry_for)"
-                ) from None
-            on_retry(error)
-        await asyncio.sleep(pause)
-
-
-def _no_contact(server: str, error: FailedAttempt, patience: ClientTimeouts) -> str:
-    waited = f" for {patience.wait_for:g} s" if patience.wait_for else ""
-    wait = "" if patience.wait_for is None else f", or let the run wait for it with {patience.path}.wait_for=SECONDS"
-    return f"{patience.path}: {server} is unreachable{waited}: {error}. Start the server, correct its address{wait}"
 
 
 RefusalCheck = Callable[[Reply, str], Exception | None]
@@ -421,26 +301,6 @@ def _resolver() -> Any:
                 raise OSError(errno.ETIMEDOUT, f"the host name was not resolved within {LOOKUP:g} s") from None
 
     return BoundedResolver()
-
-
-def packed(body: Any) -> bytes:
-    """Return a value as JSON bytes."""
-    try:
-        return orjson.dumps(body)
-    except TypeError:  # orjson rejects lone surrogates and integers of more than 64 bits
-        return json.dumps(body).encode()
-
-
-def asked_to_wait(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a server asks to wait; None without a valid number in the headers."""
-    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
-        try:
-            seconds = float(headers[name]) / unit
-        except (KeyError, ValueError):
-            continue
-        if math.isfinite(seconds):
-            return max(seconds, 0.0)
-    return None
 
 
 def _proxy(url: str) -> str | None:

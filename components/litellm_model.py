@@ -1,7 +1,7 @@
 """Model of any provider that LiteLLM supports, as judges and the inference engine use it: its key, its price, one call,
 and the meaning of its errors.
 
-LiteLLM sends each request once. The caller retries (`components.json_client.patiently`).
+LiteLLM sends each request once. The caller retries (`components.request_retry.patiently`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from components.bounded_reply import InvalidReply, LateReply
 from components.chat_client import NO_CREDIT_CODES
 from components.errors import ResourceError
 from components.exceptions import never_connected
-from components.json_client import AGAIN, MAX_QUOTED, FailedAttempt, asked_to_wait, record_contact
+from components.json_reply import AGAIN, MAX_QUOTED, FailedAttempt, asked_to_wait
 from components.litellm_import import completion, litellm
 from components.redaction import MASK, dereference, is_secret, secret_variable
+from components.request_retry import record_contact
 
 PROVIDER_MODEL = r"^[^/\s]+/\S+$"
 """Name of a model in LiteLLM's form `PROVIDER/MODEL`."""

@@ -17,7 +17,7 @@ from components.bounded_reply import InvalidReply, RawReply, parse, request, typ
 from components.environments.protocol import Messages
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.exceptions import passes, status_of
-from components.json_client import AGAIN, packed
+from components.json_reply import AGAIN, packed
 from components.retry import Backoff
 from components.specs.served import ModelEndpoint
 

@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -22,14 +22,24 @@ from typing import Any
 
 from components.errors import EngineBusy, EngineError, Problem, SpecError
 from components.inference.finite_numbers import with_finite_numbers
-from components.inference.grammar_compiler import TrialAbandoned, Vocabulary, compile_in_child, error_of, new_matcher
-from components.inference.response_form import ResponseForm
+from components.inference.grammar_compiler import TrialAbandoned, Vocabulary, compile_in_child, new_matcher
+from components.inference.grammar_matcher import Matcher
+from components.inference.grammar_text import (
+    compact,
+    json_text,
+    pythonic_call,
+    pythonic_or_json,
+    pythonic_or_text,
+    tagged_call,
+    tagged_or_json,
+    tagged_or_text,
+)
+from components.inference.response_form import ResponseForm, parameter_of
 from components.inference.schema_limits import MAX_CHARACTERS, MAX_NESTING, exceeded_limit
 from components.inference.special_literals import special_literal
 from components.inference.token_bytes import TokenBytes
 from components.specs.wording import shortened
 from components.trajectories.chat import ChatFormat
-from components.trajectories.tool_calls import WORD
 
 logger = logging.getLogger(__name__)
 
@@ -42,20 +52,6 @@ COMPILATIONS = 2
 """Maximum number of concurrent compilations."""
 PATIENCE = 25.0
 """Time limit of a compilation in seconds, with the wait for those of other requests."""
-WHITESPACE = r"[\x20\x0A]{1,16}"
-"""Whitespace between the parts of a JSON text: limited, so that no response consists of it."""
-_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", **_OPTIONS}
-del _COMPACT["whitespace_pattern"]
-_MORE = '(", " call)*'
-"""Further calls of a list."""
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""Schema of a function without `parameters`."""
-_PLAIN = {
-    "$comment", "$defs", "$id", "$schema", "additionalProperties", "default", "definitions", "description", "examples",
-    "properties", "required", "title", "type",
-}  # fmt: skip
-"""Keywords of a parameters' schema that can be written as the keyword arguments of a pythonic call."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ class Grammars:
         if form.json_schema is None:
             either = tagged_or_text if tagged else pythonic_or_text
             return either(functions, form.single)
-        content = _json(with_finite_numbers(form.schema))
+        content = json_text(with_finite_numbers(form.schema))
         if not form.strict:
             return f"start: {content}"
         either_json = tagged_or_json if tagged else pythonic_or_json
@@ -238,181 +234,3 @@ class Grammars:
             if (literal := special_literal(schema, special)) is not None:
                 text = f"the schema has {shortened(literal)}, which contains a special token of the model"
                 raise SpecError([Problem(key, f"{text}; expected none, as no response contains one")])
-
-
-class Matcher:
-    """Allowed tokens of one response as it grows. grammar: its Lark grammar."""
-
-    def __init__(self, matcher: Any, grammar: str, vocabulary: int, special: Sequence[int], stop_ids: Collection[int]):
-        self._matcher = matcher
-        self.grammar = grammar
-        self._vocabulary = vocabulary
-        self._special = sorted({token for token in special if token < vocabulary})
-        self._stops = sorted(token for token in stop_ids if token < vocabulary)
-
-    def allowed(self) -> Any:
-        """Return a (V,) mask, True for tokens that may come next. Raises ValueError if the grammar is too complex."""
-        import numpy as np
-
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if reason := error_of(self._matcher):
-            raise ValueError(reason)
-        allowed_V = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
-        allowed_V[self._special] = False  # never as text
-        allowed_V[self._stops] = self._matcher.is_accepting()
-        if not allowed_V.any():
-            raise ValueError("no token of the model continues the response")
-        return allowed_V
-
-    def append(self, token: int) -> None:
-        """Append a sampled token, which is an allowed one."""
-        self._matcher.consume_token(token)
-
-    def accepts(self, tokens: list[int], *, ended: bool) -> bool:
-        """Append tokens, and return True if all of them are allowed. ended: the response must be complete after
-        them."""
-        if not set(tokens).isdisjoint([*self._special, *self._stops]):
-            return False
-        return self._matcher.try_consume_tokens(tokens) == len(tokens) and (not ended or self._matcher.is_accepting())
-
-
-def parameter_of(form: ResponseForm) -> str:
-    """Return the name of the request's parameter that demands a form."""
-    return "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"
-
-
-def compact(grammar: str) -> str:
-    """Return a grammar whose JSON texts have one form of whitespace, `{"a": 1, "b": [2, 3]}`, for servers: llguidance
-    1.7 does not limit the length of whitespace as later versions do."""
-    return grammar.replace(json.dumps(_OPTIONS)[1:-1], json.dumps(_COMPACT)[1:-1])
-
-
-def with_end(grammar: str, stop_ids: Collection[int]) -> str:
-    """Return the Lark grammar of the same texts, each followed by one of the stop tokens.
-
-    For servers whose llguidance knows only the tokenizer's own end-of-sequence token, which is not always one that ends
-    a response. `::=` is escaped, because grammars with it are read as GBNF."""
-    ids = ",".join(map(str, sorted(stop_ids)))
-    return f"start: response end\nend: <[{ids}]>\nresponse{grammar.removeprefix('start')}".replace("::=", r"\u003a:=")
-
-
-def tagged_call(functions: Sequence[dict[str, Any]]) -> str:
-    """Return the Lark grammar of one call `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
-    return "\n".join(['start: "<tool_call>" call', *_tagged_rules(functions)])
-
-
-def tagged_or_text(functions: Sequence[dict[str, Any]], single: bool) -> str:
-    """Return the Lark grammar of a text that contains calls, or none. single: one call at most."""
-    start = [f"start: (head call){'?' if single else '*'} TEXT", 'head[lazy]: ANY "<tool_call>"', r"ANY: /(?s:.*)/"]
-    return "\n".join([*start, r"TEXT: /(?s:.*)/ & ~/(?s:.*<tool_call>.*)/", *_tagged_rules(functions)])
-
-
-def tagged_or_json(functions: Sequence[dict[str, Any]], single: bool, content: str) -> str:
-    """Return the Lark grammar of a JSON text or of calls. single: one call at most. content: grammar of the JSON."""
-    calls = '"<tool_call>" call' + ("" if single else ' ("\\n<tool_call>" call)*')
-    return "\n".join([f"start: {content} | {calls}", *_tagged_rules(functions)])
-
-
-def _tagged_rules(functions: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the rules of `call`, a call after its opening tag."""
-    rules = [f"call: {_either('call', functions)}"]
-    for place, function in enumerate(functions):
-        parameters = with_finite_numbers(function.get("parameters") or NO_PARAMETERS)
-        definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-        body = {
-            **definitions,
-            "type": "object",
-            "properties": {"name": {"const": function["name"]}, "arguments": {**parameters, "type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        rules.append(f'call{place}: "\\n" {_json(body)} "\\n</tool_call>"')
-    return rules
-
-
-def pythonic_call(functions: Sequence[dict[str, Any]]) -> str:
-    """Return the Lark grammar of one call `[name(key=value, ...)]`, with the arguments in the order of the schema.
-    Raises SpecError for a schema that is no plain object."""
-    return "\n".join(['start: "[" call "]"', *_pythonic_rules(functions)])
-
-
-def pythonic_or_text(functions: Sequence[dict[str, Any]], single: bool) -> str:
-    """Return the Lark grammar of a text, or of a list of calls that a text may precede. single: one call at most.
-    Raises as `pythonic_call`."""
-    heads = [
-        f"head{place}[lazy]: BEFORE {_literal('[' + function['name'] + '(')}"
-        for place, function in enumerate(functions)
-    ]
-    first = " | ".join(f'head{place} arguments{place} ")"' for place in range(len(functions)))
-    return "\n".join(
-        [
-            f'start: TEXT | first {_MORE * (not single)} "]"',
-            f"first: {first}",
-            *heads,
-            r"BEFORE: /(?s:(.*\n)?)/",
-            r"TEXT: /(?s:.*)/ & ~/(?s:(.*\n)?\s*\[\s*[\w.\-]+\s*\(.*)/",
-            *_pythonic_rules(functions),
-        ]
-    )
-
-
-def pythonic_or_json(functions: Sequence[dict[str, Any]], single: bool, content: str) -> str:
-    """Return the Lark grammar of a JSON text or a list of calls. single: one call at most. content: grammar of the
-    JSON. Raises as `pythonic_call`."""
-    return "\n".join([f'start: {content} | "[" call {_MORE * (not single)} "]"', *_pythonic_rules(functions)])
-
-
-def _pythonic_rules(functions: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the rules of `call`, a call of a list, and of `argumentsK`, the arguments of function K."""
-    rules = [f"call: {_either('call', functions)}"]
-    for place, function in enumerate(functions):
-        parameters = with_finite_numbers(function.get("parameters") or NO_PARAMETERS)
-        if more := sorted(parameters.keys() - _PLAIN):
-            text = (
-                f"the arguments of {function['name']!r} are constrained by {', '.join(more)}, which cannot be enforced "
-                "in this model's call format [name(key=value)]; use properties and required"
-            )
-            raise SpecError([Problem("tools", text)])
-        definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-        arguments = [
-            (f"argument{place}_{number}", key, schema)
-            for number, (key, schema) in enumerate((parameters.get("properties") or {}).items())
-        ]
-        required = parameters.get("required") or []
-        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
-            raise SpecError([Problem("tools", f"{function['name']!r}: `required` must be a list of names")])
-        if unknown := sorted(set(required) - {key for _, key, _ in arguments}):
-            text = f"{function['name']!r} requires {', '.join(unknown)}, which its properties do not list"
-            raise SpecError([Problem("tools", text)])
-        for rule, key, schema in arguments:
-            value = _json({**definitions, **schema} if isinstance(schema, dict) else schema)
-            start, end = (f"{key}=", "") if WORD.fullmatch(key) else (f"**{{{json.dumps(key)}: ", "}")
-            rules.append(f"{rule}: {_literal(start)} {value} {_literal(end) if end else ''}")
-        rules += _sequence(f"arguments{place}", [(rule, key in required) for rule, key, _ in arguments])
-        rules.append(f"call{place}: {_literal(function['name'] + '(')} arguments{place} {_literal(')')}")
-    return rules
-
-
-def _either(rule: str, functions: Sequence[dict[str, Any]]) -> str:
-    return " | ".join(f"{rule}{place}" for place in range(len(functions)))
-
-
-def _sequence(name: str, items: list[tuple[str, bool]]) -> list[str]:
-    """Return rules for a comma-separated sequence: each item in order, the required ones always. `name` begins one,
-    `name_rK` and `name_fK` continue it before item K: after an item, and as the first one."""
-    rules = [f'{name}_r{len(items)}: ""', f'{name}_f{len(items)}: ""', f"{name}: {name}_f0"]
-    for place, (item, required) in enumerate(items):
-        for kind, comma in (("r", '", " '), ("f", "")):
-            taken = f"{comma}{item} {name}_r{place + 1}"
-            rules.append(f"{name}_{kind}{place}: {taken}" + ("" if required else f" | {name}_{kind}{place + 1}"))
-    return rules
-
-
-def _json(schema: Any) -> str:
-    options = {"x-guidance": _OPTIONS}
-    return f"%json {json.dumps({**options, **schema, **options} if isinstance(schema, dict) else schema)}"
-
-
-def _literal(text: str) -> str:
-    """Return a text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)

@@ -64,3 +64,8 @@ FREE = ResponseForm()
 """Any response."""
 NO_CALLS = ResponseForm(calls=())
 """Text."""
+
+
+def parameter_of(form: ResponseForm) -> str:
+    """Return the name of the request's parameter that demands a form."""
+    return "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"

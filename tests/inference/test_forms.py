@@ -17,7 +17,7 @@ import torch
 
 from components.algorithms.policy_gradient.returns import turn_lengths
 from components.errors import EngineBusy, SpecError
-from components.inference import grammar, grammar_compiler
+from components.inference import grammar, grammar_compiler, grammar_text
 from components.inference.app import AppOptions
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import LogitChange, ResponseForm
@@ -450,18 +450,18 @@ def test_bytes_of_tokens_are_those_of_the_text(engine):
 
 
 def test_the_tagged_grammar_writes_what_the_parser_reads():
-    text = grammar.tagged_call([PING["function"]])
+    text = grammar_text.tagged_call([PING["function"]])
     assert text.startswith('start: "<tool_call>" call\ncall: call0\ncall0: "\\n" %json ')
     assert read_tagged('<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')[1] == [("ping", "{}")]
 
 
 def test_arguments_beyond_properties_are_refused_for_pythonic_calls():
     with pytest.raises(SpecError, match="anyOf"):
-        grammar.pythonic_call([{"name": "f", "parameters": {"anyOf": []}}])
+        grammar_text.pythonic_call([{"name": "f", "parameters": {"anyOf": []}}])
     with pytest.raises(SpecError, match="list of names"):
-        grammar.pythonic_call([{"name": "f", "parameters": {"required": 1.5}}])
+        grammar_text.pythonic_call([{"name": "f", "parameters": {"required": 1.5}}])
     with pytest.raises(SpecError, match="requires x"):
-        grammar.pythonic_call([{"name": "f", "parameters": {"required": ["x"]}}])
+        grammar_text.pythonic_call([{"name": "f", "parameters": {"required": ["x"]}}])
 
 
 # Training

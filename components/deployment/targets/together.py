@@ -19,8 +19,10 @@ from pydantic import Field, field_validator
 
 from components.deployment.targets.base import Deployment, DeploymentTarget, Release
 from components.errors import DeployError, ResourceError, WaitTimeout
-from components.json_client import Client, ClientTimeouts, Reply
+from components.json_client import Client
+from components.json_reply import Reply
 from components.redaction import dereference, secret_variable
+from components.request_retry import ClientTimeouts
 from components.specs.served import VARIABLE, check_address
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,12 @@ from components.errors import ContextOverflow, EngineError, ResourceError, Stale
 from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, EngineHost, ModelEngine
 from components.inference.remote_chat import body_of, message_of, usage_of
-from components.json_client import ClientTimeouts, FailedAttempt, patiently
+from components.json_reply import FailedAttempt
 from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
 from components.models.spec import ModelSpec
 from components.redaction import dereference
+from components.request_retry import ClientTimeouts, patiently
 from components.specs.marks import ENV_VARIABLE, SERVER
 from components.specs.provider import PriceSpec, check_extra
 from components.specs.served import VARIABLE

@@ -1,6 +1,6 @@
 """The remote engine: any server with OpenAI's chat completions API, optionally with token ids.
 
-`components.json_client` implements retries of failed requests.
+`components.request_retry` implements retries of failed requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from components.inference.protocol import (
     ensure_usable,
 )
 from components.inference.remote_chat import body_of, message_of, usage_of
-from components.json_client import Reply
+from components.json_reply import Reply
 from components.models.spec import ModelSpec
 from components.specs.served import ModelEndpoint
 

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from components.errors import EngineError, PromptRefused
-from components.inference.grammar import Matcher, parameter_of
+from components.inference.grammar_matcher import Matcher
 from components.inference.growing_text import GrowingText
 from components.inference.protocol import ChatRequest, TokenLogprobs
+from components.inference.response_form import parameter_of
 from components.inference.stop_strings import StopDetector
 from components.inference.text_protocol import TextRequest
 from components.inference.transformers.kv_slots import KVSlots

@@ -9,7 +9,8 @@ from typing import Any
 from components.bounded_reply import limits_with_tokens
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference.vllm.stream import Increments, Sampled, StreamedCompletion, completion_tokens
-from components.json_client import Client, FailedAttempt, RefusalCheck, Reply
+from components.json_client import Client, RefusalCheck
+from components.json_reply import FailedAttempt, Reply
 from components.json_text import read_json
 
 

@@ -29,9 +29,9 @@ from components.inference.vllm.client import GrammarRefused, UnknownAdapter, Vll
 from components.inference.vllm.forms import ServerForm, ServerForms
 from components.inference.vllm.routing import Router
 from components.inference.vllm.stream import Increments, Sampled
-from components.json_client import ClientTimeouts
 from components.models import trained_weights
 from components.models.weights import declared_end, load_tokenizer
+from components.request_retry import ClientTimeouts
 from components.specs.served import key_hint
 from components.trajectories.chat import ChatFormat
 

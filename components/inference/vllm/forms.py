@@ -16,8 +16,11 @@ import json
 from dataclasses import dataclass
 
 from components.errors import EngineError, Problem, SpecError
-from components.inference.grammar import Grammars, Matcher, parameter_of, with_end
+from components.inference.grammar import Grammars
+from components.inference.grammar_matcher import Matcher
+from components.inference.grammar_text import with_end
 from components.inference.protocol import ChatRequest
+from components.inference.response_form import parameter_of
 from components.inference.vllm.client import GrammarRefused, VllmClient
 from components.trajectories.chat import ChatFormat
 

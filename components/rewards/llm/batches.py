@@ -24,7 +24,8 @@ import orjson
 
 from components.bounded_reply import LIMITS, ReplyLimits
 from components.errors import JudgeError, ResourceError
-from components.json_client import Client, FailedAttempt, Reply, packed
+from components.json_client import Client
+from components.json_reply import FailedAttempt, Reply, packed
 from components.rewards.llm.cache import SentBatches
 from components.strict_json import check_structure
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import JudgeError, ResourceError
-from components.json_client import ClientTimeouts, FailedAttempt, patiently
+from components.json_reply import FailedAttempt
 from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
+from components.request_retry import ClientTimeouts, patiently
 from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.models.served import AnswerFormat, UnsupportedFormat, about_format, of_completion
 from components.rewards.llm.protocol import JudgeAnswer, Messages

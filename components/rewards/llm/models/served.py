@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from components.chat_client import empty_answer, fail_on_invalid_answer
 from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
-from components.json_client import FailedAttempt, RefusalCheck, Reply
+from components.json_client import RefusalCheck
+from components.json_reply import FailedAttempt, Reply
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
 from components.rewards.llm.cache import digest
