@@ -170,6 +170,18 @@ class TestSchemasOfServers:
         )
         assert "not done after 1 s" in self._misfit({"items": {"pattern": "^(a|aa)+$"}}, [bomb] * 1000)
 
+    @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+    def test_references_that_double_at_each_level_are_a_mismatch(self, keyword):
+        last = {} if keyword == "allOf" else False
+        levels = {f"a{n}": {keyword: [{"$ref": f"#/$defs/a{n - 1}"}] * 2} for n in range(1, 31)}
+        function = {"name": "f", "parameters": {"$defs": {"a0": last, **levels}, "$ref": "#/$defs/a30"}}
+        assert "not done after 50000 steps" in misfit(function, {})
+
+    def test_references_without_end_are_a_mismatch_and_recursive_values_are_not(self):
+        assert "nested too deeply" in misfit({"name": "f", "parameters": {"$ref": "#"}}, {})
+        tree = {"name": "f", "parameters": {"properties": {"a": {"$ref": "#"}}}}
+        assert misfit(tree, {"a": {"a": {"a": {}}}}) == ""
+
     def test_patterns_keep_their_meaning(self):
         assert self._misfit({"pattern": "^a+$"}, "aaa") == ""
         assert "does not match" in self._misfit({"pattern": "^a+$"}, "b")

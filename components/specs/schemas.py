@@ -1,8 +1,8 @@
 """Validation of model output against untrusted JSON schemas, in bounded time.
 
 The package jsonschema matches `pattern` with `re`, which can backtrack exponentially, and compares `uniqueItems`
-pairwise. Here patterns share a time limit per validation, and items are compared by hash. Needs the package jsonschema,
-which is imported at the point of use.
+pairwise, and it follows references without end. Here patterns share a time limit per validation, items are compared by
+hash, and references are counted. Needs the package jsonschema, which is imported at the point of use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,13 +24,19 @@ MAX_PATTERNS = 100
 """Maximum number of regular expressions in a schema."""
 MAX_PATTERN = 1_000
 """Maximum length of a regular expression, in characters."""
+MAX_STEPS = 50_000
+"""Maximum number of references, combinations and conditions that a validation evaluates: a schema of 40 lines can refer
+to itself 2^40 times."""
+_COMBINING = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "extends", "disallow")
+"""Keywords with which a schema applies others to the same value."""
+_steps_left: ContextVar[list[int] | None] = ContextVar("steps_left", default=None)
 _seconds_left: ContextVar[list[float] | None] = ContextVar("seconds_left", default=None)
 _has_patterns: ContextVar[bool] = ContextVar("has_patterns", default=True)
 """True if `patternProperties` occurs anywhere in the schema of the current validation."""
 
 
-class _TimeUp(Exception):
-    """Time limit of the patterns of a validation exceeded."""
+class LimitExceeded(Exception):
+    """Limit of a validation exceeded."""
 
 
 def too_large(schema: Any) -> str:
@@ -62,17 +69,38 @@ def first_error(validator: Any, instance: Any) -> Any:
     """Return the most relevant ValidationError, or None. validator: instance of a class returned by `bounded`."""
     from jsonschema.exceptions import ValidationError, best_match
 
-    before = _seconds_left.set([SECONDS])
     patterns_before = _has_patterns.set("'patternProperties'" in repr(validator.schema))
     try:
-        return best_match(validator.iter_errors(instance))
-    except _TimeUp as error:
+        with _limits():
+            return best_match(validator.iter_errors(instance))
+    except LimitExceeded as error:
         return ValidationError(str(error))
     except ValidationError as error:  # an invalid pattern
         return error
     finally:
         _has_patterns.reset(patterns_before)
-        _seconds_left.reset(before)
+
+
+def try_references(validator: Any) -> None:
+    """Follow the references of a schema that apply to an empty object. Raises LimitExceeded, and
+    `referencing.exceptions.Unresolvable`."""
+    with _limits():
+        for _ in validator.iter_errors({}):
+            pass
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Limit the patterns and references of a validation."""
+    seconds_before, steps_before = _seconds_left.set([SECONDS]), _steps_left.set([MAX_STEPS])
+    try:
+        yield
+    except RecursionError:
+        text = "the references of the schema, or the levels of the value, are nested too deeply"
+        raise LimitExceeded(text) from None
+    finally:
+        _steps_left.reset(steps_before)
+        _seconds_left.reset(seconds_before)
 
 
 @functools.cache
@@ -122,7 +150,19 @@ def bounded(kind: Any) -> Any:
         if len(distinct) < len(instance):
             yield ValidationError(f"{instance!r:.200} has non-unique elements")
 
+    def counted(check: Any) -> Any:
+        def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+            left = _steps_left.get()
+            if left is not None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise LimitExceeded(f"the references of the schema were not done after {MAX_STEPS} steps")
+            yield from check(validator, value, instance, schema) or ()
+
+        return run
+
     keywords = {
+        **{name: counted(original[name]) for name in _COMBINING if name in original},
         "pattern": pattern,
         "patternProperties": pattern_properties,
         "additionalProperties": additional_properties,
@@ -140,7 +180,7 @@ def _matches(expression: Any, text: str) -> bool:
     try:
         matches = regex.search(expression, text, timeout=max(seconds_left[0], 0.001), concurrent=True) is not None
     except TimeoutError:
-        raise _TimeUp(f"the patterns of the schema were not done after {SECONDS:g} s") from None
+        raise LimitExceeded(f"the patterns of the schema were not done after {SECONDS:g} s") from None
     except (regex.error, RecursionError, OverflowError) as error:
         raise ValidationError(f"the schema's pattern {expression!r:.100} is no regular expression: {error}") from None
     seconds_left[0] -= time.monotonic() - began

@@ -1,6 +1,6 @@
-"""An OpenEnv test server: a number-guessing game with three kinds of actions.
+"""An OpenEnv test server: a number-guessing game with three kinds of actions, and one with large observations.
 
-    python openenv_server.py PORT [words|numbers|tools] [real]
+    python openenv_server.py PORT [words|numbers|tools|screens] [real]
 
 With `real`, the package itself serves the game and must be importable. Without it, a minimal server sends the same
 messages as the package (version 0.10).
@@ -69,6 +69,8 @@ def ours(kind: str) -> Any:
                 return {"type": "state", "data": {"step_count": game.steps}}
             case "reset":
                 result = game.begin(data.get("seed"))
+                if kind == "screens":
+                    result["screen"] = "x" * (5 << 20)
             case "mcp":
                 tool = {"name": "guess", "description": "guesses", "inputSchema": {"type": "object"}}
                 return {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "result": {"tools": [tool]}}}

@@ -572,12 +572,19 @@ def test_structured_content_is_shown_once(texts, structured, shown):
 
 
 @pytest.mark.parametrize(
-    ("count", "problem"),
-    [(20_000, "lists more than 1000 tools"), (0, "on more than 100 pages")],
-    ids=["tools", "pages"],
+    ("count", "size", "problem"),
+    [
+        (20_000, 0, "lists more than 1000 tools"),
+        (0, 0, "on more than 100 pages"),
+        (10, 100_000, "lists tools of more than 4194304 characters"),
+    ],
+    ids=["tools", "pages", "sizes"],
 )
-def test_a_list_of_tools_is_bounded(count, problem):
-    page = SimpleNamespace(tools=[None] * count, next_cursor="more")
+def test_a_list_of_tools_is_bounded(count, size, problem):
+    from mcp import types
+
+    tool = types.Tool(name="lookup", description="x" * size, input_schema={"type": "object"})
+    page = SimpleNamespace(tools=[tool] * count, next_cursor="more")
 
     async def answer(*_: object) -> SimpleNamespace:
         return page
@@ -591,6 +598,10 @@ def test_a_list_of_tools_is_bounded(count, problem):
         asyncio.run(listed())
 
 
+DOUBLING = {"a0": {}, **{f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n - 1}"}] * 2} for n in range(1, 31)}}
+"""Schemas each of which refers twice to the one before it."""
+
+
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
@@ -598,6 +609,8 @@ def test_a_list_of_tools_is_bounded(count, problem):
         ({"anyOf": [{"pattern": f"a{number}"} for number in range(101)]}, "more than 100 patterns"),
         ({"pattern": "a" * 1001}, "a pattern of more than 1000 characters"),
         ({"enum": list(range(5001))}, "more than 5000 values"),
+        ({"$ref": "#/$defs/a30", "$defs": DOUBLING}, "were not done after 50000 steps"),
+        ({"$ref": "#"}, "are nested too deeply"),
     ],
 )
 def test_a_schema_of_a_tool_is_bounded(schema, problem):

@@ -174,6 +174,13 @@ def test_episodes_are_reproducible_and_instances_isolated(words):
         ]
 
 
+def test_a_large_observation_needs_a_larger_limit():
+    with serving("screens") as url:
+        with pytest.raises(EnvironmentFailed, match=r"a message of more than 4 MB \(environment.max_reply\)"):
+            play(small(url), lambda scenario: [])
+        assert len(play(small(url, max_reply=6), lambda scenario: [])[1][1]["content"]) > 5 << 20
+
+
 def test_episode_ends_after_max_steps(words):
     _, _, steps = play(small(words, max_steps=2), lambda scenario: [say(right(scenario) + 1 % 20)] * 2 + [say(1)])
     assert [step.done for step in steps] == [False, True, True]
@@ -280,7 +287,7 @@ def test_configuration_errors_are_named_and_the_key_has_no_url(monkeypatch):
         small("ftp://there")
     with pytest.raises(SpecError, match=r"environment.url: expected an address without user and password"):
         small("http://:secret@there")
-    arguments = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "success": 3.0}
+    arguments = {"name": "guess", "url": "http://a", "timeout": 1.0, "patience": 2.0, "max_reply": 9, "success": 3.0}
     assert OpenEnv.key_arguments(arguments) == {"name": "guess", "success": 3.0}
     monkeypatch.setitem(sys.modules, "websockets", None)
     with pytest.raises(ResourceError, match=r"pip install -e '\.\[openenv\]'"):

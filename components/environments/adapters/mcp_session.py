@@ -31,6 +31,8 @@ from components.redaction import mask_text
 EXTRA = "mcp"
 MOST_TOOLS, MOST_PAGES = 1000, 100
 """Maximum number of tools of a server, and of pages that list them."""
+MOST_LISTED = 4 << 20
+"""Maximum size of all tools of a server as JSON, in characters."""
 REPLY = ReplyLimits(size=1 << 20)
 """Limits of a message over HTTP. The SDK keeps some 50 times its size while it validates one."""
 MAX_QUOTED = 500
@@ -121,7 +123,7 @@ class McpSession:
         """Return the tools that the server lists, within one timeout. Raises EnvironmentFailed,
         EnvironmentUnavailable."""
         tools: list[Any] = []
-        cursor = None
+        cursor, size = None, 0
         try:
             async with asyncio.timeout(self._timeout):
                 for _ in range(MOST_PAGES):
@@ -130,6 +132,9 @@ class McpSession:
                     cursor = page.next_cursor
                     if len(tools) > MOST_TOOLS:
                         raise self._failed(f"lists more than {MOST_TOOLS} tools")
+                    size += sum(len(tool.model_dump_json()) for tool in page.tools)
+                    if size > MOST_LISTED:
+                        raise self._failed(f"lists tools of more than {MOST_LISTED} characters")
                     if cursor is None:
                         return tools
         except TimeoutError:

@@ -12,7 +12,7 @@ from components.environments.optional_packages import import_optional
 from components.errors import Problem, SpecError
 from components.json_text import reject_constant
 from components.specs.base import nearest
-from components.specs.schemas import bounded, first_error, too_large
+from components.specs.schemas import LimitExceeded, bounded, first_error, too_large, try_references
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Valid name of a tool in OpenAI's format."""
@@ -33,8 +33,8 @@ class Tool:
             kind.check_schema(schema)
             # An empty registry: a schema must not trigger requests to other hosts.
             self._validator = kind(schema, registry=referencing.Registry())
-            list(self._validator.iter_errors({}))
-        except (jsonschema.exceptions.SchemaError, referencing.exceptions.Unresolvable) as error:
+            try_references(self._validator)
+        except (jsonschema.exceptions.SchemaError, referencing.exceptions.Unresolvable, LimitExceeded) as error:
             reason = str(getattr(error, "message", error)).splitlines()[0][:200]
             raise _invalid(name, reason) from None
         function = {"name": valid_name(name), "description": description, "parameters": schema}
@@ -52,10 +52,7 @@ class Tool:
             arguments = None
         if not isinstance(arguments, dict):
             return {}, f"the arguments of {self.name} are no JSON object"
-        try:
-            error = first_error(self._validator, arguments)
-        except RecursionError:
-            return {}, f"the arguments of {self.name} are nested too deeply"
+        error = first_error(self._validator, arguments)
         if error is None:
             return arguments, ""
         at = ".".join(str(part) for part in error.absolute_path)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 from pydantic import Field
 
-from components.bounded_reply import LIMITS, InvalidReply, LateReply, parse, request, typed
+from components.bounded_reply import InvalidReply, LateReply, ReplyLimits, parse, request, typed
 from components.environments.adapters.openenv_messages import (
     ErrorData,
     Listed,
@@ -50,6 +50,10 @@ EXTRA = "openenv"
 SYSTEM = "You act in an environment. Each turn, take one action and look at what it tells you."
 TOO_LARGE = 1009
 """Code with which a WebSocket client closes a connection whose message is too large."""
+VALUES_PER_MB = 50_000
+"""JSON values that a reply may have for each MB of `max_reply`."""
+NO_RESULT = ("url", "timeout", "patience", "max_reply")
+"""Arguments that determine no result."""
 HIDDEN = ("metadata", "type")
 """Fields of an action that are not shown to the agent."""
 TOOL_FIELDS = {"tool_name", "arguments"}
@@ -78,6 +82,7 @@ class OpenEnv:
             and the agent sees the error.
         timeout: Timeout of a response, in seconds.
         patience: Maximum duration of retries in seconds while the server is unreachable or full.
+        max_reply: Maximum size of a reply in MB; observations with images need more than the default.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class OpenEnv:
         step_errors: Literal["fail", "tell"] = "fail",
         timeout: Annotated[float, Field(gt=0)] = 60.0,
         patience: Annotated[float, Field(ge=0)] = 30.0,
+        max_reply: Annotated[int, Field(ge=1, le=1024)] = 4,
     ):
         import_optional("websockets", EXTRA)
         try:
@@ -106,6 +112,7 @@ class OpenEnv:
         self.seed, self.counts = seed, {"heldout": heldout, "train": train}
         self.max_steps, self.step_errors = max_steps, step_errors
         self.timeout, self.patience = timeout, patience
+        self._limits = ReplyLimits(max_reply << 20, max_reply * VALUES_PER_MB)
         self._socket: Any = None
         self._tools: list[dict[str, Any]] | None = None
         self._uses_tools = False
@@ -115,8 +122,8 @@ class OpenEnv:
 
     @staticmethod
     def key_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that determine results: not the address and timeouts of the server."""
-        return {name: value for name, value in arguments.items() if name not in ("url", "timeout", "patience")}
+        """Return the arguments that determine results: not the address, timeouts and size limit."""
+        return {name: value for name, value in arguments.items() if name not in NO_RESULT}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         seeds = [(self.seed * 1_000_003 + number) % 2**31 for number in scenario_numbers(self.counts, split)]
@@ -232,9 +239,10 @@ class OpenEnv:
         while True:
             try:
                 async with httpx.AsyncClient() as client:
-                    reply = await request(client, "GET", f"{self.url}/schema", seconds=self.timeout)
+                    url = f"{self.url}/schema"
+                    reply = await request(client, "GET", url, seconds=self.timeout, limits=self._limits)
                 if reply.status == 200:
-                    return bounded_schema(typed(Schemas, parse(reply.content)).action)
+                    return bounded_schema(typed(Schemas, parse(reply.content, self._limits)).action)
                 problem, unavailable = f"{self.url}/schema: HTTP {reply.status}", reply.status in PASSING
                 again = unavailable
             except httpx.TransportError as error:
@@ -282,7 +290,7 @@ class OpenEnv:
         while True:
             try:
                 self._socket = await client.connect(
-                    address, max_size=LIMITS.size, open_timeout=self.timeout, compression=None
+                    address, max_size=self._limits.size, open_timeout=self.timeout, compression=None
                 )
                 await self._exchange({"type": "state"})  # a full server rejects the first message
                 return
@@ -327,16 +335,15 @@ class OpenEnv:
             async with asyncio.timeout(self.timeout):
                 with contextlib.suppress(errors.ConnectionClosed):  # the server may have sent a reason before it closed
                     await self._socket.send(json.dumps(message))
-                answer = typed(dict[str, Any], parse(await self._socket.recv()))
+                answer = typed(dict[str, Any], parse(await self._socket.recv(), self._limits))
             error = typed(ErrorData, answer.get("data") or {}) if answer.get("type") == "error" else None
         except TimeoutError:
             text = f"timed out at {message['type']} after {self.timeout:g} s (environment.timeout)"
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {text}") from None
         except errors.ConnectionClosed as closed:
             if closed.sent is not None and closed.sent.code == TOO_LARGE:
-                raise EnvironmentFailed(
-                    f"the OpenEnv server {self.url} returned a message of more than {LIMITS.size} bytes"
-                ) from None
+                text = f"a message of more than {self._limits.size >> 20} MB (environment.max_reply)"
+                raise EnvironmentFailed(f"the OpenEnv server {self.url} returned {text}") from None
             raise EnvironmentUnavailable(f"the OpenEnv server {self.url} closed the connection: {closed}") from None
         except InvalidReply as invalid:
             raise EnvironmentFailed(f"the OpenEnv server {self.url} {invalid}") from None
