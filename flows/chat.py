@@ -2,7 +2,7 @@
 
 You are the user: the policy gets your messages, the environment executes its tool calls, and both are shown.
 `/scenario` shows the policy solve a task of the environment. A run's policy uses the environment and the agent limits
-of the run. A policy at a URL has no environment unless `--environment RUN` sets one.
+of the run, if it has one. A policy at a URL has no environment unless `--environment RUN` sets one.
 
 Empty lines are ignored. `/reset` starts a new conversation. `/quit`, Ctrl-D and Ctrl-C at the prompt leave; Ctrl-C
 during an answer stops the answer. Standard input may be a pipe.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from components.trajectories.schema import Scenario
     from flows.stages.base import Context
     from flows.stages.evaluate import EvaluateStage
+    from flows.stages.sample import SampleStage
 
 HELP = """\
 /scenario [ID]   watch the policy solve a task: the one with this id, or the next one
@@ -241,29 +242,28 @@ def _format_outcome(outcome: dict[str, Any]) -> str:
     return ", ".join(f"{name} {printable(json.dumps(value))}" for name, value in outcome.items()) or "no outcome"
 
 
-def _request(root: Path, key: str, reference: str, trust: bool) -> EvaluateStage:
-    """Return the evaluation spec of the run that produced a checkpoint. Raises SpecError if it reaches out of the run
-    and is not trusted."""
+def _measurement(root: Path, key: str, reference: str, trust: bool) -> EvaluateStage | SampleStage:
+    """Return the spec of an evaluation by the run that produced a checkpoint; of its answers to held-out rows if it has
+    no environment. Raises SpecError if it reaches out of the run and is not trusted."""
     from flows.history.lineage_graph import Lineage
     from flows.history.trust import admit_request
     from flows.stages.base import Request
     from flows.stages.evaluate import EvaluateStage
+    from flows.stages.sample import SampleStage
 
     lineage = Lineage(root)
     run = lineage.runs.get(lineage.node(key).run or "")
-    request = (
-        next((stage.request for stage in run.stages if stage.label.startswith("evaluate[")), None) if run else None
-    )
-    if request is None:
-        raise ResourceError(
-            f"{reference}: no run below {root} has an evaluate stage for it, so its environment is unknown"
-        )
-    spec = admit_request(Request.from_json(request), reference, trust)
-    assert isinstance(spec, EvaluateStage)
-    return spec
+    requests = [stage.request for stage in run.stages if stage.request] if run else []
+    for kind in ("evaluate", "sample"):
+        request = next((request for request in requests if request["stage"] == kind), None)
+        if request is not None:
+            spec = admit_request(Request.from_json(request), reference, trust)
+            assert isinstance(spec, EvaluateStage | SampleStage)
+            return spec
+    raise ResourceError(f"{reference}: no run below {root} has an evaluate stage for it, so its environment is unknown")
 
 
-def _trained(reference: str, root: Path, trust: bool) -> tuple[Engine, EvaluateStage, Context]:
+def _trained(reference: str, root: Path, trust: bool) -> tuple[Engine, EvaluateStage | SampleStage, Context]:
     from components.models.trained_weights import folder_of, role_folders
     from flows.history.lineage_graph import Lineage
     from flows.stages.base import Context
@@ -282,7 +282,7 @@ def _trained(reference: str, root: Path, trust: bool) -> tuple[Engine, EvaluateS
             f"{reference}: the policy has an adapter for each of the roles {', '.join(roles)}, and a chat has none of "
             "them; play its episodes with flows.evaluate, or chat with a policy of one adapter (model.lora.roles=null)"
         )
-    spec = _request(root, key, reference, trust)
+    spec = _measurement(root, key, reference, trust)
     print(f"loading {spec.model.name} with checkpoint {key[:12]} …", file=sys.stderr)
     return warm_engine(spec.model, policy, context), spec, context
 
@@ -308,9 +308,13 @@ def _deployed(url: str, model: str | None, key_variable: str | None) -> Engine:
     return RemoteEngine(validate(RemoteSpec, {**data, "model": models[0]}))
 
 
-def _world(spec: EvaluateStage, context: Context, split: str | None) -> World:
+def _world(spec: EvaluateStage | SampleStage, context: Context, split: str | None) -> World | None:
+    """Return the environment of an evaluation; None for a run without one."""
     from flows.stages.episodes import scenarios_of
+    from flows.stages.sample import SampleStage
 
+    if isinstance(spec, SampleStage):
+        return None
     if spec.agent.function is not None:
         raise ResourceError(
             f"agent.function = {spec.agent.function.target}: this run's agent is a program and cannot chat; serve the "
@@ -360,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from flows.history.lineage_graph import Lineage
 
                 key = Lineage(options.root).resolve(options.environment)
-                spec = _request(options.root, key, options.environment, options.trust)
+                spec = _measurement(options.root, key, options.environment, options.trust)
                 world = _world(spec, Context.at(options.root), options.split)
         else:
             engine, spec, context = _trained(options.policy, options.root, options.trust)

@@ -58,6 +58,7 @@ def to_json(comparison: RunComparison, html: Path) -> dict[str, Any]:
                 "overrides": list(run.overrides),
                 "evaluations": {name: dict(evaluation.summary) for name, evaluation in run.evaluations.items()},
                 "heldout": {str(number): dict(summary) for number, summary in run.heldout.items()},
+                "validations": {name: dict(metrics) for name, metrics in run.validations.items()},
                 "chosen": run.chosen,
                 "rounds": {str(number): dict(values) for number, values in run.rounds.items()},
                 "stages": {kind: asdict(total) for kind, total in run.stages.items()},
@@ -124,6 +125,12 @@ def _rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
                     ),
                 ]
             )
+    for name in ("loss", "accuracy"):
+        for point in ("before", "after"):
+            values = [run.validations.get(point, {}).get(name) for run in runs]
+            if any(value is not None for value in values):
+                cells = (MISSING if value is None else f"{value:.3f}" for value in values)
+                rows.append([f"{name} of held-out rows, {point} training", *cells])
     if any(len(run.heldout) > 1 for run in runs):
         rows.append([f"success by round ({BARS[0]} 0, {BARS[-1]} 1)", *(_bars(run.heldout) for run in runs)])
         rows.append(["highest success", *(_highest(run.heldout) for run in runs)])

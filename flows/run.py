@@ -148,19 +148,20 @@ def _quoted(text: str) -> str:
 def job(config: DictConfig) -> float:
     """Run one experiment, called by Hydra.
 
-    Return the metric that a sweeper optimises: held-out success, or the metric set by `hydra/sweeper=optuna`; NaN if
-    the point failed.
+    Return the metric that a sweeper optimises: held-out success, the loss of held-out rows without an environment, or
+    the metric set by `hydra/sweeper=optuna`; NaN if the point failed.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from flows.experiment.sweep_settings import TRIAL, optuna_settings
+    from flows.experiment.sweep_settings import TRIAL, default_objective, optuna_settings
     from flows.sweeps.points import attempt
 
     hydra = HydraConfig.get()
     data: Any = OmegaConf.to_container(config, resolve=True)
     overrides = list(hydra.overrides.task)
+    metric = default_objective(data.get("environment"))[0]
 
     def run(**options: Any) -> dict[str, Any]:
         from components.specs import validate
@@ -176,7 +177,7 @@ def job(config: DictConfig) -> float:
         sweeper: Any = OmegaConf.to_container(hydra.sweeper, resolve=True)
         number = sweeper.pop(TRIAL, None)
         if number is None:
-            return attempt(folder, hydra.job.num, overrides, lambda: run(sweep=folder.name), "success")
+            return attempt(folder, hydra.job.num, overrides, lambda: run(sweep=folder.name), metric)
         settings = optuna_settings({"sweeper": sweeper})
         assert settings is not None
 
@@ -187,7 +188,7 @@ def job(config: DictConfig) -> float:
 
         return attempt(folder, number, overrides, trial, settings.metric)
     try:
-        return run()["success"] or 0.0
+        return run()[metric] or 0.0
     except Exception as error:
         if (message_and_code := describe_error(error)) is None:
             raise

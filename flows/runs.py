@@ -31,7 +31,8 @@ from flows.terminal.arguments import RootParser
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_message
 
-SHOWN_METRIC = "success"
+SHOWN_METRICS = ["success", "loss"]
+"""Metrics with a column by default, if a run has them."""
 PIPE_WIDTH = 120
 """Width of the list where the output is no terminal."""
 CELL_WIDTH = 24
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "repeatable",
     )
     parser.add_argument(
-        "--best", metavar="METRIC", help="best first by this metric; of seconds and cost the lowest is the best"
+        "--best", metavar="METRIC", help="best first by this metric; of loss, seconds and cost the lowest is the best"
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="maximum number of runs")
     parser.add_argument("--wide", action="store_true", help="show a column for each override that differs")
@@ -140,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_message(error)
         return 2
     named = [*([options.best] if options.best else []), *(condition.metric for condition in conditions)]
-    metrics = list(dict.fromkeys(named)) or [SHOWN_METRIC]
+    shown = [name for name in SHOWN_METRICS if any(name in run.metrics for run in runs)] or SHOWN_METRICS[:1]
+    metrics = list(dict.fromkeys(named)) or shown
     text = f"{json.dumps(to_json(runs))}\n" if options.json else show(runs, metrics, wide=options.wide)
     print(text, end="")
     return 0

@@ -71,6 +71,8 @@ class ComparedRun:
     heldout: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Summaries of the evaluations by the round after which the policy was evaluated, from the start of the rounds (0;
     in a fork, the step where it begins) to the final policy."""
+    validations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of held-out rows of imported data, `before` and `after` the training on it."""
     chosen: int | None = None
     """Round of the final policy if the run selected the best one; else None."""
     notes: Sequence[str] = ()

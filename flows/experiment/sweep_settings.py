@@ -24,6 +24,11 @@ TRIAL = "trial"
 """Key below `hydra.sweeper` with which the sweeper passes the trial number to a point."""
 IN_ROUNDS = ("success", "reward")
 """Metrics of every evaluation, which a pruner can use."""
+IN_ENVIRONMENT = (*IN_ROUNDS, "gain")
+"""Metrics of episodes in the environment."""
+OF_ROWS = ("loss", "accuracy")
+"""Metrics of held-out rows of imported data."""
+Direction = Literal["maximize", "minimize"]
 
 
 class MedianSpec(Spec):
@@ -57,9 +62,9 @@ class OptunaSpec(Spec):
     `{algorithm.learning_rate: "tag(log, interval(1e-5, 1e-3))"}`."""
     study: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Name of the study, and of its folder below `<root>/sweeps`; null: the name of the experiment."""
-    metric: Literal["success", "reward", "gain", "cost", "seconds"] = "success"
+    metric: Literal["success", "reward", "gain", "loss", "accuracy", "cost", "seconds"] = "success"
     """Objective: a number of the result line."""
-    direction: Literal["maximize", "minimize"] = "maximize"
+    direction: Direction = "maximize"
     n_trials: int = Field(20, ge=1)
     """Total number of finished and pruned trials; failed trials do not count."""
     n_jobs: int = Field(1, ge=1)
@@ -128,6 +133,12 @@ def optuna_settings(hydra: Mapping[str, Any]) -> OptunaSpec | None:
     return validate(OptunaSpec, data, path="hydra.sweeper", allow=())
 
 
+def default_objective(environment: object) -> tuple[str, Direction]:
+    """Return the metric of the result line that ranks the points of a sweep without Optuna, and its direction.
+    environment: that of the experiment; None without one."""
+    return ("success", "maximize") if environment is not None else ("loss", "minimize")
+
+
 def problems(
     hydra: Mapping[str, Any], overrides: Sequence[Override], specs: Iterable[ExperimentSpec]
 ) -> Iterator[Problem]:
@@ -160,6 +171,12 @@ def problems(
         return
     if not any(override.is_sweep_override() for override in overrides):
         yield Problem("hydra.sweeper.params", "the search space is empty; expected a key with several values")
+    if settings.metric in IN_ENVIRONMENT and any(spec.environment is None for spec in specs):
+        message = f"{settings.metric!r}: nothing measures it without an environment (environment=none)"
+        yield Problem("hydra.sweeper.metric", f"{message}; expected loss with direction=minimize, or accuracy")
+    if settings.metric in OF_ROWS and not all(spec.data.is_set and spec.data.holds_out for spec in specs):
+        message = f"{settings.metric!r}: no held-out rows measure it; expected data.heldout with data.path"
+        yield Problem("hydra.sweeper.metric", f"{message}, or another metric such as success")
     if settings.n_jobs > 1 and launcher["_target_"] == BASIC:
         message = (
             f"{settings.n_jobs}: the basic launcher runs one trial at a time; expected 1, or hydra/launcher=joblib"

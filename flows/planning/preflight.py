@@ -49,6 +49,7 @@ from flows.stages.evaluate import EvaluateStage
 from flows.stages.execute import find_stage, stage_and_spec
 from flows.stages.generate import TASKS
 from flows.stages.judge import JudgeStage, model_resources
+from flows.stages.sample import SampleStage
 
 SCENARIOS = 16
 """Maximum number of scenarios to try; normally the first one suffices."""
@@ -113,6 +114,9 @@ def _engines(parts: Sequence[StageSpec]) -> Iterator[tuple[ModelSpec, InferenceS
     """Yield the engines on servers that run already, without duplicates: model, engine, tokens of a response."""
     asked: list[InferenceSpec] = []
     for part in parts:
+        if isinstance(part, SampleStage) and part.inference.is_external and part.inference not in asked:
+            asked.append(part.inference)
+            yield part.model, part.inference, part.max_tokens
         if not isinstance(part, CollectStage | EvaluateStage) or part.actor in ("solver", "random"):
             continue
         teacher = part.collect.teacher if isinstance(part, CollectStage) else None

@@ -74,14 +74,19 @@ def asker(execution: Execution) -> Approve:
 
 
 def rows(spec: ExperimentSpec, outcome: RunOutcome) -> list[list[str]]:
-    """Return the rows for the decision: policy, success, reward, turns, as in the table at the end of a run."""
-    from flows.reporting.report import summary_of, titles_of
-    from flows.reporting.results import with_interval
+    """Return the rows for the decision, the first with the names of the columns, as in the table at the end of a run:
+    success, reward and turns, or without an environment the metrics of held-out rows."""
+    from flows.reporting.report import heldout_metrics, summary_of, titles_of
+    from flows.reporting.results import EPISODE_COLUMNS, heldout_table, with_interval
 
+    if not outcome.evaluations:
+        table = heldout_table(heldout_metrics(outcome))
+        return [list(table.columns), *table.rows]
     titles = titles_of(spec, outcome)
     summaries = {titles[name]: summary_of(artifact) for name, artifact in outcome.evaluations.items()}
-    measures = ("success", "reward", "turns")
-    return [[title, *(with_interval(summary[measure]) for measure in measures)] for title, summary in summaries.items()]
+    measures = EPISODE_COLUMNS[1:]
+    rows = [[title, *(with_interval(summary[measure]) for measure in measures)] for title, summary in summaries.items()]
+    return [list(EPISODE_COLUMNS), *rows]
 
 
 def ask_in_terminal(console: Console, spec: ExperimentSpec, table: list[list[str]]) -> str | None:
@@ -89,7 +94,7 @@ def ask_in_terminal(console: Console, spec: ExperimentSpec, table: list[list[str
 
     Raises WaitTimeout after `deploy.approve_timeout`.
     """
-    for row in [["policy", "success", "reward", "turns"], *table]:
+    for row in table:
         console.line("  ".join(f"{cell:26}" for cell in row).rstrip())
     until = time.monotonic() + spec.deploy.approve_timeout
     while True:
@@ -122,9 +127,10 @@ def ask_in_prefect(spec: ExperimentSpec, table: list[list[str]]) -> str | None:
         decision: Literal["accept", "reject"] = Field(description="Deploy the policy?")
         reason: str = Field("", description="Reason of a rejection; the run's record stores it.")
 
-    head = ["| Policy | Success | Reward | Turns |", "|---|---|---|---|"]
-    markdown = "\n".join([*head, *("| " + " | ".join(row) + " |" for row in table)])
-    about = f"Deploy {spec.deploy.name or spec.name}? Held-out episodes, mean [95 % interval]:\n\n{markdown}"
+    head = ["| " + " | ".join(map(str.capitalize, table[0])) + " |", "|---" * len(table[0]) + "|"]
+    markdown = "\n".join([*head, *("| " + " | ".join(row) + " |" for row in table[1:])])
+    measured = "rows" if spec.environment is None else "episodes, mean [95 % interval]"
+    about = f"Deploy {spec.deploy.name or spec.name}? Held-out {measured}:\n\n{markdown}"
     try:
         answer = pause_flow_run(
             wait_for_input=Approval.with_initial_data(description=about),

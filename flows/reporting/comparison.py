@@ -126,6 +126,9 @@ def compared_run(letter: str, run: RunRecord, records: Records, reader: StoreRea
     ended = time.time() if status == "running" else run.ended
     missing: list[str] = []
     evaluations = _evaluations(letter, run, reader, notes)
+    validations = _validations(run, reader, missing)
+    if not evaluations and not validations:
+        notes.append("there is no finished evaluation")
     heldout = _heldout(run, evaluations, reader, notes, missing)
     rounds = _rounds(run, reader, missing)
     if reader.unread:
@@ -146,6 +149,7 @@ def compared_run(letter: str, run: RunRecord, records: Records, reader: StoreRea
         rounds=rounds,
         stages=_stages(run),
         heldout=heldout,
+        validations=validations,
         chosen=next((notice.step for notice in run.notices if notice.kind == "best"), None),
         notes=notes,
     )
@@ -188,9 +192,22 @@ def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[s
                 notes.append(f"{label} cannot be read: {error}")
                 continue
         evaluations[name] = Evaluation(f"{letter} {title}", summary, episodes)
-    if not evaluations:
-        notes.append("there is no finished evaluation")
     return evaluations
+
+
+def _validations(run: RunRecord, reader: StoreReader, missing: list[str]) -> dict[str, dict[str, float]]:
+    """Return the metrics of held-out rows of imported data, `before` and `after` the training on it. Labels of missing
+    artifacts are added to `missing`."""
+    keys = {stage.label: stage.key for stage in run.stages}
+    validations = {}
+    for name in ("before", "after"):
+        if (label := f"validate[{name}]") in keys:
+            with reader.opened(keys[label]) as artifact:
+                if artifact is None:
+                    missing.append(label)
+                else:
+                    validations[name] = dict(artifact.metrics)
+    return validations
 
 
 def _heldout(

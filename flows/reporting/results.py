@@ -190,17 +190,8 @@ class Results:
 
     def tables(self) -> list[ResultTable]:
         """Return the tables of held-out episodes and of held-out rows, those that have rows."""
-        measured = [name for name in ("loss", "accuracy") if any(name in metrics for metrics in self.heldout.values())]
-        heldout = [
-            [f"{label} training", *(f"{metrics[name]:.3f}" if name in metrics else "–" for name in measured)]
-            for label, metrics in self.heldout.items()
-        ]
-        title = "held-out rows of the data: loss in nats per token, accuracy of pairs"
-        tables = (
-            ResultTable("results", "held-out episodes, mean [95 % interval]", EPISODE_COLUMNS, self.rows()),
-            ResultTable("held-out-rows", title, ("policy", *measured), heldout),
-        )
-        return [table for table in tables if table.rows]
+        played = ResultTable("results", "held-out episodes, mean [95 % interval]", EPISODE_COLUMNS, self.rows())
+        return [table for table in (played, heldout_table(self.heldout)) if table.rows]
 
     def markdown(self) -> str:
         """Return the results as Markdown for Prefect's UI."""
@@ -333,6 +324,17 @@ def results_of(
         heldout=heldout_metrics(outcome),
         answers=heldout_answers(outcome),
     )
+
+
+def heldout_table(heldout: Mapping[str, Mapping[str, float]]) -> ResultTable:
+    """Return the table of held-out rows. heldout: metrics by `before` and `after` the training."""
+    measured = [name for name in ("loss", "accuracy") if any(name in metrics for metrics in heldout.values())]
+    rows = [
+        [f"{label} training", *(f"{metrics[name]:.3f}" if name in metrics else "–" for name in measured)]
+        for label, metrics in heldout.items()
+    ]
+    title = "held-out rows of the data: loss in nats per token, accuracy of pairs"
+    return ResultTable("held-out-rows", title, ("policy", *measured), rows)
 
 
 def passes_of(episodes: Sequence[Trajectory], samples: int) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from flows.history.labels import Labels
 from flows.history.records import Records, RunRecord
 
 STATES = ("running", "finished", "pruned", "failed", "killed")
-LOWER_IS_BETTER = ("seconds", "cost", "peak_memory_gb", "unpriced_calls")
+LOWER_IS_BETTER = ("loss", "loss_before", "seconds", "cost", "peak_memory_gb", "unpriced_calls")
 """Numbers of the result line of which the lowest is the best."""
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _CONDITION = re.compile(r"([a-z_][a-z0-9_]*)(?:\s*(>=|<=|>|<|=)\s*(-?[0-9.eE+-]+))?")

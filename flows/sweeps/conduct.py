@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 
 from flows.execution import tracking
 from flows.experiment.spec import CODE, ExperimentSpec
-from flows.experiment.sweep_settings import OptunaSpec
+from flows.experiment.sweep_settings import OptunaSpec, default_objective
 from flows.sweeps import summary
 from flows.terminal.interrupt import Interruption
 
@@ -54,7 +54,8 @@ def conduct(
             print("a process of the sweep died; run the same command again to resume", file=sys.stderr)
         finally:
             end_workers()
-    metric, direction = (settings.metric, settings.direction) if settings else ("success", "maximize")
+    objective = default_objective(specs[0].environment)
+    metric, direction = (settings.metric, settings.direction) if settings else objective
     root = Path(specs[0].root)
     result = summary.summarise(folder, metric, direction, command, root, specs[0].store)
     page = summary.write(result, folder, root, folder.name)

@@ -34,7 +34,7 @@ from components.json_text import read_json
 from components.specs import validate
 from flows.execution import tracking
 from flows.experiment.spec import CODE, ExperimentSpec
-from flows.experiment.sweep_settings import TRIAL, LauncherSpec, optuna_settings
+from flows.experiment.sweep_settings import TRIAL, LauncherSpec, default_objective, optuna_settings
 from flows.history.records import Records
 from flows.sweeps.elsewhere import OUTCOME, REPORT
 from flows.sweeps.points import attempt
@@ -95,7 +95,7 @@ def _compose_point(config: DictConfig, context: HydraContext, overrides: Sequenc
     with open_dict(point):
         del point["hydra"]
     data: Any = OmegaConf.to_container(point, resolve=True)
-    metric = search.metric if search else "success"
+    metric = search.metric if search else default_objective(data.get("environment"))[0]
     return RemotePoint(number if trial is None else trial, lines, metric, validate(ExperimentSpec, data), data)
 
 

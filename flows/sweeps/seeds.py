@@ -14,7 +14,7 @@ from typing import Any
 from components.evaluation.metrics import seeds_interval
 from flows.sweeps.points import Point
 
-MEASURES = ("success_start", "success_sft", "success", "gain", "reward", "seconds")
+MEASURES = ("success_start", "success_sft", "success", "gain", "reward", "loss_before", "loss", "accuracy", "seconds")
 """Numbers of the result line that are averaged over seeds, as far as a run has them."""
 _SEED = re.compile(r"seed=-?\d+")
 

@@ -156,7 +156,7 @@ def show(summary: Summary, sweep: str, page: Path | None) -> None:
 
     console = Console()
     table = Table(title=f"sweep {sweep}, {summary.counts()}", box=SIMPLE, title_justify="left")
-    names = list(dict.fromkeys((summary.metric, "success", "gain", "reward")))
+    names = list(dict.fromkeys((summary.metric, "success", "gain", "reward", "loss", "accuracy")))
     names = [name for name in names if any(setting.measure(name) for setting in summary.settings)]
     for name in ("points", "setting", "seeds", *names, "to the best", "time", "run", "state"):
         table.add_column(name, overflow="fold")

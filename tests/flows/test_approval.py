@@ -7,17 +7,23 @@ import os
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from components.errors import ResourceError, WaitTimeout
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
+from flows.recipes.outcome import RunOutcome
 from flows.recipes.run import Run
 from flows.release import approval
 from tests.flows.test_online_rl import DATA, Recorder
 
-TABLE = [["start", "0.250 [0.100, 0.400]", "0.3", "2"], ["after GRPO", "0.750 [0.600, 0.900]", "0.8", "2"]]
+TABLE = [
+    ["policy", "success", "reward", "turns"],
+    ["start", "0.250 [0.100, 0.400]", "0.3", "2"],
+    ["after GRPO", "0.750 [0.600, 0.900]", "0.8", "2"],
+]
 
 
 def spec(tmp_path, **deploy):
@@ -82,7 +88,15 @@ def test_the_person_sees_the_evaluations(tmp_path):
     run = Recorder(tmp_path)
     cell = "0.500 [0.250, 0.750]"
     assert approval.rows(run.spec, run.outcome) == [
-        [title, cell, cell, cell] for title in ("start", "after SFT", "after GRPO")
+        ["policy", "success", "reward", "turns"],
+        *([title, cell, cell, cell] for title in ("start", "after SFT", "after GRPO")),
+    ]
+    rows = {name: Mock(metrics={"loss": loss, "rows": 8.0}) for name, loss in (("before", 2.5), ("after", 1.0))}
+    measured = RunOutcome(validations=rows)
+    assert approval.rows(run.spec, measured) == [
+        ["policy", "loss"],
+        ["before training", "2.500"],
+        ["after training", "1.000"],
     ]
 
 

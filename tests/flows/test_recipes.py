@@ -1,5 +1,6 @@
 """Recipes: the built-in ones by the order of their stages, and one of a user's package."""
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 
 from components.errors import SpecError
 from components.specs import validate
+from flows import chat
 from flows.experiment.compose import compose
 from flows.experiment.flow import SHARED_KEYS
 from flows.experiment.spec import ExperimentSpec
@@ -389,6 +391,9 @@ def test_training_on_pairs_without_an_environment_improves_held_out_rows(tmp_pat
     page = Path(result["report"]).read_text()
     assert "<h2>Held-out rows</h2>" in page
     assert "Answer of the data" in page
+    monkeypatch.setattr("sys.stdin", io.StringIO("Say 3.\n"))
+    assert chat.main([result["run_id"], f"root={tmp_path}/runs"]) == 0
+    assert "assistant> " in capsys.readouterr().out
     card = next(Path(result["export"]).parent.glob("*/README.md")).read_text()
     assert f"| after training | {result['loss']:.3f} | {result['accuracy']:.3f} |" in card
 

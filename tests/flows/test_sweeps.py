@@ -285,7 +285,9 @@ def test_two_processes_do_not_search_in_one_study(runs, sweep, tmp_path):
 WRONG = {
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.sampler=tp": "hydra.sweeper.sampler: 'tp': expected one of tpe,",
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.direction=up": "'up': expected one of maximize, minimize",
-    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.metric=accuracy": "'accuracy': expected one of success, reward,",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.metric=precision": "'precision': expected one of success, reward,",
+    "hydra/sweeper=optuna seed=1,2 hydra.sweeper.metric=loss": "'loss': no held-out rows measure it",
+    "hydra/sweeper=optuna seed=1,2 flow=offline data.path=x": "'success': nothing measures it without an environment",
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.n_jobs=0": "hydra.sweeper.n_jobs: 0: expected at least 1",
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.n_jobs=2": "hydra/launcher=joblib",
     "hydra/sweeper=optuna seed=1,2 hydra.sweeper.samplr=tpe": "Did you mean 'hydra.sweeper.sampler'?",
