@@ -28,10 +28,10 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from components.bounded_reply import IDENTITY, LIMITS, InvalidReply, ReplyLimits, bounded, read_body
+from components.bounded_reply import CONNECT, IDENTITY, LIMITS, InvalidReply, ReplyLimits, bounded, read_body
 from components.errors import BoundaryError, ResourceError
 from components.json_reply import AGAIN, FailedAttempt, Reply, asked_to_wait, packed
-from components.request_retry import Answer, ClientTimeouts, patiently, record_contact
+from components.request_retry import Answer, ClientTimeouts, record_contact, retry_with_backoff
 
 if TYPE_CHECKING:
     import aiohttp
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 QUIET = 3.0
 """Seconds of failure before a warning on the console; shorter outages are only logged."""
 JSON = "application/json"
-CONNECT = 10.0
-"""Connection timeout in seconds."""
 LOOKUP = 4.0
 """Time limit of a host name lookup in seconds. The system's own limit may be half a minute."""
 IDLE = 4.0
@@ -172,7 +170,7 @@ class Client:
     ) -> Answer:
         """Send a request and retry it until it succeeds or has failed for good."""
 
-        async def once() -> Answer:
+        async def attempt() -> Answer:
             try:
                 reply = await self._reply(method, path, content, kind, stream, limits)
                 if reply.status != 200:
@@ -185,7 +183,7 @@ class Client:
                 raise self._error(self.printable(f"{self.url}: the response broke off: {error}")) from None
 
         try:
-            answer = await patiently(once, self._patience, self.url, self._on_failure)
+            answer = await retry_with_backoff(attempt, self._patience, self.url, self._on_failure)
         except FailedAttempt as error:
             raise self._error(self.printable(f"{self.url}: {error}")) from None
         self._on_success()

@@ -1,7 +1,7 @@
 """Model of any provider that LiteLLM supports, as judges and the inference engine use it: its key, its price, one call,
 and the meaning of its errors.
 
-LiteLLM sends each request once. The caller retries (`components.request_retry.patiently`).
+LiteLLM sends each request once. The caller retries (`components.request_retry.retry_with_backoff`).
 """
 
 from __future__ import annotations

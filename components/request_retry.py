@@ -44,13 +44,13 @@ def record_contact(server: str) -> None:
     _reached.add(server)
 
 
-async def patiently(
-    once: Callable[[], Awaitable[Answer]],
+async def retry_with_backoff(
+    attempt: Callable[[], Awaitable[Answer]],
     patience: ClientTimeouts,
     server: str,
     on_retry: Callable[[FailedAttempt], object] = lambda error: None,
 ) -> Answer:
-    """Return the result of `once`, which is retried while it raises FailedAttempt.
+    """Return the result of `attempt`, which is retried while it raises FailedAttempt.
 
     server: name for `record_contact`, and for messages. `on_retry` is called with each failure that is followed by a
     retry. Raises the last one, with the number of attempts or the seconds of retrying, and ResourceError for a server
@@ -59,7 +59,7 @@ async def patiently(
     empty = 0
     while True:
         try:
-            return await once()
+            return await attempt()
         except FailedAttempt as error:
             unknown = error.unreachable and server not in _reached
             pause = (first_contact if unknown else backoff).pause(error.pause)

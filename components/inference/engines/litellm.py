@@ -20,7 +20,7 @@ from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
 from components.models.spec import ModelSpec
 from components.redaction import dereference
-from components.request_retry import ClientTimeouts, patiently
+from components.request_retry import ClientTimeouts, retry_with_backoff
 from components.specs.marks import ENV_VARIABLE, SERVER
 from components.specs.provider import PriceSpec, check_extra
 from components.specs.served import VARIABLE
@@ -100,7 +100,7 @@ class LiteLLMEngine:
         body |= dereference(self.spec.extra, "inference.extra")
         body = {name: value for name, value in body.items() if value is not None}
         try:
-            return await patiently(lambda: self._send(body), self._patience, self._model.server)
+            return await retry_with_backoff(lambda: self._send(body), self._patience, self._model.server)
         except FailedAttempt as error:
             raise EngineError(f"{self.spec.model}: {error}") from None
 

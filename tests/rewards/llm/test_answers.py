@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+from pathlib import Path
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.errors import Problem, SpecError
+from components.inference.protocol import ChatCompletion
 from components.json_text import find_json
 from components.rewards.llm.answers import Scale, read_scores
+from components.rewards.llm.models.local import ANY_OBJECT, LocalModelClient, PolicyJudge
 from components.rewards.llm.rows import by_name, match_names, object_schema, rows_schema
+from components.rewards.protocol import RewardResources
+from tests.deployment.tiny import TINY
 
 
 def is_object(value) -> bool:
@@ -171,3 +178,28 @@ def test_the_schema_of_an_answer_requires_a_row_for_each_name():
 def test_any_text_can_be_looked_through(text):
     result = find_json(text, is_object)
     assert result is None or is_object(result)
+
+
+class GrammarlessEngine:
+    """An engine that can hold an answer to any JSON object, but not to a schema."""
+
+    policy = "base"
+
+    def __init__(self):
+        self.forms = []
+
+    async def chat(self, request):
+        self.forms.append(request.form.json_schema)
+        if request.form.json_schema not in (None, json.dumps(ANY_OBJECT)):
+            raise SpecError([Problem("response_format", "is not supported")])
+        return ChatCompletion({"role": "assistant", "content": "{}"}, "stop", [1], [2], [0.0], "base")
+
+
+def test_a_local_judge_without_schemas_is_held_to_an_object():
+    engine = GrammarlessEngine()
+    judge = LocalModelClient(PolicyJudge(), RewardResources(Path(), TINY, engine=lambda model: engine))
+    schema = {"type": "object", "properties": {"score": {"type": "number", "minimum": 0, "maximum": 1}}}
+    for _ in range(2):
+        answer = asyncio.run(judge.call([{"role": "user", "content": "Judge."}], schema, "", False))
+        assert answer.text == "{}"
+    assert [form == json.dumps(ANY_OBJECT) for form in engine.forms] == [False, True, True]

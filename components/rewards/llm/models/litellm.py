@@ -13,7 +13,7 @@ from components.errors import JudgeError, ResourceError
 from components.json_reply import FailedAttempt
 from components.litellm_import import listed, litellm
 from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
-from components.request_retry import ClientTimeouts, patiently
+from components.request_retry import ClientTimeouts, retry_with_backoff
 from components.rewards.llm.judge_model import PaidSpec
 from components.rewards.llm.models.served import AnswerFormat, UnsupportedFormat, about_format, of_completion
 from components.rewards.llm.protocol import JudgeAnswer, Messages
@@ -89,7 +89,9 @@ class LiteLLMClient:
             return await self._format.ask(
                 messages,
                 schema,
-                lambda request, structured: patiently(lambda: self._send(request), self._patience, self._model.server),
+                lambda request, structured: retry_with_backoff(
+                    lambda: self._send(request), self._patience, self._model.server
+                ),
             )
         except FailedAttempt as error:
             raise JudgeError(f"{self.label}: {error}") from None
