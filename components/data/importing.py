@@ -24,6 +24,7 @@ from components.data.tokens import TokenChecks
 from components.data.unused_columns import UnusedColumns
 from components.errors import Problem, SpecError
 from components.specs import nearest
+from components.specs.override_text import override
 from components.trajectories.store import scored_writer
 
 log = logging.getLogger(__name__)
@@ -182,15 +183,14 @@ class DataImport:
         for name in self._spec.ignore:
             if name not in self._ignored:
                 yield Problem("data.ignore", f"{name!r}: no row has this column", nearest(name, self.report.unused))
-        for column in self._unused.suspected():
+        suspected = list(self._unused.suspected())
+        keep = override("data.ignore", [*self._spec.ignore, *(column.name for column in suspected)])
+        for column in suspected:
             mapped = {**self._spec.mapped, "label": column.name}
-            keep = f"data.ignore={[*self._spec.ignore, column.name]}".replace("'", "")
-            advice = f"Leave it out: {keep}"
+            advice = f"Leave {'it' if len(suspected) == 1 else 'them'} out: {keep}"
             if score_form(FORMS["thumbs"], [column.example], mapped):
-                columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in mapped.items())
-                advice = (
-                    f"If it says whether the answer is good: data.form=thumbs 'data.columns={{{columns}}}'. {advice}"
-                )
+                columns = override("data.columns", mapped)
+                advice = f"If it says whether the answer is good: data.form=thumbs {columns}. {advice}"
             yield Problem(
                 "data.columns",
                 f"the form {self._form.name} does not read the column {column}, which may be a label: good and bad "

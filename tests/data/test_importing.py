@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -212,6 +214,20 @@ def test_a_column_that_may_be_a_label_ends_the_import_until_it_is_named(importin
     report, trajectories, _ = importing([{**row, "note": f"n {n}"} for n, row in enumerate(rows)], ignore=[column])
     assert report.to_json()["unused"] == {"note": 6}
     assert column not in trajectories[0].scenario.input
+
+
+@pytest.mark.parametrize("name", ["my label", "a, b", "it's", "true", "1", "null", "C:\\", "a\\'b", "ok [y/n]: {x}"])
+def test_the_advice_for_suspected_columns_leaves_out_all_of_them(importing, name):
+    """Names of columns are any text: the advice is parsed as a shell and Hydra would."""
+    rows = [{**row, "flagged": bool(n % 2)} for n, row in enumerate(judged(name, "ok", "nok"))]
+    with pytest.raises(SpecError) as error:
+        importing(rows)
+    advice = {problem.message.partition(" them out: ")[2] for problem in error.value.problems}
+    (words,) = map(shlex.split, advice)
+    (parsed,) = map(OverridesParser.create().parse_override, words)
+    ignored = parsed.value()
+    assert set(map(str, ignored)) == {name, "flagged"}
+    assert importing(rows, ignore=[str(column) for column in ignored])[0].examples == 6
 
 
 def test_an_ignored_column_that_no_row_has_is_a_mistake(importing):
