@@ -2,7 +2,7 @@
 
 python -m docs.command_help     write the page
 
-The commands are the modules of `flows` that can be started. Lists of experiments and config groups, which the help of
+Lists of experiments and config groups, which the help of
 `flows.run` prints too, are left out: docs/reference/configuration.md has them.
 """
 
@@ -15,17 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from docs.generated import Generated
+from flows.__main__ import commands
 from flows.terminal.help import OPTIONS, USAGE
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = "100"
-
-
-def commands() -> list[str]:
-    """Return the names of the modules of `flows` that can be started."""
-    return sorted(
-        path.stem for path in (ROOT / "flows").glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")
-    )
 
 
 def help_text(command: str) -> str:
@@ -40,7 +34,7 @@ def help_text(command: str) -> str:
 
 def content() -> str:
     """Return one section for each command."""
-    names = commands()
+    names = list(commands())
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         texts = threads.map(help_text, names)
     return "\n".join(

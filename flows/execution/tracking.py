@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from components.artifacts import lock_file
 from components.errors import ResourceError
 from components.redaction import mask_text
-from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord
+from flows.terminal.arguments import CODE
 
 if TYPE_CHECKING:
     from components.tracking.mlflow_tracker import Tracker

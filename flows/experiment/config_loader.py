@@ -38,7 +38,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from components.errors import Problem, SpecError
-from flows.experiment.spec import CODE
+from flows.terminal.arguments import CODE
 
 CONF = CODE / "conf"
 PRIMARY = "config"

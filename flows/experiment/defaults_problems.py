@@ -15,7 +15,7 @@ from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
 
 from components.specs import nearest
-from flows.experiment.spec import CODE
+from flows.terminal.arguments import CODE
 
 
 def defaults_problems(

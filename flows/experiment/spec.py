@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -38,7 +37,6 @@ from flows.experiment.notify import NotifySpec
 from flows.experiment.sections import RewardModelPartSpec, ServeSpec, WarmupSpec
 from flows.terminal.arguments import DEFAULT_ROOT, root_folder
 
-CODE = Path(__file__).resolve().parents[2]
 """Folder that contains flows/, components/ and conf/."""
 
 

@@ -18,11 +18,11 @@ from components.evaluation.rank_agreement import RankAgreement, Rewards, rank_ag
 from components.trajectories.groups import separate
 from components.trajectories.schema import Trajectory
 from flows.experiment.requests import Requests
-from flows.experiment.spec import CODE
 from flows.influence.rewards import OWN, NamedReward
 from flows.influence.rounds import TrainedRound
 from flows.recipes.episodes import FED
 from flows.stages.base import Request
+from flows.terminal.arguments import CODE
 
 if TYPE_CHECKING:
     from components.artifacts import Artifact

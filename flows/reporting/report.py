@@ -153,8 +153,8 @@ def report_of(
     """Return the report's HTML. ended_by: message of the guard that stopped the run, if any."""
     from components.evaluation.report import Evaluation, FailureRow, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
-    from flows.experiment.spec import CODE
     from flows.reporting.lineage import origins
+    from flows.terminal.arguments import CODE
 
     assert execution.tracker is not None
     stages = [

@@ -13,9 +13,10 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override
 
 from flows.execution import tracking
-from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.experiment.sweep_settings import OptunaSpec, default_objective
 from flows.sweeps import summary
+from flows.terminal.arguments import DEFAULT_ROOT
 from flows.terminal.interrupt import Interruption
 
 DIRECTORY = "hydra.sweep.dir"
@@ -27,7 +28,7 @@ def folder_of(overrides: Sequence[Override], specs: Sequence[ExperimentSpec], se
     for override in overrides:
         if override.get_key_element() == DIRECTORY:
             return Path(str(override.value())).absolute()
-    root = specs[0].root if specs else str(CODE / "runs")
+    root = specs[0].root if specs else str(DEFAULT_ROOT)
     if settings is not None:
         return Path(root) / "sweeps" / (settings.study or specs[0].name)
     return Path(root) / "sweeps" / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}-{os.getpid()}"

