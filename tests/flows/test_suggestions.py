@@ -18,7 +18,8 @@ from components.errors import Problem, SpecError
 from components.specs import names_below
 from flows.experiment.compose import check
 from flows.experiment.composer import Composer
-from flows.experiment.spec import CODE, ExperimentSpec
+from flows.experiment.spec import ExperimentSpec
+from flows.terminal.arguments import CODE
 
 ONE_EXPERIMENT = "+experiment=smoke"
 
