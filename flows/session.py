@@ -105,7 +105,7 @@ def run(
 
         from flows.planning import preflight
         from flows.planning.cached_run import CachedRun
-        from flows.reporting import results
+        from flows.reporting import console_lines, results
 
         cached = CachedRun.find(spec, context, starting_point)
         if cached is None:
@@ -114,7 +114,7 @@ def run(
         earlier = cached.earlier() if cached is not None and standalone else None
         if cached is not None and earlier is not None:
             result = cached.repeat(earlier, console, log, start)
-            results.show(result, console, ui_command(tracking_uri), server.ui_command(root))
+            console_lines.show(result, console, ui_command(tracking_uri), server.ui_command(root))
             print(result.to_json(), file=stdout, flush=True)
             return json.loads(result.to_json())
         prefect = None
@@ -160,7 +160,7 @@ def run(
         if execution.notifier is not None:
             stack.enter_context(execution.notifier.watching())
         logger.info("MLflow run %s", tracker.run_id)
-        on_round = results.round_teller(execution)
+        on_round = console_lines.round_teller(execution)
         deployment_errors: list[EspalierError] = []
 
         def body(call: StageRunner, beside: BackgroundRunner, at_once: ParallelRunner) -> results.Results:
@@ -193,7 +193,7 @@ def run(
             )
         line: dict[str, Any] = json.loads(result.to_json())
         record.run.result = line
-        results.show(result, console, tracker.ui_command, server.ui_command(root))
+        console_lines.show(result, console, tracker.ui_command, server.ui_command(root))
     print(result.to_json(), file=stdout, flush=True)
     if deployment_errors:
         raise deployment_errors[0]  # the trained policy is stored and registered, but not deployed

@@ -132,7 +132,7 @@ class Execution:
             Path(spec.root),
             log.with_suffix(".stages.log"),
             environment(),
-            _options(spec),
+            [*(["--store", spec.store] if spec.store else []), "--lock-timeout", str(spec.compute.lock_timeout)],
             spec.compute.stage_timeout,
             distributed=DISTRIBUTED,
         )
@@ -385,12 +385,6 @@ def _listener(views: Sequence[Progress], console: Console, dog: Watchdog) -> Cal
             console.line(f"  {event['waiting']}")
 
     return listen
-
-
-def _options(spec: ExperimentSpec) -> list[str]:
-    """Return the options of `flows.stage` for all stages of this run."""
-    store = ["--store", spec.store] if spec.store else []
-    return [*store, "--lock-timeout", str(spec.compute.lock_timeout)]
 
 
 def environment() -> dict[str, str]:

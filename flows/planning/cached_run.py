@@ -21,7 +21,8 @@ from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord
 from flows.recipes.run import Run
-from flows.reporting.results import ReleaseResult, Results, results_of, round_teller
+from flows.reporting.console_lines import round_teller
+from flows.reporting.results import ReleaseResult, Results, results_of
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage
 from flows.terminal.console import Console

@@ -15,7 +15,7 @@ from components.trajectories.store import write_trajectories
 from flows.execution.executor import Execution, FinishedStage
 from flows.history.records import Records
 from flows.planning.plan import plan
-from flows.reporting.results import round_teller
+from flows.reporting.console_lines import round_teller
 from flows.stages.anchors import anchor_label, drift_metrics, sample_anchors
 from flows.stages.base import Context, Request
 from tests.flows.pretend import pretend, spec_of
