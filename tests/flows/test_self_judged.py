@@ -146,7 +146,8 @@ def test_an_engine_without_grammars_is_asked_in_words(played, monkeypatch, caplo
     monkeypatch.setattr(episodes, "warm_engine", lambda *given, **named: engine)
     artifact, _ = judged(played, of(CRITIC, max_tokens=66))
     assert artifact.metrics["unscored"] == 0
-    assert caplog.text.count("cannot be held to a JSON schema") == 1
+    for form, weaker in (("schema", "object"), ("object", "none")):
+        assert caplog.text.count(f"does not support reward.model.structured={form}; {weaker} is used") == 1
 
 
 def test_what_a_policy_cannot_judge_is_unscored_beside_what_it_can(played, monkeypatch):
