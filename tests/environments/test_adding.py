@@ -105,8 +105,8 @@ def test_the_tests_of_the_configuration_cover_an_added_environment(checkout):
     configs, option = "tests/test_configs.py", "[environment/coins]"
     checkout.test(
         f"{configs}::test_it_composes_into_a_valid_experiment_with_every_key_written_out{option}",
-        f"{configs}::test_it_begins_with_a_comment_that_says_what_it_is{option}",
-        f"{configs}::test_it_is_plain_yaml_without_repeated_keys{option}",
+        f"{configs}::test_every_file_begins_with_a_comment_that_says_what_it_is",
+        f"{configs}::test_every_file_is_plain_yaml_without_repeated_keys",
         f"{configs}::test_all_files_are_options_of_a_group",
         "tests/test_registered.py::test_every_component_of_the_configuration_has_a_registered_name_of_its_own",
     )

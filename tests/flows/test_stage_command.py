@@ -160,7 +160,8 @@ def foreign(tmp_path):
         with recording(root, RunRecord(f"abcdef0{number}", f"foreign{number}", 0, time.time(), spec=spec)) as writer:
             for label in ("collect[1]", "evaluate[final]", "train[1]"):
                 kind = "checkpoint" if label == "train[1]" else artifact.kind
-                writer.add(StageRecord(label, 0, request, 3, artifact.key, artifact.digest, kind, "ran", 1.0))
+                sent = request | {"stage": label.partition("[")[0]}
+                writer.add(StageRecord(label, 0, sent, 3, artifact.key, artifact.digest, kind, "ran", 1.0))
     return root, planted
 
 
@@ -184,7 +185,7 @@ def test_a_chat_starts_nothing_of_a_record_without_trust(foreign, monkeypatch):
     monkeypatch.syspath_prepend(root.parent)
     key = Records(root).get("foreign1").stages[0].key
     with pytest.raises(SpecError, match="allow = planted_package runs code"):
-        chat._request(root, key, "foreign1", trust=False)
+        chat._measurement(root, key, "foreign1", trust=False)
     assert not planted.exists()
 
 

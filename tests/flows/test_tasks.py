@@ -14,6 +14,7 @@ from components.compute.runners import KeptProcessRunner, ProcessRunner, StagePr
 from components.errors import EspalierError, SpecError
 from flows.history.records import Records, RunRecord, recording
 from flows.orchestration.prefect_log import MOST_ROWS, TIMEOUT, PrefectLog
+from flows.reporting.results import EPISODE_COLUMNS, ResultTable
 from flows.stages import STAGES
 from flows.stages.base import Request
 from flows.terminal.console import logging_to
@@ -31,8 +32,8 @@ class Found:
     def markdown(self):
         return "# Results"
 
-    def rows(self):
-        return [["start", "0.5", "0.5", "1"]]
+    def tables(self):
+        return [ResultTable("episodes", "", EPISODE_COLUMNS, [["start", "0.5", "0.5", "1"]])]
 
 
 def run(execution, body, prefect_server, *dead, log=None):
