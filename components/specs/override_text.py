@@ -25,5 +25,5 @@ def _items(value: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[Any, str]
 
 def _hydra_quoted(text: str) -> str:
     """Return a text in the quotes of Hydra's grammar. Backslashes are escapes only before a quote."""
-    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
+    escaped = re.sub(r"(?<!\\)(\\*+)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"

@@ -1,4 +1,4 @@
-"""What a run prints on the console: the line of each round, and the results at its end."""
+"""Lines of a run on the console: one for each round, and the results at its end."""
 
 from __future__ import annotations
 

@@ -19,8 +19,14 @@ COMMANDS = sorted(
     for path in FLOWS.rglob("*.py")
     if '__name__ == "__main__"' in path.read_text()
 )
-WITHOUT_RUNS = {"flows.agent_tools.supervisor", "flows.bisection.step", "flows.scenarios", "flows.verify"}
-"""Commands that neither read nor write below a root; the first two are started by other commands only."""
+WITHOUT_RUNS = {
+    "flows.__main__",
+    "flows.agent_tools.supervisor",
+    "flows.bisection.step",
+    "flows.scenarios",
+    "flows.verify",
+}
+"""Commands that neither read nor write below a root; some are started by other commands only."""
 ARGUMENTS = {
     "flows.annotate": ["latest"],
     "flows.bundle": ["latest"],

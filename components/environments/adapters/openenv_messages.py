@@ -29,7 +29,7 @@ class ServerError(Exception):
         super().__init__("; ".join([data.message or "it gives no reason", *details])[:1000])
 
 
-class Action(BaseModel):
+class ActionSchema(BaseModel):
     """JSON schema of an action."""
 
     model_config = ConfigDict(extra="allow")
@@ -41,7 +41,7 @@ class Action(BaseModel):
 class Schemas(BaseModel):
     """Response of /schema."""
 
-    action: Action
+    action: ActionSchema
 
 
 class _ListedTool(BaseModel):
@@ -90,9 +90,9 @@ class ErrorData(BaseModel):
     errors: list[_FieldError] | None = None
 
 
-def bounded_schema(schema: Action | dict[str, Any]) -> dict[str, Any]:
+def bounded_schema(schema: ActionSchema | dict[str, Any]) -> dict[str, Any]:
     """Return a schema. Raises InvalidReply if it is too large to validate against."""
-    data = schema.model_dump() if isinstance(schema, Action) else schema
+    data = schema.model_dump() if isinstance(schema, ActionSchema) else schema
     if problem := too_large(data):
         raise InvalidReply(f"returned a schema with {problem}")
     return data
