@@ -13,7 +13,7 @@ from components.specs import validate
 from flows.execution.executor import Execution
 from flows.experiment.compose import compose
 from flows.experiment.spec import ExperimentSpec
-from flows.reporting.results import round_teller
+from flows.reporting.console_lines import round_teller
 from flows.stages import selections
 from flows.stages.base import Context, Request
 from tests.flows.pretend import spec_of

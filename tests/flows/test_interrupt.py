@@ -63,12 +63,15 @@ def test_blocked_cleanup_is_cut_short_after_the_last_words_and_none_of_them_can_
 def test_a_signal_during_a_computation_outside_python_ends_the_process(again):
     """The main thread runs no signal handler there. SIGTERM leaves 25 s, which a Ctrl-C after it cuts short."""
     process = start("""
-        import ctypes
+        import ctypes, threading
+        sys.setswitchinterval(1000)  # the thread gets the interpreter when the main thread is in the last call
+        going = threading.Event()
+        threading.Thread(target=lambda: (going.wait(), print("ready", flush=True)), daemon=True).start()
         lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
         with Interruption() as interruption:
             interruption.last_words.append(lambda: print("last words", flush=True))
             lock(mutex)
-            print("ready", flush=True)
+            going.set()
             lock(mutex)
     """)
     began = time.monotonic()

@@ -428,7 +428,14 @@ def test_an_environment_of_vllm_that_is_missing_is_said(tmp_path):
     python = str(tmp_path / "nowhere")
     text = show(plan(spec_of(tmp_path, inference={"name": "vllm", "python": python})))
     assert f"the run cannot start yet: inference.python: vLLM's environment is not there ({python})" in text
-    text = show(plan(spec_of(tmp_path, deploy={"target": {"name": "local", "engine": "vllm", "python": python}})))
+    text = show(
+        plan(
+            spec_of(
+                tmp_path,
+                deploy={"register_model": True, "target": {"name": "local", "engine": "vllm", "python": python}},
+            )
+        )
+    )
     assert (
         f"the run cannot start yet: deploy.target.python: {python}, the Python of vLLM's environment, does not exist"
         in text
