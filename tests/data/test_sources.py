@@ -330,14 +330,7 @@ def test_any_damage_of_a_table_gives_rows_or_an_error_with_its_place(data, tmp_p
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     (folder / name).write_bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2]))])
-    try:
-        for row in rows(SourceSpec(path=str(folder / name)), lambda broken: None):
-            assert isinstance(row.values, dict)
-    except ResourceError as error:
-        message = str(error)
-    else:
-        message = name
-    assert name in message
+    check_rows_or_an_error_with_its_place(folder / name)
 
 
 @given(text=st.binary(max_size=200))
@@ -345,11 +338,15 @@ def test_any_bytes_give_rows_or_an_error_with_their_place(text, tmp_path_factory
     folder = tmp_path_factory.mktemp("bytes")
     for name in ("a.json", "a.jsonl", "a.csv", "a.jsonl.gz"):
         (folder / name).write_bytes(text)
-        try:
-            for row in rows(SourceSpec(path=str(folder / name)), lambda broken: None):
-                assert isinstance(row.values, dict)
-        except ResourceError as error:
-            message = str(error)
-        else:
-            message = name
-        assert name in message
+        check_rows_or_an_error_with_its_place(folder / name)
+
+
+def check_rows_or_an_error_with_its_place(path: Path) -> None:
+    try:
+        for row in rows(SourceSpec(path=str(path)), lambda broken: None):
+            assert isinstance(row.values, dict)
+    except ResourceError as error:
+        message = str(error)
+    else:
+        message = path.name
+    assert path.name in message
