@@ -233,6 +233,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _interrupt(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the cleanup
     raise KeyboardInterrupt
 
 

@@ -290,7 +290,7 @@ def of_type(kind: pa.DataType) -> st.SearchStrategy:
     if isinstance(kind, pa.StructType):
         return st.none() | st.fixed_dictionaries({field.name: of_type(field.type) for field in kind})
     if isinstance(kind, pa.FixedSizeListType):
-        return st.lists(of_type(kind.value_type), min_size=2, max_size=2)  # Parquet files of null ones are unreadable
+        return st.lists(of_type(kind.value_type), min_size=2, max_size=2)
     if isinstance(kind, pa.ListType | pa.LargeListType):
         return st.none() | st.lists(of_type(kind.value_type), max_size=3)
     leaves = {pa.int64(): st.integers(-(2**63), 2**63 - 1), pa.bool_(): st.booleans(), pa.null(): st.none()}
@@ -312,7 +312,13 @@ def test_any_table_gives_the_values_of_its_rows(data, tmp_path_factory):
         pq.write_table(table, folder / "a.parquet", row_group_size=data.draw(st.integers(1, 6)))
     except pa.ArrowNotImplementedError:
         return  # types that Parquet does not have
-    assert values(path=str(folder / "a.parquet")) == pq.read_table(folder / "a.parquet").to_pylist()
+    try:
+        expected = pq.read_table(folder / "a.parquet").to_pylist()
+    except pa.ArrowInvalid:  # lists of a fixed size within a null
+        with pytest.raises(ResourceError, match="not a complete Parquet file"):
+            values(path=str(folder / "a.parquet"))
+    else:
+        assert values(path=str(folder / "a.parquet")) == expected
 
 
 @settings(max_examples=20)
