@@ -70,7 +70,7 @@ $(EXTRAS): pyproject.toml $(EXTRAS_OVERRIDES) | setup
 	@touch $@
 
 test-slow: setup  ## the tests that take minutes each
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m slow --hypothesis-profile=random
 
 test-security: setup  ## every attack on the boundaries of docs/concepts/security.md, the slow ones included
 	$(RUN) -m pytest -m security
