@@ -62,23 +62,21 @@ def test_all_commands_are_known():
     assert set(ARGUMENTS) < set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in WITHOUT_RUNS])
-@pytest.mark.parametrize("option", [["--root", "/some/where"], ["--root=/some/where"]], ids=["apart", "joined"])
-def test_an_option_of_that_name_is_refused_with_what_to_write(command, option, monkeypatch, capsys):
-    code, said = ended(command, [*ARGUMENTS.get(command, []), *option], monkeypatch, capsys)
-    assert code == 2
-    assert "--root is not an option; use root=/some/where" in said
-    if command != "flows.run":  # which lists all problems in one form
-        assert f"usage: python -m {command}" in said
+def test_an_option_of_that_name_is_refused_with_what_to_write(monkeypatch, capsys):
+    for place, command in enumerate(command for command in COMMANDS if command not in WITHOUT_RUNS):
+        option = ["--root=/some/where"] if place % 2 else ["--root", "/some/where"]
+        code, said = ended(command, [*ARGUMENTS.get(command, []), *option], monkeypatch, capsys)
+        assert (code, "--root is not an option; use root=/some/where" in said) == (2, True), command
+        if command != "flows.run":  # which lists all problems in one form
+            assert f"usage: python -m {command}" in said
 
 
-@pytest.mark.parametrize("command", sorted(ARGUMENTS))
-@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-def test_the_folder_stands_anywhere_among_the_arguments(command, first, tmp_path, monkeypatch, capsys):
-    root, arguments = [f"root={tmp_path}/there"], ARGUMENTS[command]
-    code, said = ended(command, root + arguments if first else arguments + root, monkeypatch, capsys)
-    assert code == 2
-    assert f"{tmp_path}/there" in said
+def test_the_folder_stands_anywhere_among_the_arguments(tmp_path, monkeypatch, capsys):
+    root = [f"root={tmp_path}/there"]
+    for command, arguments in ARGUMENTS.items():
+        for line in (root + arguments, arguments + root):
+            code, said = ended(command, line, monkeypatch, capsys)
+            assert (code, f"{tmp_path}/there" in said) == (2, True), line
 
 
 def parse(*arguments: str):
@@ -88,10 +86,10 @@ def parse(*arguments: str):
     return parser.parse_intermixed_args(arguments)
 
 
-@pytest.mark.parametrize("folder", ["/a/b c", "a=b", "~/a", "."])
-def test_a_folder_means_the_same_to_hydra_and_to_the_other_commands(folder):
-    spec = ExperimentSpec.model_validate({**DATA, "root": folder})
-    assert parse("one", "--json", f"root={folder}", "two").root == Path(spec.root) == root_folder(folder)
+def test_a_folder_means_the_same_to_hydra_and_to_the_other_commands():
+    for folder in ("/a/b c", "a=b", "~/a", "."):
+        spec = ExperimentSpec.model_validate({**DATA, "root": folder})
+        assert parse("one", "--json", f"root={folder}", "two").root == Path(spec.root) == root_folder(folder)
 
 
 def test_the_last_one_counts_and_the_others_are_no_arguments():
@@ -100,13 +98,14 @@ def test_the_last_one_counts_and_the_others_are_no_arguments():
     assert parse("one").root == DEFAULT_ROOT
 
 
-@pytest.mark.parametrize(
-    ("folder", "words"), [("", "expected a folder, not an empty string"), ("s3://bucket", "expected a local folder")]
-)
-def test_what_is_no_folder_is_refused(folder, words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parse(f"root={folder}")
-    assert f"root: {folder!r}: {words}" in capsys.readouterr().err
+def test_what_is_no_folder_is_refused(capsys):
+    for folder, words in {
+        "": "expected a folder, not an empty string",
+        "s3://bucket": "expected a local folder",
+    }.items():
+        with pytest.raises(SystemExit, match="2"):
+            parse(f"root={folder}")
+        assert f"root: {folder!r}: {words}" in capsys.readouterr().err
 
 
 def test_the_usage_names_it(capsys):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -82,28 +84,20 @@ def option(group: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize("experiment", ["inline", "based"])
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [
-        ("reward", "returned"),
-        ("reward", "outcome"),
-        ("environment", "shop"),
-        ("environment", "guess"),
-        ("algorithm", "dpo"),
-        ("filter", "signal"),
-        ("model", "smollm2_135m"),
-    ],
-)
-def test_an_option_of_the_command_line_wins_whole_over_an_inline_block(composed, experiment, group, name):
-    data = composed(f"+experiment={experiment}", f"{group}={name}", check=False)
-    assert data[group] == option(group, name)
-    others = composed(f"+experiment={experiment}", check=False)
-    assert {k: v for k, v in data.items() if k != group} == {k: v for k, v in others.items() if k != group}
+def test_an_option_of_the_command_line_wins_whole_over_an_inline_block(composed, experiment):
+    plain = composed(f"+experiment={experiment}", check=False)
+    for options in (
+        {"reward": "returned", "environment": "guess"},  # the block of the environment has the same target
+        {"reward": "outcome", "environment": "shop", "algorithm": "dpo", "filter": "signal", "model": "smollm2_135m"},
+    ):
+        lines = [f"{group}={name}" for group, name in options.items()]
+        expected = {group: option(group, name) for group, name in options.items()}
+        assert composed(f"+experiment={experiment}", *lines, check=False) == {**plain, **expected}
 
 
-@pytest.mark.parametrize("experiment", ["inline", "smoke", "agent_evol", "r3"])
-def test_no_warmup_is_none_whatever_the_experiment_sets_in_it(composed, experiment):
-    assert composed(f"+experiment={experiment}", "warmup=none", check=False)["warmup"] is None
+def test_no_warmup_is_none_whatever_the_experiment_sets_in_it(composed):
+    for experiment in ("inline", "smoke", "agent_evol", "r3"):
+        assert composed(f"+experiment={experiment}", "warmup=none", check=False)["warmup"] is None, experiment
 
 
 def test_a_block_that_names_another_thing_does_not_mix_with_the_chosen_option(composed):
@@ -143,14 +137,16 @@ def test_a_nested_option_wins_whole(folder, composed):
     assert reward["rubric"] == "R"
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@pytest.mark.parametrize("line", [(), ("reward=returned", "warmup=none", "environment=guess")], ids=" ".join)
-def test_what_is_checked_is_what_hydra_composes(composed, experiment, line):
+def test_what_is_checked_is_what_hydra_composes(composed):
+    """Each experiment as it is, or with options in place of its own: alternately."""
     composer = Composer()
-    overrides, problems = composer.parse([f"+experiment={experiment}", *line])
-    checked, problems = composer.point(overrides)
-    assert not problems
-    assert composed(f"+experiment={experiment}", *line, "--resolve", check=False) == checked
+    lines = itertools.cycle([[], ["reward=returned", "warmup=none", "environment=guess"]])
+    for experiment, line in zip(EXPERIMENTS, lines, strict=False):
+        overrides, problems = composer.parse([f"+experiment={experiment}", *line])
+        assert not problems
+        checked, problems = composer.point(overrides)
+        assert not problems
+        assert composed(f"+experiment={experiment}", *line, "--resolve", check=False) == checked, experiment
 
 
 def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
@@ -182,17 +178,13 @@ def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
 # --- what cannot win is refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line", ["environment=[shop,guess]", "model=[tiny,hf]", "judge_model@reward.model=[served,litellm]"]
-)
-def test_several_options_for_a_group_are_refused(line):
-    key, _, value = line.partition("=")
+def test_several_options_for_a_group_are_refused(folder):
+    lines = ["environment=[shop,guess]", "model=[tiny,hf]", "judge_model@reward.model=[served,litellm]"]
     with pytest.raises(SpecError) as caught:
-        check(["+experiment=ruler", line])
-    assert f"{key}: {value}: a group has one option" in str(caught.value)
-
-
-def test_several_options_in_a_file_are_refused(folder):
+        check(["+experiment=ruler", *lines])
+    for line in lines:
+        key, _, value = line.partition("=")
+        assert f"{key}: {value}: a group has one option" in str(caught.value)
     (folder / "experiment" / "several.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /environment: [shop, guess]\nname: several\n"
     )
@@ -200,42 +192,32 @@ def test_several_options_in_a_file_are_refused(folder):
         check(["+experiment=several"], config_dir=folder)
 
 
-@pytest.mark.parametrize(("line", "hint"), [("~reward", ""), ("~warmup", "Did you mean 'warmup=none'?")])
-def test_an_option_that_is_left_out_and_a_block_that_stays_are_refused(folder, line, hint):
+def test_an_option_that_is_left_out_and_a_block_that_stays_are_refused(folder):
     with pytest.raises(SpecError) as caught:
-        check(["+experiment=inline", line], config_dir=folder)
-    assert f"{line}: removes the option, but not the keys that the experiment sets; expected" in str(caught.value)
-    assert hint in str(caught.value)
+        check(["+experiment=inline", "~reward", "~warmup"], config_dir=folder)
+    for line in ("~reward", "~warmup"):
+        assert f"{line}: removes the option, but not the keys that the experiment sets; expected" in str(caught.value)
+    assert "Did you mean 'warmup=none'?" in str(caught.value)
 
 
 REMEDIES = {
-    ("+experiment=agent_evol", "algorithm=dpo"): ["filter.filters.one.count=2"],
-    ("+experiment=tic_tac_toe", "environment=shop"): ["~environment.difficulties"],
-    ("+experiment=quickstart", "algorithm=dpo"): ["~algorithm.minibatches"],
-    ("+experiment=r3", "environment=shop"): ["~environment.difficulties"],
+    ("+experiment=agent_evol", "algorithm=dpo"): "filter.filters.one.count=2",
+    ("+experiment=quickstart", "algorithm=dpo"): "~algorithm.minibatches",
+    ("+experiment=r3", "environment=shop"): "~environment.difficulties",
+    ("+experiment=chain", "filter=signal"): "~filter.filters",
 }
 """Choices that the experiment's file stands against, and the override that the message names."""
 
 
-@pytest.mark.parametrize("lines", REMEDIES, ids=" ".join)
-def test_what_the_file_stands_against_is_refused_with_the_override_that_works(lines):
-    with pytest.raises(SpecError) as caught:
-        compose(lines)
-    for remedy in REMEDIES[lines]:
-        assert remedy in str(caught.value)
-    compose([*lines, *REMEDIES[lines]])
-
-
-def test_the_parts_of_a_chain_that_the_file_sets_stand_against_another_filter(folder):
+def test_what_the_file_stands_against_is_refused_with_the_override_that_works(folder):
     (folder / "experiment" / "chain.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /filter: agent_evol\n  - override /algorithm: sft\n"
         "name: chain\nfilter: {filters: {share: {share: 0.8}}}\n"
     )
-    lines = ["+experiment=chain", "filter=signal"]
-    with pytest.raises(SpecError) as caught:
-        compose(lines, config_dir=folder)
-    assert "~filter.filters" in str(caught.value)
-    compose([*lines, "~filter.filters"], config_dir=folder)
+    for lines, remedy in REMEDIES.items():
+        with pytest.raises(SpecError, match=re.escape(remedy)):
+            compose(lines, config_dir=folder)
+        compose([*lines, remedy], config_dir=folder)
 
 
 def test_a_key_of_the_command_line_is_not_blamed_on_the_file():
