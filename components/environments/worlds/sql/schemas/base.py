@@ -1,7 +1,8 @@
 """Data classes of schemas and questions, and generators that several schemas share.
 
 A question is a text template with a query template that has the same placeholders. They are filled from the schema's
-`values`, all of which occur in the data. If a question asks for an order, the order has no ties.
+`values`, all of which occur in the data. If a question asks for an order, the order has no ties. `read_questions` reads
+them from a text.
 
 Dates are text, as `2024-03-05`. Sums of money are whole dollars.
 """
@@ -9,6 +10,7 @@ Dates are text, as `2024-03-05`. Sums of money are whole dollars.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -41,6 +43,18 @@ class Schema:
     rows: Callable[[random.Random], Rows]
     values: dict[str, Sequence[Any]]
     questions: tuple[Question, ...]
+
+
+def read_questions(text: str) -> tuple[Question, ...]:
+    """Return the questions of a text: blocks of `TYPE DIFFICULTY [ordered]: QUESTION` and a query from `SELECT` on."""
+    return tuple(_question(" ".join(block.split("\n"))) for block in text.strip().split("\n\n"))
+
+
+def _question(block: str) -> Question:
+    question, sql = re.split(r" (?=SELECT )", block, maxsplit=1)
+    kind, text = question.split(": ", 1)
+    type, difficulty, *order = kind.split()
+    return Question(type, int(difficulty), text, sql, ordered=order == ["ordered"])
 
 
 FIRST = (

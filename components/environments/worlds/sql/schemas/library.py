@@ -5,7 +5,15 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
-from components.environments.worlds.sql.schemas.base import YEARS, Question, Rows, Schema, a_day, evenly, some_names
+from components.environments.worlds.sql.schemas.base import (
+    YEARS,
+    Rows,
+    Schema,
+    a_day,
+    evenly,
+    read_questions,
+    some_names,
+)
 
 COUNTRIES = ("Chile", "Egypt", "France", "Japan")
 GENRES = ("crime", "history", "poetry", "science", "travel")
@@ -53,99 +61,56 @@ CREATE TABLE loans (id INTEGER PRIMARY KEY, book_id INTEGER REFERENCES books(id)
         "times": (2, 3, 4),
         "top": range(3, 8),
     },
-    questions=(
-        Question(
-            "filter",
-            1,
-            "What are the titles of the {genre} books?",
-            "SELECT title FROM books WHERE genre = '{genre}'",
-        ),
-        Question(
-            "filter",
-            1,
-            "List the titles of the books that appeared in {since} or later, the oldest first, those of one "
-            "year by title.",
-            "SELECT title FROM books WHERE year >= {since} ORDER BY year, title",
-            ordered=True,
-        ),
-        Question(
-            "aggregate",
-            2,
-            "How many copies of {genre} books does the library own?",
-            "SELECT SUM(copies) FROM books WHERE genre = '{genre}'",
-        ),
-        Question(
-            "aggregate",
-            2,
-            "How many loans of {year} have not been returned?",
-            "SELECT COUNT(*) FROM loans WHERE taken LIKE '{year}-%' AND returned IS NULL",
-        ),
-        Question(
-            "join",
-            2,
-            "List title and author's name of the books by authors from {country}.",
-            "SELECT b.title, a.name FROM books b JOIN authors a ON a.id = b.author_id WHERE a.country = '{country}'",
-        ),
-        Question(
-            "join",
-            3,
-            "Which members older than {age} have ever borrowed a {genre} book? List each name once.",
-            "SELECT DISTINCT m.name FROM members m JOIN loans l ON l.member_id = m.id JOIN books b ON b.id = "
-            "l.book_id WHERE m.age > {age} AND b.genre = '{genre}'",
-        ),
-        Question(
-            "group",
-            3,
-            "For each genre, how many loans began in {year}? Leave out genres without any.",
-            "SELECT b.genre, COUNT(*) FROM loans l JOIN books b ON b.id = l.book_id WHERE l.taken LIKE "
-            "'{year}-%' GROUP BY b.genre",
-        ),
-        Question(
-            "dates",
-            3,
-            "Of the loans of {genre} books that were returned, how many days did they take on average, "
-            "rounded to two decimals?",
-            "SELECT ROUND(AVG(julianday(l.returned) - julianday(l.taken)), 2) FROM loans l JOIN books b ON "
-            "b.id = l.book_id WHERE b.genre = '{genre}' AND l.returned IS NOT NULL",
-        ),
-        Question(
-            "dates",
-            3,
-            "Which members kept a book for more than 30 days, of the loans that began in {year} and were "
-            "returned? List each name once.",
-            "SELECT DISTINCT m.name FROM members m JOIN loans l ON l.member_id = m.id WHERE l.taken LIKE "
-            "'{year}-%' AND julianday(l.returned) - julianday(l.taken) > 30",
-        ),
-        Question(
-            "nested",
-            4,
-            "Which books were not borrowed in {year}? List their titles.",
-            "SELECT title FROM books WHERE id NOT IN (SELECT book_id FROM loans WHERE taken LIKE '{year}-%')",
-        ),
-        Question(
-            "nested",
-            4,
-            "Which members borrowed at least {times} different {genre} books? List their names.",
-            "SELECT name FROM members WHERE id IN (SELECT l.member_id FROM loans l JOIN books b ON b.id = "
-            "l.book_id WHERE b.genre = '{genre}' GROUP BY l.member_id HAVING COUNT(DISTINCT b.id) >= {times})",
-        ),
-        Question(
-            "rank",
-            5,
-            "Which {top} authors' books were borrowed most often? Give name and number of loans, the highest "
-            "first, equal ones by name.",
-            "SELECT a.name, COUNT(*) AS n FROM authors a JOIN books b ON b.author_id = a.id JOIN loans l ON "
-            "l.book_id = b.id GROUP BY a.id ORDER BY n DESC, a.name LIMIT {top}",
-            ordered=True,
-        ),
-        Question(
-            "rank",
-            5,
-            "For each genre, which book was borrowed most often in {year}? Give genre, title and number; of "
-            "equal ones the first by title; leave out genres without loans in that year.",
-            "SELECT genre, title, n FROM (SELECT b.genre, b.title, COUNT(*) AS n, ROW_NUMBER() OVER "
-            "(PARTITION BY b.genre ORDER BY COUNT(*) DESC, b.title) AS place FROM books b JOIN loans l ON "
-            "l.book_id = b.id WHERE l.taken LIKE '{year}-%' GROUP BY b.id) WHERE place = 1",
-        ),
-    ),
+    questions=read_questions("""
+filter 1: What are the titles of the {genre} books?
+SELECT title FROM books WHERE genre = '{genre}'
+
+filter 1 ordered: List the titles of the books that appeared in {since} or later, the oldest first, those of one year
+by title.
+SELECT title FROM books WHERE year >= {since} ORDER BY year, title
+
+aggregate 2: How many copies of {genre} books does the library own?
+SELECT SUM(copies) FROM books WHERE genre = '{genre}'
+
+aggregate 2: How many loans of {year} have not been returned?
+SELECT COUNT(*) FROM loans WHERE taken LIKE '{year}-%' AND returned IS NULL
+
+join 2: List title and author's name of the books by authors from {country}.
+SELECT b.title, a.name FROM books b JOIN authors a ON a.id = b.author_id WHERE a.country = '{country}'
+
+join 3: Which members older than {age} have ever borrowed a {genre} book? List each name once.
+SELECT DISTINCT m.name FROM members m JOIN loans l ON l.member_id = m.id JOIN books b ON b.id = l.book_id WHERE m.age
+> {age} AND b.genre = '{genre}'
+
+group 3: For each genre, how many loans began in {year}? Leave out genres without any.
+SELECT b.genre, COUNT(*) FROM loans l JOIN books b ON b.id = l.book_id WHERE l.taken LIKE '{year}-%' GROUP BY b.genre
+
+dates 3: Of the loans of {genre} books that were returned, how many days did they take on average, rounded to two
+decimals?
+SELECT ROUND(AVG(julianday(l.returned) - julianday(l.taken)), 2) FROM loans l JOIN books b ON b.id = l.book_id WHERE
+b.genre = '{genre}' AND l.returned IS NOT NULL
+
+dates 3: Which members kept a book for more than 30 days, of the loans that began in {year} and were returned? List
+each name once.
+SELECT DISTINCT m.name FROM members m JOIN loans l ON l.member_id = m.id WHERE l.taken LIKE '{year}-%' AND
+julianday(l.returned) - julianday(l.taken) > 30
+
+nested 4: Which books were not borrowed in {year}? List their titles.
+SELECT title FROM books WHERE id NOT IN (SELECT book_id FROM loans WHERE taken LIKE '{year}-%')
+
+nested 4: Which members borrowed at least {times} different {genre} books? List their names.
+SELECT name FROM members WHERE id IN (SELECT l.member_id FROM loans l JOIN books b ON b.id = l.book_id WHERE b.genre =
+'{genre}' GROUP BY l.member_id HAVING COUNT(DISTINCT b.id) >= {times})
+
+rank 5 ordered: Which {top} authors' books were borrowed most often? Give name and number of loans, the highest first,
+equal ones by name.
+SELECT a.name, COUNT(*) AS n FROM authors a JOIN books b ON b.author_id = a.id JOIN loans l ON l.book_id = b.id GROUP
+BY a.id ORDER BY n DESC, a.name LIMIT {top}
+
+rank 5: For each genre, which book was borrowed most often in {year}? Give genre, title and number; of equal ones the
+first by title; leave out genres without loans in that year.
+SELECT genre, title, n FROM (SELECT b.genre, b.title, COUNT(*) AS n, ROW_NUMBER() OVER (PARTITION BY b.genre ORDER BY
+COUNT(*) DESC, b.title) AS place FROM books b JOIN loans l ON l.book_id = b.id WHERE l.taken LIKE '{year}-%' GROUP BY
+b.id) WHERE place = 1
+"""),
 )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import random
 
-from components.environments.worlds.sql.schemas.base import YEARS, Question, Rows, Schema, a_day, evenly, some_names
+from components.environments.worlds.sql.schemas.base import (
+    YEARS,
+    Rows,
+    Schema,
+    a_day,
+    evenly,
+    read_questions,
+    some_names,
+)
 
 SUBJECTS = ("art", "biology", "chemistry", "latin", "maths")
 
@@ -48,96 +56,55 @@ CREATE TABLE exams (id INTEGER PRIMARY KEY, student_id INTEGER REFERENCES studen
         "top": range(3, 8),
         "month": tuple(range(1, 13)),
     },
-    questions=(
-        Question(
-            "filter",
-            1,
-            "What are the names of the students of class {class}?",
-            "SELECT name FROM students WHERE class = '{class}'",
-        ),
-        Question(
-            "filter",
-            1,
-            "List id and points of the exams of {year} with at least {points} points, the best first, equal "
-            "ones by id.",
-            "SELECT id, points FROM exams WHERE points >= {points} AND day LIKE '{year}-%' ORDER BY points DESC, id",
-            ordered=True,
-        ),
-        Question(
-            "aggregate",
-            2,
-            "How many exams of {year} had at least {points} points?",
-            "SELECT COUNT(*) FROM exams WHERE points >= {points} AND day LIKE '{year}-%'",
-        ),
-        Question(
-            "join",
-            2,
-            "Which teachers teach {subject}? List each name once.",
-            "SELECT DISTINCT t.name FROM teachers t JOIN courses c ON c.teacher_id = t.id WHERE c.subject = "
-            "'{subject}'",
-        ),
-        Question(
-            "join",
-            3,
-            "Which students of class {class} are enrolled in a course of {subject}? List each name once.",
-            "SELECT DISTINCT s.name FROM students s JOIN enrolled e ON e.student_id = s.id JOIN courses c ON "
-            "c.id = e.course_id WHERE s.class = '{class}' AND c.subject = '{subject}'",
-        ),
-        Question(
-            "group",
-            3,
-            "For each class, what is the average of the points in exams of {subject}, rounded to two "
-            "decimals? Leave out classes without such exams.",
-            "SELECT s.class, ROUND(AVG(x.points), 2) FROM exams x JOIN students s ON s.id = x.student_id JOIN "
-            "courses c ON c.id = x.course_id WHERE c.subject = '{subject}' GROUP BY s.class",
-        ),
-        Question(
-            "group",
-            3,
-            "In which subjects do the courses together have at least {hours} hours? Give subject and hours.",
-            "SELECT subject, SUM(hours) FROM courses GROUP BY subject HAVING SUM(hours) >= {hours}",
-        ),
-        Question(
-            "dates",
-            3,
-            "How many exams were there in each month of {year}? Give the month as text of two digits and the "
-            "number; leave out months without any.",
-            "SELECT strftime('%m', day), COUNT(*) FROM exams WHERE day LIKE '{year}-%' GROUP BY 1",
-        ),
-        Question(
-            "nested",
-            4,
-            "Which students of class {class} have not passed any exam of {subject}? Those who took none "
-            "count, too. List their names.",
-            "SELECT name FROM students WHERE class = '{class}' AND id NOT IN (SELECT x.student_id FROM exams "
-            "x JOIN courses c ON c.id = x.course_id WHERE c.subject = '{subject}' AND x.points >= 50)",
-        ),
-        Question(
-            "nested",
-            4,
-            "Which exams of {year} in {subject} had more points than the average exam of the same course, "
-            "over all years? List their ids.",
-            "SELECT x.id FROM exams x JOIN courses c ON c.id = x.course_id WHERE c.subject = '{subject}' AND "
-            "x.day LIKE '{year}-%' AND x.points > (SELECT AVG(y.points) FROM exams y WHERE y.course_id = "
-            "x.course_id)",
-        ),
-        Question(
-            "rank",
-            5,
-            "Which {top} students have the best average of points in exams of {year}, the average rounded to "
-            "two decimals? Give name and average, the best first, equal ones by name.",
-            "SELECT s.name, ROUND(AVG(x.points), 2) AS mean FROM students s JOIN exams x ON x.student_id = "
-            "s.id WHERE x.day LIKE '{year}-%' GROUP BY s.id ORDER BY mean DESC, s.name LIMIT {top}",
-            ordered=True,
-        ),
-        Question(
-            "rank",
-            5,
-            "For each class, who had the most points in one exam of {year}? Give class, name and points; of "
-            "equal ones the first by name; leave out classes without exams in that year.",
-            "SELECT class, name, points FROM (SELECT s.class, s.name, x.points, ROW_NUMBER() OVER (PARTITION "
-            "BY s.class ORDER BY x.points DESC, s.name) AS place FROM students s JOIN exams x ON x.student_id "
-            "= s.id WHERE x.day LIKE '{year}-%') WHERE place = 1",
-        ),
-    ),
+    questions=read_questions("""
+filter 1: What are the names of the students of class {class}?
+SELECT name FROM students WHERE class = '{class}'
+
+filter 1 ordered: List id and points of the exams of {year} with at least {points} points, the best first, equal ones
+by id.
+SELECT id, points FROM exams WHERE points >= {points} AND day LIKE '{year}-%' ORDER BY points DESC, id
+
+aggregate 2: How many exams of {year} had at least {points} points?
+SELECT COUNT(*) FROM exams WHERE points >= {points} AND day LIKE '{year}-%'
+
+join 2: Which teachers teach {subject}? List each name once.
+SELECT DISTINCT t.name FROM teachers t JOIN courses c ON c.teacher_id = t.id WHERE c.subject = '{subject}'
+
+join 3: Which students of class {class} are enrolled in a course of {subject}? List each name once.
+SELECT DISTINCT s.name FROM students s JOIN enrolled e ON e.student_id = s.id JOIN courses c ON c.id = e.course_id
+WHERE s.class = '{class}' AND c.subject = '{subject}'
+
+group 3: For each class, what is the average of the points in exams of {subject}, rounded to two decimals? Leave out
+classes without such exams.
+SELECT s.class, ROUND(AVG(x.points), 2) FROM exams x JOIN students s ON s.id = x.student_id JOIN courses c ON c.id =
+x.course_id WHERE c.subject = '{subject}' GROUP BY s.class
+
+group 3: In which subjects do the courses together have at least {hours} hours? Give subject and hours.
+SELECT subject, SUM(hours) FROM courses GROUP BY subject HAVING SUM(hours) >= {hours}
+
+dates 3: How many exams were there in each month of {year}? Give the month as text of two digits and the number; leave
+out months without any.
+SELECT strftime('%m', day), COUNT(*) FROM exams WHERE day LIKE '{year}-%' GROUP BY 1
+
+nested 4: Which students of class {class} have not passed any exam of {subject}? Those who took none count, too. List
+their names.
+SELECT name FROM students WHERE class = '{class}' AND id NOT IN (SELECT x.student_id FROM exams x JOIN courses c ON
+c.id = x.course_id WHERE c.subject = '{subject}' AND x.points >= 50)
+
+nested 4: Which exams of {year} in {subject} had more points than the average exam of the same course, over all years?
+List their ids.
+SELECT x.id FROM exams x JOIN courses c ON c.id = x.course_id WHERE c.subject = '{subject}' AND x.day LIKE '{year}-%'
+AND x.points > (SELECT AVG(y.points) FROM exams y WHERE y.course_id = x.course_id)
+
+rank 5 ordered: Which {top} students have the best average of points in exams of {year}, the average rounded to two
+decimals? Give name and average, the best first, equal ones by name.
+SELECT s.name, ROUND(AVG(x.points), 2) AS mean FROM students s JOIN exams x ON x.student_id = s.id WHERE x.day LIKE
+'{year}-%' GROUP BY s.id ORDER BY mean DESC, s.name LIMIT {top}
+
+rank 5: For each class, who had the most points in one exam of {year}? Give class, name and points; of equal ones the
+first by name; leave out classes without exams in that year.
+SELECT class, name, points FROM (SELECT s.class, s.name, x.points, ROW_NUMBER() OVER (PARTITION BY s.class ORDER BY
+x.points DESC, s.name) AS place FROM students s JOIN exams x ON x.student_id = s.id WHERE x.day LIKE '{year}-%') WHERE
+place = 1
+"""),
 )
