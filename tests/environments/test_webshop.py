@@ -19,7 +19,7 @@ from components.environments.tools import call
 from components.environments.worlds.webshop import Webshop
 from components.environments.worlds.webshop.__main__ import ShopServer, main
 from components.environments.worlds.webshop.browser import Page
-from components.environments.worlds.webshop.catalog import ATTRIBUTES, KINDS, OPTIONS, catalog
+from components.environments.worlds.webshop.catalog import ATTRIBUTES, catalog, kinds, option_groups
 from components.environments.worlds.webshop.goals import fits, judge
 from components.environments.worlds.webshop.site import PageNotFound
 from tests.environments import checks
@@ -78,7 +78,7 @@ def test_harder_goals_leave_fewer_products():
 
 def test_every_department_and_difficulty_occurs_and_goals_are_unique(shop):
     scenarios = [scenario for split in checks.SPLITS for scenario in shop.scenarios(split)]
-    assert {scenario.type for scenario in scenarios} == set(KINDS)
+    assert {scenario.type for scenario in scenarios} == {kind.department for kind in kinds().values()}
     assert set(Counter(scenario.difficulty for scenario in scenarios).values()) == {len(scenarios) // 5}
     asked = [json.dumps([scenario.input[key] for key in ("kind", "attributes", "options")]) for scenario in scenarios]
     assert len(set(asked)) == len(asked)
@@ -161,9 +161,7 @@ def test_no_two_attributes_share_a_name_and_no_two_options_of_a_product_a_label(
     for product in catalog(3, 500):
         values = [value for _, group in product.options for value, _ in group]
         assert len(values) == len(set(values))
-    assert {group for sections in KINDS.values() for row in sections.values() for group in row[1].split("|")} == set(
-        OPTIONS
-    )
+    assert {group for kind in kinds().values() for group in kind.options} == set(option_groups())
 
 
 def test_navigation(shop):

@@ -111,148 +111,55 @@ ATTRIBUTES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """By set: attributes, each with the names that it goes by; the first is its own."""
-OPTIONS: dict[str, tuple[str, tuple[str, ...], int]] = {
-    "color": (
-        "color",
-        (
-            "black",
-            "white",
-            "navy",
-            "olive",
-            "burgundy",
-            "teal",
-            "sand",
-            "coral",
-            "charcoal",
-            "mustard",
-            "lilac",
-            "mint",
-        ),
-        0,
-    ),
-    "clothing size": ("size", ("x-small", "small", "medium", "large", "x-large", "xx-large"), 150),
-    "shoe size": ("size", ("36", "37", "38", "39", "40", "41", "42", "43", "44", "45"), 0),
-    "scent": ("scent", ("lavender", "cedar", "citrus", "vanilla", "rose", "sea salt", "green tea", "almond"), 0),
-    "pack": ("pack", ("single", "pack of 2", "pack of 3", "pack of 6", "pack of 12"), 700),
-    "persons": ("for", ("1 person", "2 persons", "3 persons", "4 persons", "6 persons"), 2500),
-    "extra": ("with", ("nothing else", "a cover", "a stand", "a wall hook", "a travel bag"), 400),
-    "storage": ("storage", ("32 gb", "64 gb", "128 gb", "256 gb", "512 gb"), 2500),
-    "cable": ("plug", ("type a", "type c", "type f", "type g"), 0),
-    "capacity": ("capacity", ("0.5 liter", "1 liter", "1.5 liter", "2 liter", "3 liter"), 400),
-    "finish": ("finish", ("oak", "walnut", "birch", "cherry", "ash", "maple"), 900),
-    "width": ("width", ("40 cm", "60 cm", "80 cm", "100 cm", "120 cm"), 1200),
+OPTIONS = """
+color: color: 0: black, white, navy, olive, burgundy, teal, sand, coral, charcoal, mustard, lilac, mint
+clothing size: size: 150: x-small, small, medium, large, x-large, xx-large
+shoe size: size: 0: 36, 37, 38, 39, 40, 41, 42, 43, 44, 45
+scent: scent: 0: lavender, cedar, citrus, vanilla, rose, sea salt, green tea, almond
+pack: pack: 700: single, pack of 2, pack of 3, pack of 6, pack of 12
+persons: for: 2500: 1 person, 2 persons, 3 persons, 4 persons, 6 persons
+extra: with: 400: nothing else, a cover, a stand, a wall hook, a travel bag
+storage: storage: 2500: 32 gb, 64 gb, 128 gb, 256 gb, 512 gb
+cable: plug: 0: type a, type c, type f, type g
+capacity: capacity: 400: 0.5 liter, 1 liter, 1.5 liter, 2 liter, 3 liter
+finish: finish: 900: oak, walnut, birch, cherry, ash, maple
+width: width: 1200: 40 cm, 60 cm, 80 cm, 100 cm, 120 cm
+"""
+"""Groups of options, one per line: name, label, extra price per step in cents, and values."""
+KINDS = {
+    "beauty": """
+skin care: care: scent, pack: face cream 8-45, body lotion 6-30, sun lotion 9-35, lip balm 3-12
+hair care: care: scent, pack: shampoo 5-28, hair conditioner 5-28, hair oil 8-38, styling gel 4-18
+make-up: care: color, pack: mascara 6-30, lipstick 5-28, eye shadow 7-36, nail polish 3-14
+""",
+    "clothing": """
+tops: fabric: color, clothing size: t-shirt 9-40, hooded sweater 20-80, rain jacket 35-150, blouse 16-70
+trousers: fabric: color, clothing size: jeans 25-110, leggings 12-55, hiking pants 30-120, pajama pants 12-45
+shoes: shoe: color, shoe size: running shoes 40-160, work boots 50-190, sandals 18-80, slippers 10-45
+""",
+    "electronics": """
+audio: device: color, cable: headphones 25-220, bluetooth speaker 20-180, clock radio 15-90, microphone 25-160
+computing: device: color, storage: tablet 90-480, e-reader 70-280, digital photo frame 40-180, portable drive 40-210
+accessories: device: color, cable: keyboard 18-150, computer mouse 10-90, desk lamp 15-95, security camera 30-190
+""",
+    "kitchen": """
+cookware: kitchen: color, capacity: saucepan 18-90, frying pan 15-95, casserole 25-130, tea kettle 18-80
+storage: kitchen: color, capacity: lunch box 8-40, water bottle 8-45, food container 6-35, thermos flask 14-60
+tools: kitchen: color, extra: chef knife 15-120, cutting board 9-60, vegetable slicer 8-45, whisk 5-28
+""",
+    "furniture": """
+living room: home: finish, width: bookcase 50-320, coffee table 45-300, tv stand 55-330, side table 25-150
+office: home: finish, width: writing desk 70-420, filing cabinet 60-280, standing desk 120-600, shelf 20-120
+textiles: textile: color, width: curtain 14-90, rug 25-240, bed cover 25-160, table runner 8-45
+""",
+    "outdoor": """
+camping: camp: color, persons: tent 60-420, sleeping mat 25-140, hammock 25-120, beach shelter 22-95
+water: camp: color, clothing size: life vest 30-150, swim goggles 8-50, wetsuit 60-300, dry bag 10-70
+cycling: camp: color, clothing size: bicycle helmet 25-160, cycling gloves 10-60, cycling jersey 25-120, rain cape 18-90
+""",
 }
-"""Groups of options by name: label, values, and the extra price per step in cents."""
-KINDS: dict[str, dict[str, tuple[str, str, dict[str, tuple[int, int]]]]] = {
-    "beauty": {
-        "skin care": (
-            "care",
-            "scent|pack",
-            {"face cream": (8, 45), "body lotion": (6, 30), "sun lotion": (9, 35), "lip balm": (3, 12)},
-        ),
-        "hair care": (
-            "care",
-            "scent|pack",
-            {"shampoo": (5, 28), "hair conditioner": (5, 28), "hair oil": (8, 38), "styling gel": (4, 18)},
-        ),
-        "make-up": (
-            "care",
-            "color|pack",
-            {"mascara": (6, 30), "lipstick": (5, 28), "eye shadow": (7, 36), "nail polish": (3, 14)},
-        ),
-    },
-    "clothing": {
-        "tops": (
-            "fabric",
-            "color|clothing size",
-            {"t-shirt": (9, 40), "hooded sweater": (20, 80), "rain jacket": (35, 150), "blouse": (16, 70)},
-        ),
-        "trousers": (
-            "fabric",
-            "color|clothing size",
-            {"jeans": (25, 110), "leggings": (12, 55), "hiking pants": (30, 120), "pajama pants": (12, 45)},
-        ),
-        "shoes": (
-            "shoe",
-            "color|shoe size",
-            {"running shoes": (40, 160), "work boots": (50, 190), "sandals": (18, 80), "slippers": (10, 45)},
-        ),
-    },
-    "electronics": {
-        "audio": (
-            "device",
-            "color|cable",
-            {"headphones": (25, 220), "bluetooth speaker": (20, 180), "clock radio": (15, 90), "microphone": (25, 160)},
-        ),
-        "computing": (
-            "device",
-            "color|storage",
-            {"tablet": (90, 480), "e-reader": (70, 280), "digital photo frame": (40, 180), "portable drive": (40, 210)},
-        ),
-        "accessories": (
-            "device",
-            "color|cable",
-            {"keyboard": (18, 150), "computer mouse": (10, 90), "desk lamp": (15, 95), "security camera": (30, 190)},
-        ),
-    },
-    "kitchen": {
-        "cookware": (
-            "kitchen",
-            "color|capacity",
-            {"saucepan": (18, 90), "frying pan": (15, 95), "casserole": (25, 130), "tea kettle": (18, 80)},
-        ),
-        "storage": (
-            "kitchen",
-            "color|capacity",
-            {"lunch box": (8, 40), "water bottle": (8, 45), "food container": (6, 35), "thermos flask": (14, 60)},
-        ),
-        "tools": (
-            "kitchen",
-            "color|extra",
-            {"chef knife": (15, 120), "cutting board": (9, 60), "vegetable slicer": (8, 45), "whisk": (5, 28)},
-        ),
-    },
-    "furniture": {
-        "living room": (
-            "home",
-            "finish|width",
-            {"bookcase": (50, 320), "coffee table": (45, 300), "tv stand": (55, 330), "side table": (25, 150)},
-        ),
-        "office": (
-            "home",
-            "finish|width",
-            {"writing desk": (70, 420), "filing cabinet": (60, 280), "standing desk": (120, 600), "shelf": (20, 120)},
-        ),
-        "textiles": (
-            "textile",
-            "color|width",
-            {"curtain": (14, 90), "rug": (25, 240), "bed cover": (25, 160), "table runner": (8, 45)},
-        ),
-    },
-    "outdoor": {
-        "camping": (
-            "camp",
-            "color|persons",
-            {"tent": (60, 420), "sleeping mat": (25, 140), "hammock": (25, 120), "beach shelter": (22, 95)},
-        ),
-        "water": (
-            "camp",
-            "color|clothing size",
-            {"life vest": (30, 150), "swim goggles": (8, 50), "wetsuit": (60, 300), "dry bag": (10, 70)},
-        ),
-        "cycling": (
-            "camp",
-            "color|clothing size",
-            {
-                "bicycle helmet": (25, 160),
-                "cycling gloves": (10, 60),
-                "cycling jersey": (25, 120),
-                "rain cape": (18, 90),
-            },
-        ),
-    },
-}
-"""Set of attributes, groups of options, and kinds with their price ranges, by department and section."""
+"""By department, one section per line: name, set of attributes, groups of options, and kinds with their price range in
+dollars."""
 BRANDS = tuple(
     first + second
     for first in ("Al", "Bren", "Cor", "Dal", "El", "Fjor", "Gal", "Hol", "Is", "Jor", "Kel", "Lum", "Mar", "Nor")
@@ -287,6 +194,30 @@ PADDING = (
     "A good present.",
     "Gift wrapping on request.",
 )
+
+
+class OptionGroup(NamedTuple):
+    """Options of which a buyer chooses one."""
+
+    label: str
+    step: int
+    """Extra price per step, in cents."""
+    values: tuple[str, ...]
+
+
+class Kind(NamedTuple):
+    """Kind of product."""
+
+    department: str
+    section: str
+    name: str
+    attributes: str
+    """Set of its attributes, a key of ATTRIBUTES."""
+    options: tuple[str, ...]
+    """Names of its groups of options."""
+    low: int
+    high: int
+    """Price range in dollars."""
 
 
 class Product(NamedTuple):
@@ -325,33 +256,48 @@ class Product(NamedTuple):
         return self.cents, self.cents + sum(max(extra for _, extra in values) for _, values in self.options)
 
 
+@functools.cache
+def option_groups() -> dict[str, OptionGroup]:
+    """Return the groups of options by name."""
+    rows = (line.split(": ") for line in OPTIONS.strip().splitlines())
+    return {name: OptionGroup(label, int(step), tuple(values.split(", "))) for name, label, step, values in rows}
+
+
+@functools.cache
+def kinds() -> dict[str, Kind]:
+    """Return the kinds of products by name."""
+    by_name: dict[str, Kind] = {}
+    rows = [(department, line) for department, lines in KINDS.items() for line in lines.strip().splitlines()]
+    for department, line in rows:
+        section, attributes, options, priced = line.split(": ")
+        for entry in priced.split(", "):
+            name, _, prices = entry.rpartition(" ")
+            low, high = map(int, prices.split("-"))
+            by_name[name] = Kind(department, section, name, attributes, tuple(options.split(", ")), low, high)
+    return by_name
+
+
 @functools.lru_cache(maxsize=4)  # a collector creates many instances of the same shop
 def catalog(seed: int, products: int) -> tuple[Product, ...]:
     """Return all products, with random kinds."""
     rng = random.Random(f"webshop products {seed}")
-    kinds = [
-        (department, section, kind, attributes, groups, *prices)
-        for department, sections in KINDS.items()
-        for section, (attributes, groups, named) in sections.items()
-        for kind, prices in named.items()
-    ]
-    codes = rng.sample(range(10**6), products)
+    codes, all_kinds = rng.sample(range(10**6), products), list(kinds().values())
     generated = []
     for number in range(products):
-        department, section, kind, attributes, groups, low, high = rng.choice(kinds)
-        attribute_names = rng.sample(ATTRIBUTES[attributes], rng.randint(3, 6))
+        kind = rng.choice(all_kinds)
+        attribute_names = rng.sample(ATTRIBUTES[kind.attributes], rng.randint(3, 6))
         generated.append(
             Product(
                 number=number,
                 code=f"P{codes[number]:06d}",
-                department=department,
-                section=section,
-                kind=kind,
+                department=kind.department,
+                section=kind.section,
+                kind=kind.name,
                 brand=rng.choice(BRANDS),
                 series=f"{rng.choice(SERIES)} {rng.randrange(10, 1000)}",
                 attributes=tuple(names[0] for names in attribute_names),
-                options=tuple(_group(rng, group) for group in groups.split("|")),
-                cents=rng.randrange(low * 10, high * 10) * 10 - 1,
+                options=tuple(_group(rng, name) for name in kind.options),
+                cents=rng.randrange(kind.low * 10, kind.high * 10) * 10 - 1,
                 synonyms=tuple(rng.choice(names) for names in attribute_names),
             )
         )
@@ -361,7 +307,7 @@ def catalog(seed: int, products: int) -> tuple[Product, ...]:
 def description(seed: int, product: Product) -> str:
     rng = random.Random(f"webshop description {seed} {product.number}")
     words = {"brand": product.brand, "series": product.series.split()[0], "kind": product.kind}
-    absent = [names for names in ATTRIBUTES[_ATTRIBUTE_SET[product.kind]] if names[0] not in product.attributes]
+    absent = [names for names in ATTRIBUTES[kinds()[product.kind].attributes] if names[0] not in product.attributes]
     claims = [rng.choice(CLAIMS).format(name=name) for name in rng.sample(product.synonyms, 2)]
     lures = [
         rng.choice(LURES).format(name=rng.choice(names), series=rng.choice(SERIES), number=rng.randrange(10, 1000))
@@ -381,12 +327,11 @@ def features(seed: int, product: Product) -> list[str]:
 
 def _group(rng: random.Random, name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
     """Return a group of options for one product: a random subset of the values, in their order."""
-    label, values, step = OPTIONS[name]
+    label, step, values = option_groups()[name]
     indices = sorted(rng.sample(range(len(values)), rng.randint(3, min(6, len(values)))))
     step = step * rng.randint(5, 15) // 100 * 10
     return label, tuple((values[index], (index - indices[0]) * step) for index in indices)
 
 
-_ATTRIBUTE_SET = {kind: row[0] for sections in KINDS.values() for row in sections.values() for kind in row[2]}
 NAMES = {names[0]: names for group in ATTRIBUTES.values() for names in group}
 """All synonyms of an attribute, by its canonical name."""
