@@ -64,6 +64,11 @@ class SpecError(EspalierError, ValueError):
         self.problems = tuple(problems)
         super().__init__(self.problems)
 
+    @classmethod
+    def at(cls, path: str, message: str, nearest: str | None = None) -> SpecError:
+        """Return the error of a single mistake."""
+        return cls([Problem(path, message, nearest)])
+
     def __str__(self) -> str:
         count = len(self.problems)
         head = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from components.environments.protocol import Messages, Step
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -33,9 +33,9 @@ class Mixture:
 
     def __init__(self, environments: dict[str, Any]):
         if not environments:
-            raise SpecError([Problem("environment.environments", "{}: expected at least one environment")])
+            raise SpecError.at("environment.environments", "{}: expected at least one environment")
         if wrong := [name for name in environments if not name.isidentifier()]:
-            raise SpecError([Problem("environment.environments", f"{wrong[0]!r}: expected names such as shop")])
+            raise SpecError.at("environment.environments", f"{wrong[0]!r}: expected names such as shop")
         self._environments: Mapping[str, Any] = environments
         self._current: Any = None
 

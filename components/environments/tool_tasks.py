@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 
 from components.environments.language_model import ServedModel
 from components.environments.protocol import Messages
-from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.specs import Spec
 from components.specs.wording import first_problem
 from components.trajectories.schema import Scenario
@@ -252,4 +252,4 @@ def _is_valid_step(step: Mapping[str, Any]) -> bool:
 
 
 def _invalid(message: str) -> SpecError:
-    return SpecError([Problem("environment.scenarios", message)])
+    return SpecError.at("environment.scenarios", message)

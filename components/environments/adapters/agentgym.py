@@ -45,7 +45,7 @@ from components.environments.adapters.agentgym_server import (
 )
 from components.environments.protocol import Messages, Step
 from components.environments.tools import ACT, InvalidAction, call
-from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, SpecError
 from components.specs.marks import FILES, SERVER
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -107,7 +107,7 @@ class AgentGym:
         patience: Annotated[float, Field(ge=0)] = 30.0,
     ):  # fmt: skip
         if kind not in KINDS:
-            raise SpecError([Problem("environment.kind", f"{kind!r}: expected one of {', '.join(KINDS)}")])
+            raise SpecError.at("environment.kind", f"{kind!r}: expected one of {', '.join(KINDS)}")
         self.kind = KINDS[kind]
         self.name = kind
         self.format = format
@@ -147,7 +147,7 @@ class AgentGym:
         heldout = numbers(self.name, "heldout", self._listings[1], after=next_item(train))
         if both := sorted(set(train) & set(heldout)):
             message = f"contains item {both[0]}, which is also in train ({len(both)} shared items)"
-            raise SpecError([Problem("environment.heldout", message)])
+            raise SpecError.at("environment.heldout", message)
         listing = self._listings[split == "heldout"]
         by_item = records(self.name, split, listing) if is_file(listing) else {}
         return [self._scenario(item, split, by_item.get(item)) for item in (train if split == "train" else heldout)]
@@ -195,19 +195,15 @@ class AgentGym:
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """Return the demonstration of this item in the configured format. Raises SpecError if there is none."""
         if self._demonstrations is None:
-            raise SpecError(
-                [Problem("environment.demonstrations", "null, but demonstrations are required; set an AgentTraj file")]
+            raise SpecError.at(
+                "environment.demonstrations", "null, but demonstrations are required; set an AgentTraj file"
             )
         record = records(self.name, "demonstrations", self._demonstrations).get(scenario.input["item"])
         if record is None or not record.messages:
-            raise SpecError(
-                [
-                    Problem(
-                        "environment.demonstrations",
-                        f"{self._demonstrations} has no demonstration of {scenario.id}; to train on the demonstrated "
-                        f"items, set environment.train={self._demonstrations}",
-                    )
-                ]
+            raise SpecError.at(
+                "environment.demonstrations",
+                f"{self._demonstrations} has no demonstration of {scenario.id}; to train on the demonstrated "
+                f"items, set environment.train={self._demonstrations}",
             )
         return [self._format(text, number) for number, text in enumerate(record.messages)]
 

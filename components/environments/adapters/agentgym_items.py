@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from components.environments.adapters.agentgym_kinds import KINDS
-from components.errors import Problem, ResourceError, SpecError
+from components.errors import ResourceError, SpecError
 
 Listing = int | str | list[int | str]
 """Number of items, an inclusive range such as 0-199, a file, or a list of numbers and ranges."""
@@ -168,4 +168,4 @@ def _check_count(key: str, count: int) -> int:
 
 
 def _invalid(key: str, message: str) -> SpecError:
-    return SpecError([Problem(f"environment.{key}", message)])
+    return SpecError.at(f"environment.{key}", message)

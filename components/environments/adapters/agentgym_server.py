@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from components.bounded_reply import InvalidReply, parse, request
 from components.environments.adapters.agentgym_kinds import AgentGymKind
-from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, SpecError
 from components.exceptions import PASSING
 from components.retry import Backoff
 
@@ -234,9 +234,7 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, httpx.
 
 def server_address(url: str, prefix: str) -> str:
     """Return the URL of a server without the prefix of its kind. Raises SpecError."""
-    invalid = SpecError(
-        [Problem("environment.url", f"{url!r:.200}: expected an address such as http://127.0.0.1:36001")]
-    )
+    invalid = SpecError.at("environment.url", f"{url!r:.200}: expected an address such as http://127.0.0.1:36001")
     try:
         parts = urlsplit(url.strip())
         port = parts.port
@@ -246,7 +244,7 @@ def server_address(url: str, prefix: str) -> str:
         raise invalid
     if parts.username is not None or parts.password is not None:
         message = "contains a user name or a password, which would be stored; add them in a proxy before the server"
-        raise SpecError([Problem("environment.url", message)])
+        raise SpecError.at("environment.url", message)
     return url.strip().rstrip("/").removesuffix(prefix or "/").rstrip("/")
 
 

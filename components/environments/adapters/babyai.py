@@ -134,7 +134,7 @@ class BabyAI(RestorableActions):
         """Return the actions of minigrid's bot. Raises SpecError for levels that it does not support."""
         if scenario.type in BOT_UNSUPPORTED:
             message = f"minigrid's bot does not support {scenario.type}; remove it, or set warmup=none"
-            raise SpecError([Problem("environment.levels", message)])
+            raise SpecError.at("environment.levels", message)
         bots = import_optional("minigrid.utils.baby_ai_bot", "babyai")
         world = self._world(scenario, new=True)
         with contextlib.redirect_stdout(io.StringIO()):

@@ -27,7 +27,7 @@ from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
 from components.environments.scenario_counts import Count
 from components.environments.tools import InvalidAction, acts, shorten
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.specs.base import nearest
 from components.specs.marks import CODE, REFERENCE
 from components.specs.registered import registered
@@ -114,7 +114,7 @@ class Gym(RestorableActions):
         goal = success if success is not None else preset.success if preset else self._threshold()
         if goal is None:
             message = f"null: {id} has no reward threshold; set a minimum return, 'terminated' or 'truncated'"
-            raise SpecError([Problem("environment.success", message)])
+            raise SpecError.at("environment.success", message)
         self.success: Goal = goal
         text = about if about is not None else preset.about if preset else f"You act in {id}."
         self.system = f"{text} {self._action_help()}"
@@ -177,7 +177,7 @@ class Gym(RestorableActions):
             table = getattr(other.unwrapped, "P", None)
             if not isinstance(table, Mapping) or not self.names:
                 message = f"{self.id} exposes no transition table, so it cannot be solved; set warmup=none"
-                raise SpecError([Problem("environment.id", message)])
+                raise SpecError.at("environment.id", message)
             best = _policy(table)
             state, _ = other.reset(seed=scenario.input["seed"])
             moves = []
@@ -214,7 +214,7 @@ class Gym(RestorableActions):
             if len(scenarios) == len(splits):
                 return scenarios
         message = f"returns {len(scenarios)} distinct scenarios; train and heldout need {len(splits)}"
-        raise SpecError([Problem("environment.vary", message)])
+        raise SpecError.at("environment.vary", message)
 
     def _make_environment(self, kwargs: dict[str, Any]) -> Any:
         if self.make is not None:
@@ -222,11 +222,11 @@ class Gym(RestorableActions):
         ids = sorted(self.gymnasium.registry)
         if self.id not in ids:
             message = f"gymnasium has no environment {self.id!r}; set `make` for your own environment"
-            raise SpecError([Problem("environment.id", message, nearest(self.id, ids))])
+            raise SpecError.at("environment.id", message, nearest(self.id, ids))
         try:
             return self.gymnasium.make(self.id, max_episode_steps=self.max_steps, disable_env_checker=True, **kwargs)
         except TypeError as error:
-            raise SpecError([Problem("environment.kwargs", f"{self.id} does not accept {kwargs}: {error}")]) from error
+            raise SpecError.at("environment.kwargs", f"{self.id} does not accept {kwargs}: {error}") from error
 
     def _names(self, actions: Sequence[str] | None) -> list[str]:
         """Return the names of the discrete actions; empty if actions are written as numbers."""
@@ -238,14 +238,14 @@ class Gym(RestorableActions):
                     f"names {len(names)} actions ({', '.join(names)}); {self.id} has {space.n}, "
                     "each needs a unique name"
                 )
-                raise SpecError([Problem("environment.actions", message)])
+                raise SpecError.at("environment.actions", message)
             return names
         if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
             message = f"the action space of {self.id} is {space}; expected Discrete, Box, MultiDiscrete or MultiBinary"
-            raise SpecError([Problem("environment.id", message)])
+            raise SpecError.at("environment.id", message)
         if actions:
             message = f"the action space of {self.id} is {space}: its actions are numbers without names; set null"
-            raise SpecError([Problem("environment.actions", message)])
+            raise SpecError.at("environment.actions", message)
         return []
 
     def _threshold(self) -> float | None:

@@ -29,7 +29,7 @@ from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
 from components.environments.tool_tasks import content_digest, read_tasks
 from components.environments.tools import call
-from components.errors import EnvironmentFailed, Problem, SpecError
+from components.errors import EnvironmentFailed, SpecError
 from components.specs.marks import ENV_VARIABLE, FILES, PROGRAM, SERVER
 from components.specs.registered import registered
 from components.specs.served import VARIABLE, check_address
@@ -90,20 +90,20 @@ class Mcp:
     ):
         import_optional("mcp", EXTRA)
         if (command is None) == (url is None):
-            raise SpecError([Problem("environment.command", "set command (a program) or url, exactly one of the two")])
+            raise SpecError.at("environment.command", "set command (a program) or url, exactly one of the two")
         if command is not None and not command:
-            raise SpecError([Problem("environment.command", "is empty; expected a program and its arguments")])
+            raise SpecError.at("environment.command", "is empty; expected a program and its arguments")
         if url is not None:
             try:
                 check_address(url, "http://127.0.0.1:8000/mcp", "environment.headers")
             except ValueError as error:
-                raise SpecError([Problem("environment.url", f"expected {error}")]) from None
+                raise SpecError.at("environment.url", f"expected {error}") from None
         if url is not None and variables:
-            raise SpecError([Problem("environment.variables", "apply to a program (command); for a url, set headers")])
+            raise SpecError.at("environment.variables", "apply to a program (command); for a url, set headers")
         if command is not None and headers:
-            raise SpecError([Problem("environment.headers", "apply to requests to url; for a program, set variables")])
+            raise SpecError.at("environment.headers", "apply to requests to url; for a program, set variables")
         if success is not None and judge is not None:
-            raise SpecError([Problem("environment.judge", "is set together with success; set only one of the two")])
+            raise SpecError.at("environment.judge", "is set together with success; set only one of the two")
         self.address = Address(tuple(command or ()), url or "", tuple(variables), dict(headers or {}), folder)
         self.system, self.success = system, success
         self.judge = Judge(**judge) if isinstance(judge, dict) else judge
@@ -167,7 +167,7 @@ class Mcp:
         steps = scenario.input.get("solution")
         if steps is None:
             message = f"has no solution of {scenario.id}; add `solution` to its tasks, or set warmup=none"
-            raise SpecError([Problem("environment.scenarios", message)])
+            raise SpecError.at("environment.scenarios", message)
         return [
             call(valid_name(step["tool"]), step["arguments"], number)
             if "tool" in step

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.environments.adapters.mcp_session import EXTRA
 from components.environments.optional_packages import import_optional
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.json_text import reject_constant
 from components.specs.base import nearest
 from components.specs.schemas import LimitExceeded, bounded, first_error, too_large, try_references
@@ -64,7 +64,7 @@ def _invalid(name: str, reason: str) -> SpecError:
         f"the tool {name!r:.200} of the server has an invalid input schema ({reason}); exclude it: list the other "
         "tools in environment.tools"
     )
-    return SpecError([Problem("environment.tools", message)])
+    return SpecError.at("environment.tools", message)
 
 
 def chosen(listed: Sequence[Any], offered: Sequence[str] | None) -> dict[str, Tool]:
@@ -75,16 +75,16 @@ def chosen(listed: Sequence[Any], offered: Sequence[str] | None) -> dict[str, To
     names = [tool.name for tool in listed]
     if unknown := [name for name in offered or () if name not in names]:
         message = f"the server has no tool {unknown[0]!r}; it has {', '.join(names) or 'none'}"
-        raise SpecError([Problem("environment.tools", message, nearest(unknown[0], names))])
+        raise SpecError.at("environment.tools", message, nearest(unknown[0], names))
     selected = [tool for tool in listed if offered is None or tool.name in offered]
     if not selected:
-        raise SpecError([Problem("environment.tools", "no tools: the server lists none")])
+        raise SpecError.at("environment.tools", "no tools: the server lists none")
     tools: dict[str, Tool] = {}
     for tool in selected:
         name = valid_name(tool.name)
         if name in tools:
             message = f"{tool.name!r} and {tools[name].name!r} have the same name for an agent; offer only one of them"
-            raise SpecError([Problem("environment.tools", message)])
+            raise SpecError.at("environment.tools", message)
         tools[name] = Tool(tool.name, tool.description or tool.title or "", tool.input_schema)
     return tools
 

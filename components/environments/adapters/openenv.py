@@ -37,7 +37,7 @@ from components.environments.adapters.openenv_messages import (
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count, scenario_numbers
-from components.errors import EnvironmentFailed, EnvironmentUnavailable, Problem, SpecError
+from components.errors import EnvironmentFailed, EnvironmentUnavailable, SpecError
 from components.exceptions import PASSING, passes
 from components.json_text import reject_constant
 from components.retry import Backoff
@@ -106,7 +106,7 @@ class OpenEnv:
         try:
             check_address(url, "http://127.0.0.1:8000")
         except ValueError as error:
-            raise SpecError([Problem("environment.url", f"expected {error}")]) from None
+            raise SpecError.at("environment.url", f"expected {error}") from None
         self.name, self.url, self.system = name, url.rstrip("/"), system
         self.reset_arguments, self.render, self.success = dict(reset or {}), render or render_fields, success
         self.seed, self.counts = seed, {"heldout": heldout, "train": train}

@@ -147,7 +147,7 @@ class ReasoningGym(RestorableState):
             reference = entry["metadata"][ANSWER_KEYS[scenario.type]]
         if reference is None or _score(dataset, entry, scenario.type, _text(reference)) != 1.0:
             message = f"{scenario.type} has no reference answers; remove it, or set warmup=none"
-            raise SpecError([Problem("environment.tasks", message)])
+            raise SpecError.at("environment.tasks", message)
         text = f"<answer>{_text(reference)}</answer>" if self.answer == "tags" else _text(reference)
         return [{"role": "assistant", "content": text}]
 
@@ -221,7 +221,7 @@ def _generate(settings: str, seed: int, train: int, total: int) -> dict[str, tup
                 break
         else:
             message = f"{task} has only {counts[task] - 1} distinct questions of this difficulty for {split}"
-            raise SpecError([Problem("environment.tasks", f"{message}; lower {split}, or add tasks or difficulties")])
+            raise SpecError.at("environment.tasks", f"{message}; lower {split}, or add tasks or difficulties")
         questions.add(entry["question"])
         name = f"{task}-{requested}-{seed}-{index}"
         scenario = Scenario(name, {"task": task, "question": entry["question"]}, split, task, difficulty)
@@ -253,7 +253,7 @@ def _dataset(task: str, requested: int, config: dict[str, Any], seed: int, size:
         message = (
             f"{task} does not accept {config}: {error}" if config else f"{task} at difficulty {requested}: {error}"
         )
-        raise SpecError([Problem(f"environment.config.{task}", message)]) from error
+        raise SpecError.at(f"environment.config.{task}", message) from error
 
 
 def _entry(dataset: Any, index: int) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _choose(tasks: Sequence[str], split: str, count: int, seed: int, simplificat
     available = sum(len(numbers) for numbers in remaining.values())
     if available < count:
         message = f"is {count}; the tasks have only {available} variations for this split"
-        raise SpecError([Problem(f"environment.{split}", message)])
+        raise SpecError.at(f"environment.{split}", message)
     scenarios: list[Scenario] = []
     while len(scenarios) < count:
         for task in [task for task in remaining if remaining[task]][: count - len(scenarios)]:

@@ -19,7 +19,7 @@ from components.environments.adapters.textarena_games import LISTED, MOVES, Text
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count, scenario_numbers
 from components.environments.tools import InvalidAction, TextEnvironment
-from components.errors import EnvironmentFailed, Problem, SpecError
+from components.errors import EnvironmentFailed, SpecError
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -75,7 +75,7 @@ class TextArena(TextEnvironment):
                 if game.players == 2 and game.family not in (*MOVES, *LISTED):
                     families = ", ".join(sorted([*MOVES, *LISTED]))
                     message = f"{opponent} does not support {name}, only {families}; set a function, or agent"
-                    raise SpecError([Problem("environment.opponent", message)])
+                    raise SpecError.at("environment.opponent", message)
         self.opponent, self.seed, self.max_steps = opponent, seed, max_steps
         self.counts = {"heldout": heldout, "train": train}
         self.game: Any = None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from components.environments.optional_packages import import_optional
-from components.errors import Problem, ResourceError, SpecError
+from components.errors import ResourceError, SpecError
 from components.specs.base import nearest
 
 EXTRA = "textarena"
@@ -200,7 +200,7 @@ def load_kind(name: str) -> TextArenaKind:
     names = sorted(game for game in registry if f"{game}-raw" in registry)
     if name not in names:
         message = f"TextArena has no game {name!r}; it has {len(names)} (docs/reference/environments/packages.md)"
-        raise SpecError([Problem("environment.games", message, nearest(name, names))])
+        raise SpecError.at("environment.games", message, nearest(name, names))
     spec = registry[name]
     module, _, _ = spec.entry_point.partition(":")
     module_spec = importlib.util.find_spec(module)
@@ -231,7 +231,7 @@ def load_kind(name: str) -> TextArenaKind:
 
 
 def _unsupported(name: str, reason: str) -> SpecError:
-    return SpecError([Problem("environment.games", f"{name} is not supported: {reason}")])
+    return SpecError.at("environment.games", f"{name} is not supported: {reason}")
 
 
 def _has_words() -> bool:

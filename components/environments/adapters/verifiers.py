@@ -28,7 +28,7 @@ from pydantic import Field
 
 from components.environments.protocol import Messages, Step
 from components.environments.scenario_counts import Count
-from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
+from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
 from components.specs.marks import CODE, ENV_VARIABLE, PROGRAM
 from components.specs.registered import registered
@@ -80,7 +80,7 @@ class Verifiers:
     ):
         settings = {"id": taskset} if isinstance(taskset, str) else dict(taskset)
         if not settings.get("id"):
-            raise SpecError([Problem("environment.taskset", "has no id; expected the id of a taskset")])
+            raise SpecError.at("environment.taskset", "has no id; expected the id of a taskset")
         self.name = str(settings["id"])
         self.success, self.timeout = success, timeout
         self.most = {"train": train, "heldout": heldout}
@@ -215,7 +215,7 @@ class VerifiersWorker:
         try:
             await self._ask({"action": "open", "play": True, **json.loads(config)}, timeout)
         except RequestFailed as error:
-            raise SpecError([Problem("environment.taskset", str(error)[:LONGEST_ERROR])]) from None
+            raise SpecError.at("environment.taskset", str(error)[:LONGEST_ERROR]) from None
         except TimeoutError:
             text = f"verifiers: reading tasks timed out after {timeout:g} s (environment.start_timeout)"
             raise EnvironmentFailed(text) from None
@@ -312,7 +312,7 @@ def read(config: str, launch: LaunchOptions) -> list[dict[str, Any]]:
                 "(python -m venv there && there/bin/pip install 'verifiers>=0.4,<0.5'), and set its interpreter: "
                 "environment.python=there/bin/python"
             ) from None
-        raise SpecError([Problem("environment.taskset", str(error)[:LONGEST_ERROR])]) from None
+        raise SpecError.at("environment.taskset", str(error)[:LONGEST_ERROR]) from None
 
 
 def folder_digests(folder: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.answer_text import last_number
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.specs.base import nearest
 
 PROMPT_ROLES = ("system", "user", "assistant")
@@ -181,4 +181,4 @@ def _demonstration(value: Any) -> str | list[dict[str, Any]]:
 
 
 def _invalid(key: str, message: str) -> SpecError:
-    return SpecError([Problem(f"environment.{key}", message)])
+    return SpecError.at(f"environment.{key}", message)

@@ -24,7 +24,7 @@ from components.environments.dataset.store import Sources, default_cache, stored
 from components.environments.protocol import Messages, Step
 from components.environments.tools import InvalidAction, ToolEnvironment, tool
 from components.environments.worlds.calculator import evaluate, format_number
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check
 from components.specs.marks import FILES, SERVER
@@ -191,13 +191,13 @@ class Dataset(ToolEnvironment):
         missing = [scenario for scenario in scenarios if "demonstration" not in scenario.input]
         if not self.has_demonstrations:
             message = "null: there are no demonstrations for the warmup; expected a column, or warmup=none"
-            raise SpecError([Problem("environment.demonstration", message)])
+            raise SpecError.at("environment.demonstration", message)
         if missing:
             message = (
                 f"{len(missing)} of {len(scenarios)} scenarios of the warmup have no demonstration, the first has the "
                 f"prompt {str(missing[0].input['prompt'])[:60]!r}; remove these rows, or set warmup=none"
             )
-            raise SpecError([Problem("environment.demonstration", message)])
+            raise SpecError.at("environment.demonstration", message)
 
     def _call(self, function: dict[str, Any]) -> str:
         if function["name"] in self.offered:
@@ -252,4 +252,4 @@ def _plain(text: str) -> str:
 
 
 def _invalid(key: str, message: str) -> SpecError:
-    return SpecError([Problem(f"environment.{key}", message)])
+    return SpecError.at(f"environment.{key}", message)

@@ -22,7 +22,7 @@ from components.environments.tau_bench.airline import AirlineTools
 from components.environments.tau_bench.database import Tables
 from components.environments.tau_bench.retail import RetailTools
 from components.environments.tau_bench.toolset import Toolset
-from components.errors import Problem, ResourceError, SpecError
+from components.errors import ResourceError, SpecError
 from components.json_text import STRICT
 from components.specs import Spec
 from components.specs.wording import first_problem
@@ -160,4 +160,4 @@ def _tasks(folder: str, name: str, text: str) -> tuple[PublishedTask, ...]:
 
 
 def _invalid(folder: str, message: str) -> SpecError:
-    return SpecError([Problem(KEY, f"{folder}: {message}")])
+    return SpecError.at(KEY, f"{folder}: {message}")

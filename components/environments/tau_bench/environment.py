@@ -22,7 +22,7 @@ from components.environments.tau_bench.scenarios import gold_database, requires,
 from components.environments.tau_bench.toolset import TRANSFER, Toolset
 from components.environments.tau_bench.user import GREETING, STOP, SimulatedUser, scripted_opening, scripted_reply
 from components.environments.tools import ToolEnvironment, call
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -60,7 +60,7 @@ class TauBench(RestorableState):
         user: Literal["scripted"] | SimulatedUser = "scripted",
     ):
         if domain not in DOMAINS:
-            raise SpecError([Problem("environment.domain", f"{domain!r}: expected one of {', '.join(DOMAINS)}")])
+            raise SpecError.at("environment.domain", f"{domain!r}: expected one of {', '.join(DOMAINS)}")
         self.user = SimulatedUser(**user) if isinstance(user, dict) else user
         self.domain = domain
         self.data = read_domain(data, domain)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from components.environments.tau_bench.data import DOMAINS, DomainData, PublishedTask
 from components.environments.tau_bench.database import EpisodeDatabase
 from components.environments.tools import InvalidAction, run_tool
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.trajectories.schema import Scenario
 
 HARDEST = 5
@@ -24,7 +24,7 @@ def scenarios(data: DomainData, domain: str, heldout: Sequence[str], train_share
     missing = [split for split in heldout if split not in data.tasks]
     if missing or not heldout:
         message = f"{list(heldout)}: {domain} has the published splits {', '.join(data.tasks)}"
-        raise SpecError([Problem("environment.heldout", message)])
+        raise SpecError.at("environment.heldout", message)
     drawn = [_scenario(domain, "train", *item, "train") for item in enumerate(data.tasks.get("train", ()))]
     share = 0.0 if drawn else train_share
     others = [(published, *item) for published in heldout for item in enumerate(data.tasks[published])]
